@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_spec.core.features import GivesFeatures, collects
-from edge_spec.core.model import Forward, Model, Restorable, Session
+from edge_spec.core.model import Model, Restorable, Session
 from edge_spec.core.runtime_protocols import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError
@@ -35,14 +35,8 @@ def check_session(model: Model, tolerance: float, trees: bool = True) -> Session
     out. Raises AssertionError that names the broken promise.
     """
     check = _SessionCheck(model, tolerance, trees=trees)
-    check.prefill_in_chunks()
-    check.commit_of_a_chain()
-    if check.tree is not None:
-        check.branches()
-    if model.capabilities.rollback:
-        check.rollback()
+    check.passes()
     check.most_rows_dropped()
-    check.restore()
     check.two_sessions()
     check.context_full()
     return SessionReport(check.max_difference, measure_batch_invariance(model, USUAL_WIDTHS))
@@ -90,51 +84,30 @@ def _path(tree: TokenTree, row: int) -> list[int]:
     return [int(tree.tokens[at]) for at in tree.path(row)]
 
 
-class _RowCheck:
-    """Compares each row of a pass with what the tokens of its path give by themselves."""
-
-    def __init__(self, model: Model, tolerance: float) -> None:
-        self.max_difference = 0.0
-        self._model = model
-        self._tolerance = tolerance
-
-    def alone(self, text: Sequence[int], path: Sequence[int]) -> np.ndarray:
-        """Return what the last token of `path` gives after `text`, in a session of its own."""
-        raise NotImplementedError
-
-    def rows(self, what: str, found: np.ndarray, tree: TokenTree, text: Sequence[int]) -> None:
-        for row in range(len(tree)):
-            self.same(f"row {row} of {what}", found[row], self.alone(text, _path(tree, row)))
-
-    def same(self, what: str, found: np.ndarray, expected: np.ndarray) -> None:
-        assert found.shape == expected.shape, f"{what} has the shape {found.shape}"
-        assert found.dtype == np.float32, f"{what} is {found.dtype}"
-        difference = float(np.abs(found - expected).max())
-        assert difference <= self._tolerance, f"{what} differs by {difference}"
-        self.max_difference = max(self.max_difference, difference)
-
-
-class _SessionCheck(_RowCheck):
-    """Each method holds one promise, on sessions of its own."""
+class _SessionCheck:
+    """Compares each row of a pass with what the tokens of its path give by themselves. Each public
+    method holds one promise, on sessions of its own."""
 
     def __init__(
         self, model: Model, tolerance: float, *, chains: bool = True, trees: bool = True
     ) -> None:
-        super().__init__(model, tolerance)
+        self.max_difference = 0.0
+        self._model = model
+        self._tolerance = tolerance
         vocab_size = model.config.vocab_size
-        self._prompt = np.random.default_rng(1).integers(0, vocab_size, 12).tolist()
+        self.prompt = np.random.default_rng(1).integers(0, vocab_size, 12).tolist()
         if model.config.encoder is not None:  # three tokens are its source, the others an answer
-            self._prompt[2:4] = [model.config.encoder.start_id] * 2
-        self._other_text = self._prompt[::-1][:5]
+            self.prompt[2:4] = [model.config.encoder.start_id] * 2
         tokens = np.random.default_rng(2).integers(0, vocab_size, 6).tolist()
         self._draft_tokens = tokens
         self._chain = TokenTree.chain(tokens[0], tokens[1:]) if chains else None
         takes_trees = trees and model.capabilities.trees
-        self.tree = _branching([*tokens, tokens[0]]) if takes_trees else None
+        self._tree = _branching([*tokens, tokens[0]]) if takes_trees else None
         self._alone: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
 
     def alone(self, text: Sequence[int], path: Sequence[int]) -> np.ndarray:
-        """Return logits [vocab] of plain steps."""
+        """Return what the last token of `path` gives after `text`: logits [vocab] of plain
+        steps."""
         if (tuple(text), tuple(path)) not in self._alone:
             session = self._opened(text)
             for end, token in enumerate(path, start=1):
@@ -144,46 +117,68 @@ class _SessionCheck(_RowCheck):
             session.close()
         return self._alone[tuple(text), tuple(path)]
 
+    def score(self, session: Session, tree: TokenTree) -> np.ndarray:
+        """Return what the rows of a pass give: [rows, ...]."""
+        found: np.ndarray = session.forward(tree).logits.copy()
+        return found
+
+    def same(self, what: str, found: np.ndarray, expected: np.ndarray) -> None:
+        assert found.shape == expected.shape, f"{what} has the shape {found.shape}"
+        assert found.dtype == np.float32, f"{what} is {found.dtype}"
+        difference = float(np.abs(found - expected).max())
+        assert difference <= self._tolerance, f"{what} differs by {difference}"
+        self.max_difference = max(self.max_difference, difference)
+
+    def passes(self) -> None:
+        """Check rows after a prefill, a commit, a rollback and a restore."""
+        self.prefill_in_chunks()
+        self.commit_of_a_chain()
+        if self._tree is not None:
+            self.branches()
+        if self._model.capabilities.rollback:
+            self.rollback()
+        self.restore()
+
     def prefill_in_chunks(self) -> None:
-        for size in (len(self._prompt), 1, 5):
-            session = self._opened(self._prompt, size)
-            self._holds(f"after a prefill in chunks of {size}", session, self._prompt)
+        for size in (len(self.prompt), 1, 5):
+            session = self._opened(self.prompt, size)
+            self._holds(f"after a prefill in chunks of {size}", session, self.prompt)
             session.close()
 
     def commit_of_a_chain(self) -> None:
-        session = self._opened(self._prompt)
+        session = self._opened(self.prompt)
         session.forward(TokenTree.chain(self._draft_tokens[0], self._draft_tokens[1:]))
         session.commit(range(3))
-        self._holds("after a partial commit", session, self._prompt + self._draft_tokens[:3])
+        self._holds("after a partial commit", session, self.prompt + self._draft_tokens[:3])
         session.close()
 
     def branches(self) -> None:
-        assert self.tree is not None
-        for length in (len(self._prompt), 0):
-            session, text = self._opened(self._prompt[:length]), self._prompt[:length]
-            found = session.forward(self.tree).logits.copy()
-            self.rows(f"a tree after {length} tokens", found, self.tree, text)
+        assert self._tree is not None
+        for length in (len(self.prompt), 0):
+            text = self.prompt[:length]
+            session = self._opened(text)
+            self._holds_rows(f"a tree after {length} tokens", session, self._tree, text)
             session.close()
-        session, last = self._opened(self._prompt), len(self.tree) - 1
-        session.forward(self.tree)
-        session.commit(self.tree.path(last))
-        self._holds("after a branch", session, self._prompt + _path(self.tree, last))
+        session, last = self._opened(self.prompt), len(self._tree) - 1
+        session.forward(self._tree)
+        session.commit(self._tree.path(last))
+        self._holds("after a branch", session, self.prompt + _path(self._tree, last))
         session.close()
 
     def rollback(self) -> None:
-        session = self._opened(self._prompt)
-        for length in (len(self._prompt) - 1, 5, 1, 0):
+        session = self._opened(self.prompt)
+        for length in (len(self.prompt) - 1, 5, 1, 0):
             session.rollback(length)
             assert session.length == length, "rollback sets the length"
-            session.prefill(self._prompt[length:])
-            self._holds(f"after a rollback to {length}", session, self._prompt)
+            session.prefill(self.prompt[length:])
+            self._holds(f"after a rollback to {length}", session, self.prompt)
         session.close()
 
     def most_rows_dropped(self) -> None:
         """Check the widest pass that drafts, twice: all of its rows but the first are dropped."""
         width = min(self._model.capabilities.verified_rows, self._model.config.context_length // 3)
-        wrong = (self._prompt * width)[: width - 1]
-        session, text = self._opened(self._prompt), list(self._prompt)
+        wrong = (self.prompt * width)[: width - 1]
+        session, text = self._opened(self.prompt), list(self.prompt)
         for token in self._draft_tokens[:2]:
             session.forward(TokenTree.chain(token, wrong))
             session.commit([0])
@@ -192,27 +187,28 @@ class _SessionCheck(_RowCheck):
         session.close()
 
     def restore(self) -> None:
-        session = self._opened(self._prompt[:6])
-        session.forward(TokenTree.chain(self._prompt[6], self._draft_tokens))
+        session = self._opened(self.prompt[:6])
+        session.forward(TokenTree.chain(self.prompt[6], self._draft_tokens))
         session.commit([0])
-        session.prefill(self._prompt[7:])
+        session.prefill(self.prompt[7:])
         session.forward(TokenTree.chain(*self._draft_tokens[:1]))  # not committed
         state = session.state() if isinstance(session, Restorable) else {}
         if not state:
             session.close()
             return
-        length, other = len(self._prompt), self._opened(self._other_text)
+        length, other_text = len(self.prompt), self.prompt[::-1][:5]
+        other = self._opened(other_text)
         assert isinstance(other, Restorable)
         self._refused(other, state, length)
-        self._holds("in a session that returned its state", session, self._prompt)
-        self._holds("in a session that refused a state", other, self._other_text)
+        self._holds("in a session that returned its state", session, self.prompt)
+        self._holds("in a session that refused a state", other, other_text)
         other.restore(state, length)
         assert other.length == length, "restore sets the length"
         session.close()  # a state is a copy
-        self._holds("in a restored session", other, self._prompt)
+        self._holds("in a restored session", other, self.prompt)
         if self._model.capabilities.rollback:
             other.rollback(6)
-            self._holds("after a restored session's rollback", other, self._prompt[:6])
+            self._holds("after a restored session's rollback", other, self.prompt[:6])
         other.close()
 
     def _refused(self, session: Restorable, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -231,15 +227,16 @@ class _SessionCheck(_RowCheck):
             raise AssertionError(f"restore raises ValueError for {what}")
 
     def two_sessions(self) -> None:
-        first, second = self._opened(self._prompt), self._opened(self._other_text)
-        for session, text in ((second, self._other_text), (first, self._prompt)):
+        texts = (self.prompt, self.prompt[::-1][:5])
+        sessions = [self._opened(text) for text in texts]
+        for session, text in zip(sessions[::-1], texts[::-1], strict=True):
             self._holds("beside another session", session, text)
-        first.close()
-        second.close()
+        for session in sessions:
+            session.close()
 
     def context_full(self) -> None:
         limit = self._model.config.context_length
-        tokens = (self._prompt * (limit // len(self._prompt) + 1))[:limit]
+        tokens = (self.prompt * (limit // len(self.prompt) + 1))[:limit]
         session = self._opened(tokens[:-1])
         session.forward(TokenTree.chain(tokens[-1]))
         for what, call in (
@@ -257,99 +254,81 @@ class _SessionCheck(_RowCheck):
     def _opened(self, text: Sequence[int], chunk: int | None = None) -> Session:
         session, chunk = self._model.open_session(), chunk or max(1, len(text))
         assert session.length == 0, "a new session is empty"
+        self._prepare(session)
         for start in range(0, len(text), chunk):
             session.prefill(text[start : start + chunk])
         assert session.length == len(text), "prefill commits its tokens"
         return session
 
+    def _prepare(self, session: Session) -> None:
+        """Set a new session up for what is compared."""
+
     def _holds(self, when: str, session: Session, text: Sequence[int]) -> None:
         """Check that a session scores as one that has read `text` and nothing else."""
         assert session.length == len(text), f"the length is that of the text {when}"
-        for kind, tree in (("chain", self._chain), ("tree", self.tree)):
+        for kind, tree in (("chain", self._chain), ("tree", self._tree)):
             if tree is not None:
-                found = session.forward(tree).logits.copy()
-                assert session.length == len(text), "forward commits nothing"
-                self.rows(f"a {kind} {when}", found, tree, text)
+                self._holds_rows(f"a {kind} {when}", session, tree, text)
+
+    def _holds_rows(
+        self, what: str, session: Session, tree: TokenTree, text: Sequence[int]
+    ) -> None:
+        found = self.score(session, tree)
+        assert session.length == len(text), "forward commits nothing"
+        for row in range(len(tree)):
+            self.same(f"row {row} of {what}", found[row], self.alone(text, _path(tree, row)))
 
 
-class _FeatureCheck(_RowCheck):
-    """Each method holds one promise, on sessions of its own."""
+class _FeatureCheck(_SessionCheck):
+    """Compares features, [layers, hidden_size] of each row, in the place of logits."""
 
     def __init__(self, model: Model, layers: Sequence[int], tolerance: float) -> None:
         super().__init__(model, tolerance)
         self.prompt = feature_prompt(model.config.vocab_size)
         self._layers = layers
         self._found: list[tuple[int, np.ndarray]] = []
-        tokens = self.prompt[-7:]
-        takes_trees = model.capabilities.trees
-        self._tree = _branching(tokens) if takes_trees else TokenTree.chain(tokens[0], tokens[1:])
 
     def alone(self, text: Sequence[int], path: Sequence[int]) -> np.ndarray:
-        """Return features [layers, hidden_size] of a prompt's last token."""
-        found: np.ndarray = self.prefilled([*text, *path])[-1]
-        return found
+        """Return features of a prompt's last token."""
+        if (tuple(text), tuple(path)) not in self._alone:
+            self._alone[tuple(text), tuple(path)] = self.prefilled([*text, *path])[-1]
+        return self._alone[tuple(text), tuple(path)]
 
-    def prefilled(self, text: Sequence[int], block: int | None = None) -> np.ndarray:
-        """Return features [tokens, layers, hidden_size] of a text that is read in blocks."""
-        session, block = self._opened(), block or len(text)
-        for start in range(0, len(text), block):
-            session.prefill(text[start : start + block])
-        session.close()
+    def prefilled(self, text: Sequence[int], chunk: int | None = None) -> np.ndarray:
+        """Return features [tokens, layers, hidden_size] of a text that is read in chunks."""
+        self._found = []
+        self._opened(text, chunk).close()
         at = 0
         for position, features in self._found:
-            assert position == at, "prefill gives the position of each block"
+            assert position == at, "prefill gives the position of each chunk"
             at += len(features)
         assert at == len(text), "prefill gives the features of all tokens"
         return np.concatenate([features for _, features in self._found])
 
-    def passes(self) -> None:
-        """Check rows after a prefill, a commit, a restore and a rollback."""
-        for length in (len(self.prompt), *([0] if self._model.capabilities.trees else [])):
-            session, text = self._opened(), self.prompt[:length]
-            if text:
-                session.prefill(text)
-            self._holds(f"after {length} tokens", session, text)
-            session.close()
-        session, text = self._opened(), self.prompt[:8]
-        session.prefill(text)
-        session.forward(self._tree)
-        session.commit(self._tree.path(len(self._tree) - 1)[:3])
-        text = text + _path(self._tree, len(self._tree) - 1)[:3]
-        self._holds("after a commit", session, text)
-        if isinstance(session, Restorable) and (state := session.state()):
-            session.rollback(3)
-            session.restore(state, len(text))
-            self._holds("after a restore", session, text)
-        session.rollback(5)
-        self._holds("after a rollback", session, text[:5])
-        session.close()
+    def score(self, session: Session, tree: TokenTree) -> np.ndarray:
+        out = session.forward(tree)
+        assert out.features is not None, "forward gives features"
+        features, hidden = out.features.copy(), out.hidden
+        if hidden is not None and self._layers[-1] == self._model.config.num_layers:
+            self.same("features of the last layer", features[:, -1], hidden.copy())
+        return features
 
     def off(self) -> None:
-        session = self._opened()
+        session = self._opened([])
         assert isinstance(session, GivesFeatures)
         assert collects(session), "a session says that it collects features"
         session.collect_features((), self._note)
         assert not collects(session), "a session says that it no longer collects any"
+        self._found = []
         session.prefill(self.prompt)
         assert not self._found, "prefill gives nothing once no features are collected"
         out = session.forward(TokenTree.chain(self.prompt[0]))
         assert out.features is None, "forward gives no features once none are collected"
         session.close()
 
-    def _holds(self, when: str, session: Session, text: Sequence[int]) -> None:
-        out: Forward = session.forward(self._tree)
-        assert out.features is not None, "forward gives features"
-        features, hidden = out.features.copy(), out.hidden
-        if hidden is not None and self._layers[-1] == self._model.config.num_layers:
-            self.same(f"final features {when}", features[:, -1], hidden.copy())
-        self.rows(f"features {when}", features, self._tree, text)
-
-    def _opened(self) -> Session:
-        session = self._model.open_session()
+    def _prepare(self, session: Session) -> None:
         assert isinstance(session, GivesFeatures), "a session gives features"
-        self._found = []
         session.collect_features(self._layers, self._note)
-        return session
 
     def _note(self, position: int, features: np.ndarray) -> None:
         self._found.append((position, features.copy()))
