@@ -1,5 +1,5 @@
 """`edge-spec bench`, `verify` and `doctor`: what drafting gains on this machine, whether it changes
-what a model writes, and whether a model will work here."""
+what a model writes, and whether a model works here."""
 
 from __future__ import annotations
 
@@ -216,10 +216,10 @@ def verify(
     loading: options.AskedOptions,
     json: options.Json = False,
 ) -> None:
-    """Hold speculation against plain decoding.
+    """Check that speculation does not change what the model writes.
 
     Exit status 1: a text differs that this mode promises to be equal; 3: too few draft tokens were
-    accepted or rejected to show anything. Texts that part at near ties, where the mode allows it,
+    accepted or rejected to show anything. Texts that differ at near ties, where the mode allows it,
     are counted and shown as such.
     """
     from edge_spec.diagnostics.lossless_check.prove import document
@@ -273,7 +273,7 @@ def print_proof(report: Document) -> None:
     print(f"\n{machine_line(report['machine'] | {'versions': report['versions']})}")
     if report["skipped_prompts"]:
         ids = printable(", ".join(report["skipped_prompts"]))
-        print(f"Left out, for the context has no room for them: {ids}.")
+        print(f"Too long for the context, left out: {ids}.")
 
 
 def _difference(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
@@ -432,4 +432,4 @@ def _summary(report: Report) -> str:
         return ": it works; whether it pays is not measured"
     if expected > 1:
         return f": it works, and speculation pays ({expected:.2f} times)"
-    return ": it works; speculation does not pay, and rounds stay plain"
+    return ": it works; speculation does not pay, so steps stay plain"

@@ -126,7 +126,7 @@ class DeviceCheckRequest:
 
 
 def check_opening(request: DeviceCheckRequest) -> Iterator[Finding]:
-    """Raises the real error of the library that cannot load it."""
+    """Time loading and the first steps. Raises the real error of a library that cannot load it."""
     began = time.perf_counter()
     with request.opened() as model:
         load_s = time.perf_counter() - began

@@ -86,7 +86,7 @@ class Task:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """Says what is decoded how often, and what was left out."""
+    """What is decoded how often, and what was left out."""
 
     tasks: Sequence[Task]
     skipped: Sequence[Prompt]  # the model has no room for them
@@ -113,7 +113,7 @@ class BenchPlan:
 
 @dataclass(frozen=True)
 class BenchMeasurement:
-    """Holds the answers of each side to each task, one a repetition: as many of every side."""
+    """The answers of each side to each task, one a repetition: as many of every side."""
 
     plan: BenchPlan
     runs: dict[str, list[list[Run]]]
@@ -131,7 +131,7 @@ class BenchMeasurement:
 
 @dataclass(frozen=True)
 class SampledMeasurement:
-    """Holds some of the prompts measured again, each answer drawn by itself. how: `sampling` in
+    """Some of the prompts measured again, each answer drawn by itself. how: `sampling` in
     words, its `source`, and the prompts `per_category`."""
 
     measured: BenchMeasurement
@@ -141,7 +141,7 @@ class SampledMeasurement:
 def make_plan(
     engine: Engine, prompts: Sequence[Prompt], max_tokens: int, repetitions: int
 ) -> BenchPlan:
-    """Raises ContextFullError where no prompt fits the model."""
+    """Tokenize the prompts. Raises ContextFullError where none fits the model."""
     room = engine.parts.model.config.context_length - engine.parts.min_rows + 1
     tasks, skipped = [], []
     for prompt in prompts:
@@ -326,8 +326,8 @@ def _open_llama_server(name: str, choice: PeerChoice, stack: ExitStack) -> Side:
         headers = {"Content-Type": "application/json"}
         with urllib.request.urlopen(
             urllib.request.Request(f"{url}/completion", body, headers)
-        ) as told:
-            found = json.load(told)
+        ) as response:
+            found = json.load(response)
         # predicted_ms begins with the first token of the answer.
         timings: Mapping[str, Any] = found["timings"]
         count = timings["predicted_n"] - 1

@@ -37,7 +37,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Paired:
-    """Holds what the same prompts took one way, and right beside it in time another: the base.
+    """What the same prompts took one way, and right beside it in time another: the base.
 
     values: float64 [4, prompts, repetitions]; tokens, seconds, tokens and seconds of the base.
     """
@@ -424,8 +424,8 @@ def _peers(peers: Mapping[str, Document]) -> Iterator[str | Table]:
             ],
         )
     for name, of in peers.items():
-        told = [f"{of['version']}, {of['weights']}"] if of["version"] else []
-        yield f"{name}: {'; '.join([*told, *of['settings'], *filter(None, [of['note']])])}"
+        read = [f"{of['version']}, {of['weights']}"] if of["version"] else []
+        yield f"{name}: {'; '.join([*read, *of['settings'], *filter(None, [of['note']])])}"
 
 
 def _interval(of: Mapping[str, Any], name: str) -> str:

@@ -177,8 +177,8 @@ def check_caches(cache: Path) -> Iterator[Finding]:
             try:
                 check(path)
             except (EdgeSpecError, OSError) as error:
-                told = error.shown if isinstance(error, EdgeSpecError) else str(error)
-                why = told.removeprefix(f"{path} ")
+                why = error.shown if isinstance(error, EdgeSpecError) else str(error)
+                why = why.removeprefix(f"{path} ")
                 problems.append(warning(directory, f"{path.name}: {why}", _REMEDY))
     yield from capped(problems)
     # What a kill left, also of an older version's conversions.

@@ -93,8 +93,8 @@ class Texts:
 
 @dataclass(frozen=True)
 class Determinism:
-    """Tells whether one request, run again and again, gives one text, and how rows depend on the
-    width of their pass. num_guesses: draft tokens that the runs verified."""
+    """Whether one request, run again and again, gives one text, and how rows depend on the width of
+    their pass. num_guesses: draft tokens that the runs verified."""
 
     runs: int
     num_guesses: int
@@ -196,7 +196,7 @@ class TextComparison:
         return (difference,)
 
     def _margin(self, before: Sequence[int], position: int, won: int, lost: int) -> float:
-        """Returns the margin in logits, which log probabilities differ by too. In the race of a
+        """Return the margin in logits, which log probabilities differ by too. In the race of a
         seeded choice (sampling.py) the largest log(probability) / temperature - log(E) wins."""
         scores = [self._log_probability(before, token) for token in (won, lost)]
         if self.params.seed is not None:
@@ -206,7 +206,7 @@ class TextComparison:
         return abs(scores[0] - scores[1])
 
     def _log_probability(self, before: Sequence[int], token: int) -> float:
-        """Scores the token as plain decoding does."""
+        """Score the token as plain decoding does."""
         forced = SamplingParams(logit_bias={token: _FORCED})
         with self.engine.without_drafting():
             result = self.engine.generate(before, max_tokens=1, sampling=forced, logprobs=0)
@@ -246,7 +246,7 @@ class Proof:
 
     @property
     def passed(self) -> bool | None:
-        """Returns None where nothing failed, but some part shows nothing: too few draft tokens were
+        """Return None where nothing failed, but some part shows nothing: too few draft tokens were
         accepted, or rejected. Near ties are no failure where they are allowed."""
         parts = (self.greedy, self.seeded, self.sampling, self.determinism)
         found = {part.passed for part in parts if part is not None}
@@ -400,8 +400,8 @@ def checks(report: Document) -> list[tuple[str, str, str]]:
     for key, name in _NAMES.items():
         if part := report[key]:
             mark = _mark(part["passed"], len(part.get("differing", ())))
-            told = _FIGURES.get(key, _describe_texts)(part, mark, report["lossless"])
-            found.append((name, mark, told))
+            describe = _FIGURES.get(key, _describe_texts)
+            found.append((name, mark, describe(part, mark, report["lossless"])))
     return found
 
 

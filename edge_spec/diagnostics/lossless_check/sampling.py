@@ -31,7 +31,7 @@ Cell = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Holds how well draws fit probabilities. divergence: n D, in nats."""
+    """How well draws fit probabilities. divergence: n D, in nats."""
 
     num_draws: int
     num_cells: int
@@ -110,7 +110,7 @@ class Sampling:
 
     noise_bound: how far rows of another width may move the distribution, in total variation.
     noise_factor: how far a text's probability, as a logarithm. told_apart: how likely texts are
-    whose three tokens are told, not just that one of them is of the last place.
+    whose three tokens are all known, not only that one of them competes for the last place.
     """
 
     num_tokens: int
