@@ -151,9 +151,10 @@ def _machine(report: Report) -> str:
 
 def _known(report: Report) -> str:
     total, sampled = report["total"], report["sampled"]
+    worst = interval(total, "worst_prompt_speedup")
     said = [
-        f"{total['differing_texts']} of {total['prompts']} texts differ from plain decoding's, and "
-        f"the worst prompt is at {interval(total, 'worst_prompt_speedup')}.",
+        f"{total['differing_texts']} of {total['prompts']} texts differ from plain decoding's"
+        f"{f', and the worst prompt is at {worst}' if worst else ''}.",
         f"{total['loop_share']:.0%} of the tokens lie in loops, which greedy texts of small models "
         "have and which are easy to draft.".replace("%", " %"),
     ]

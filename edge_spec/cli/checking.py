@@ -1,5 +1,5 @@
 """`edge-spec bench`, `verify` and `doctor`: what drafting gains on this machine, whether it changes
-what a model writes, and whether a model will work here."""
+what a model writes, and whether a model works here."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from edge_spec.cli.options import open_engine
 from edge_spec.cli.output import (
     ProgressBar,
     print_json,
+    print_page,
     print_table,
     printable,
 )
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from edge_spec.diagnostics.bench.measuring import (
         BenchMeasurement,
         BenchPlan,
-        OpenPeer,
+        Peer,
         PeerChoice,
         SampledMeasurement,
     )
@@ -121,7 +122,7 @@ def _bench_settings(engine: Engine, loading: options.AskedOptions) -> dict[str, 
 
 def _measure(
     engine: Engine, plan: BenchPlan, choice: PeerChoice | None, num_sampled: int
-) -> tuple[BenchMeasurement, list[OpenPeer], SampledMeasurement | None]:
+) -> tuple[BenchMeasurement, list[Peer], SampledMeasurement | None]:
     """num_sampled: prompts of each category that are then answered as conversations with the model
     are, where that does not take the likeliest tokens, too."""
     from contextlib import ExitStack
@@ -129,24 +130,22 @@ def _measure(
     from edge_spec.core.recommended_sampling import sampling_source, sampling_text
     from edge_spec.diagnostics.bench import measuring
 
-    names = (measuring.DRAFTING, measuring.PLAIN)
     with ProgressBar() as progress, ExitStack() as stack:
-        opened: list[OpenPeer] = []
+        opened: list[Peer] = []
         if choice is not None:
             stop_ids = engine.parts.text.eos_ids
             opened = stack.enter_context(measuring.open_peers(choice, plan, stop_ids, progress))
-        sides: list[measuring.Side] = [measuring.EngineSide(engine, name) for name in names]
-        sides += [side for each in opened for side in each.sides]
-        measured = measuring.measure(sides, plan, progress)
+        others = [side for each in opened for side in each.sides]
+        measured = measuring.measure([*measuring.own_sides(engine), *others], plan, progress)
     sampling = engine.chat_sampling()
     if not num_sampled or measured.partial or sampling.greedy:
         return measured, opened, None
-    sides = [measuring.EngineSide(engine, name, sampling) for name in names]
+    again_plan = plan.first_of_each_category(num_sampled)
     with ProgressBar() as progress:
-        again = measuring.measure(sides, plan.first_of_each_category(num_sampled), progress)
+        again = measuring.measure(measuring.own_sides(engine, sampling), again_plan, progress)
     source = sampling_source(engine.parts.text.sampling, {})
-    drawn = measuring.SampledMeasurement(again, num_sampled, sampling_text(sampling), source)
-    return measured, opened, drawn
+    how = {"sampling": sampling_text(sampling), "source": source, "per_category": num_sampled}
+    return measured, opened, measuring.SampledMeasurement(again, how)
 
 
 def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
@@ -186,16 +185,15 @@ def _require_forgetful(loading: options.AskedOptions, repeat: int) -> None:
 
 
 def _print_bench(report: Document, as_json: bool, out: Path | None) -> None:
-    from edge_spec.diagnostics.bench.report import markdown
+    from edge_spec.diagnostics.bench.report import page
 
     if as_json:
         print_json(report)
     elif out is None:
-        print(markdown(report), end="")
-    if out is None:
-        return
-    write_report(out, report, markdown(report))
-    print(f"Written to {out}", file=sys.stderr)
+        print_page(page(report))
+    if out is not None:
+        write_report(out, report, page(report))
+        print(f"Written to {out}", file=sys.stderr)
 
 
 _STATUS = {"pass": 0, "ties": 0, "fail": 1, "inconclusive": 3}
@@ -215,10 +213,10 @@ def verify(
     explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
-    """Hold speculation against plain decoding.
+    """Check that speculation does not change what the model writes.
 
     Exit status 1: a text differs that this mode promises to be equal; 3: too few draft tokens were
-    accepted or rejected to show anything. Texts that part at near ties, where the mode allows it,
+    accepted or rejected to show anything. Texts that differ at near ties, where the mode allows it,
     are counted and shown as such.
     """
     from edge_spec.diagnostics.lossless_check.prove import document
@@ -277,7 +275,7 @@ def print_proof(report: Document) -> None:
     print(f"\n{machine_line(report['machine'] | {'versions': report['versions']})}")
     if report["skipped_prompts"]:
         ids = printable(", ".join(report["skipped_prompts"]))
-        print(f"Left out, for the context has no room for them: {ids}.")
+        print(f"Too long for the context, left out: {ids}.")
 
 
 def _difference(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
@@ -399,11 +397,11 @@ def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -
 def _write(report: Report, model: str, asked: DoctorOptions) -> None:
     """Writes the report after each check, so that one that takes the machine down leaves what was
     found before."""
-    from edge_spec.diagnostics.doctor.report import markdown, public_document
+    from edge_spec.diagnostics.doctor.report import page, public_document
 
     if asked.out is not None:
         found = public_document(report, [each for each in (model, asked.draft) if each])
-        write_report(asked.out, found, markdown(found))
+        write_report(asked.out, found, page(found))
 
 
 def _print_findings(report: Report) -> None:
@@ -436,4 +434,4 @@ def _summary(report: Report) -> str:
         return ": it works; whether it pays is not measured"
     if expected > 1:
         return f": it works, and speculation pays ({expected:.2f} times)"
-    return ": it works; speculation does not pay, and rounds stay plain"
+    return ": it works; speculation does not pay, so steps stay plain"

@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from json import dumps
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_spec.diagnostics.report_files import Page
 
 _PIPE_COLUMNS = 10_000  # a line of a pipe is never folded
 _EVERY_S = 15.0  # outside of a terminal
@@ -41,6 +44,16 @@ def print_table(rows: Iterable[tuple[str, Sequence[str]]], headings: Sequence[st
         console.print(table)
     for line in captured.get().splitlines():
         print(line.rstrip())
+
+
+def print_page(page: Page) -> None:
+    """Print a report: its text folded between words, its tables in columns."""
+    for part in (page.title, *page.parts):
+        if isinstance(part, str):
+            print_table([("", (part,))])
+        else:
+            print_table((("", row) for row in part.rows), part.header)
+        print()
 
 
 def printable(text: str) -> str:

@@ -1,6 +1,6 @@
 """`edge-spec doctor --run`: a model on a device, held to the public tests of sessions, to the same
-runtime's CPU, to its own texts without drafting, and to itself for a while. Each check has a
-process of its own: a driver may crash or hang."""
+runtime's CPU, to its own texts without drafting, and to its own first answers for a while. Each
+check has a process of its own: a driver may crash or hang."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -28,11 +29,11 @@ from edge_spec.diagnostics.doctor.report import (
     fault,
     judged,
     note,
-    of_error,
     ok,
 )
 from edge_spec.diagnostics.lossless_check import Extent
-from edge_spec.diagnostics.lossless_check.prove import checks, document, prove
+from edge_spec.diagnostics.lossless_check.prove import checks, document, ids, prove
+from edge_spec.diagnostics.report_files import describe_error
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError
@@ -60,7 +61,7 @@ _EXTENT = Extent(count=4, max_tokens=32, draws=0, runs=2)
 # A check takes minutes at most; a process that then still runs hangs. A slow model may take as
 # long as _MOST_STEPS of its steps.
 _TIMEOUT_S, _MOST_STEPS = 600.0, 5000
-_OPENING = "opens"
+_OPENING, _TREES = "opens", "trees"
 _SOAKED_PROMPTS, _PROMPT_TOKENS, _MAX_TOKENS, _LEAST_ROUNDS = 3, 64, 16, 5
 _SEEDED = SamplingParams(temperature=0.8, seed=7)
 _LEAST_SAMPLES = 20
@@ -69,7 +70,7 @@ _MOST_ERRORS = 20  # after which it is not tried any longer
 
 
 def _silent(what: str, fraction: float) -> None:
-    """Ignores progress of work that nobody watches."""
+    """Ignore the progress of work that nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ class DeviceCheckRequest:
         return cls(chosen.source.model, asked, soak_s)
 
     def prepare(self, progress: Progress) -> None:
-        """Converts what no runtime reads as it is, while progress can be shown. The check that
-        opens it finds what keeps one from it."""
+        """Convert what no runtime reads as it is, while progress can be shown. The check that opens
+        the model finds why one cannot be converted."""
         options = self.options()
         places = [(self.model, options.runtime, options.runtime_options)]
         places += [
@@ -113,7 +114,7 @@ class DeviceCheckRequest:
 
     @contextmanager
     def opened(self, **changes: Any) -> Iterator[Model]:
-        """Opens the target alone. Raises an EdgeSpecError, and what libraries raise."""
+        """Open the target alone. Raises an EdgeSpecError, and what libraries raise."""
         options, source = self.options(**changes), Source(self.model, _silent)
         how = options.runtime_options
         prepared = prepare_model(source, options.runtime, _silent, how)
@@ -121,18 +122,18 @@ class DeviceCheckRequest:
             yield model
 
     def engine(self) -> Engine:
-        """Opens the target with its draft. Raises as `opened` does."""
+        """Open the target with its draft. Raises as `opened` does."""
         return load_engine(self.model, self.options(), _silent)
 
 
 def check_opening(request: DeviceCheckRequest) -> Iterator[Finding]:
-    """Raises the real error of the library that cannot load it."""
+    """Time loading and the first steps. Raises the real error of a library that cannot load it."""
     began = time.perf_counter()
     with request.opened() as model:
         load_s = time.perf_counter() - began
+        seconds = []
         with closing(model.open_session()) as session:
             session.prefill([0] * 4)
-            seconds = []
             for _ in range(1 + _STEPS):
                 began = time.perf_counter()
                 session.forward(TokenTree.chain(0)).logits.copy()
@@ -153,85 +154,79 @@ def check_opening(request: DeviceCheckRequest) -> Iterator[Finding]:
 
 
 def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Finding:
-    """Finds heavy operators that a provider has left to the CPU without a word. placement: as
+    """Find heavy operators that a provider has silently left to the CPU. placement: as
     `node_placement` has it. on_cpu: whether the CPU was asked for."""
-    left: Counter[str] = Counter()
-    for provider, nodes in placement.items():
-        if provider.lower().startswith("cpu") and not on_cpu:
-            heavy = {each: n for each, n in nodes.items() if any(h in each.lower() for h in _HEAVY)}
-            left.update(heavy)
+    left = {
+        operator: count
+        for provider, nodes in placement.items()
+        for operator, count in nodes.items()
+        if provider.lower().startswith("cpu") and any(h in operator.lower() for h in _HEAVY)
+    }
     counts = ", ".join(f"{name} {sum(nodes.values())}" for name, nodes in placement.items())
     found = f"nodes: {counts or 'none'}"
-    if left:
+    if left and not on_cpu:
         names = ", ".join(f"{count} {name}" for name, count in left.items())
         found = f"the CPU has {names}, with copies both ways in each pass; {found}"
-    return judged("operators", bool(placement) and not left, found, ELSEWHERE)
+    return judged("operators", bool(placement) and (on_cpu or not left), found, ELSEWHERE)
 
 
-def check_chains(request: DeviceCheckRequest) -> Iterator[Finding]:
+def check_rows(name: str, request: DeviceCheckRequest) -> Iterator[Finding]:
+    """Hold chains or trees to the public test of sessions, whatever other devices score, and then
+    to the scores of the same runtime's CPU."""
     with request.opened(context_length=CONTEXT_TOKENS) as model:
-
-        def hold(tolerance: float) -> float:
-            return check_session(model, tolerance, trees=False).max_difference
-
-        yield _held("chains", model, hold)
-        yield from _compared("chains", request, model, _CHAIN)
-
-
-def check_branches(request: DeviceCheckRequest) -> Iterator[Finding]:
-    with request.opened(context_length=CONTEXT_TOKENS) as model:
-        if not model.capabilities.trees:
-            yield note("trees", "it takes chains only")
+        if name == _TREES and not model.capabilities.trees:
+            yield note(name, "it takes chains only")
             return
-        yield _held("trees", model, partial(check_trees, model))
-        yield from _compared("trees", request, model, _BRANCHES)
+        yield _check_promises(name, model)
+        yield from _compare(name, request, model)
 
 
-def _held(check: str, model: Model, hold: Callable[[float], float]) -> Finding:
-    """Holds the model to what it promises of itself, whatever other devices score."""
+def _check_promises(name: str, model: Model) -> Finding:
     if model.config.context_length > _MOST_CONTEXT:
-        return note(check, f"a context of {model.config.context_length} tokens is not filled")
-    tolerance = TOLERANCE * float(_scores(model, 1, _CHAIN).std())
+        return note(name, f"a context of {model.config.context_length} tokens is not filled")
+    tolerance = TOLERANCE * float(_score(model, 1, _CHAIN).std())
     if not np.isfinite(tolerance):
-        return fault(check, "its scores are no numbers", ELSEWHERE)
+        return fault(name, "its scores are not numbers", ELSEWHERE)
     try:
-        largest = hold(tolerance)
+        if name == _TREES:
+            largest = check_trees(model, tolerance)
+        else:
+            largest = check_session(model, tolerance, trees=False).max_difference
     except AssertionError as error:
-        return fault(check, f"a promise of sessions is broken: {error}", ELSEWHERE)
-    found = f"promises are kept; a row scored in different ways differs by {largest:.4f} at most"
-    return ok(check, found, max_logit=largest, tolerance_logit=tolerance)
+        return fault(name, f"a promise of sessions is broken: {error}", ELSEWHERE)
+    found = f"sessions keep their promises; a row scored in two ways differs by {largest:.4f}"
+    return ok(name, found, max_logit=largest, tolerance_logit=tolerance)
 
 
-def _compared(
-    check: str, request: DeviceCheckRequest, model: Model, parents: Sequence[int]
-) -> Iterator[Finding]:
-    """Holds the scores to those of the same runtime's CPU, after a short and a longer text: a
-    device that is wrong throughout keeps every promise that is held against itself."""
+def _compare(name: str, request: DeviceCheckRequest, model: Model) -> Iterator[Finding]:
+    """Compare scores after a short and a longer text: a device that is wrong throughout keeps every
+    promise that is held against itself."""
+    parents = _BRANCHES if name == _TREES else _CHAIN
     room = model.config.context_length - len(parents)
-    found = {tokens: _scores(model, tokens, parents) for tokens in {min(t, room) for t in PROMPTS}}
-    wrong = sorted(tokens for tokens in found if not np.isfinite(found[tokens]).all())
+    found = {length: _score(model, length, parents) for length in {min(t, room) for t in PROMPTS}}
+    wrong = sorted(length for length in found if not np.isfinite(found[length]).all())
     if wrong:
-        yield fault(check, f"after {wrong[0]} tokens its scores are no numbers", ELSEWHERE)
+        yield fault(name, f"after {wrong[0]} tokens its scores are not numbers", ELSEWHERE)
         return
     if request.is_cpu:
         return
     with request.opened(device="cpu", context_length=CONTEXT_TOKENS) as other:
-        for tokens in sorted(found):
-            expected = _scores(other, tokens, parents)
+        for length in sorted(found):
+            expected = _score(other, length, parents)
             deviation = expected.std(axis=1).clip(min=1e-9)
-            far = float(((found[tokens] - expected).std(axis=1) / deviation).max())
+            far = float(((found[length] - expected).std(axis=1) / deviation).max())
             yield judged(
-                check,
+                name,
                 far <= TOLERANCE,
-                f"after {tokens} tokens, against {request.asked['runtime']} on the CPU: scores "
+                f"after {length} tokens, against {request.asked['runtime']} on the CPU: scores "
                 f"differ by {far:.3f} of their deviation (up to {TOLERANCE} is rounding)",
                 ELSEWHERE,
                 of_deviation=far,
             )
 
 
-def _scores(model: Model, prompt_tokens: int, parents: Sequence[int]) -> np.ndarray:
-    """[rows, vocab] float32, of random tokens: the same ones on every device."""
+def _score(model: Model, prompt_tokens: int, parents: Sequence[int]) -> np.ndarray:
+    """Score random tokens, the same ones on every device: [rows, vocab] float32."""
     rows = len(parents)
     drawn = np.random.RandomState(0).randint(0, model.config.vocab_size, prompt_tokens + rows)
     with closing(model.open_session()) as session:
@@ -242,7 +237,7 @@ def _scores(model: Model, prompt_tokens: int, parents: Sequence[int]) -> np.ndar
 
 
 def check_lossless(request: DeviceCheckRequest) -> Iterator[Finding]:
-    """Runs a short `edge-spec verify`."""
+    """Run a short `edge-spec verify`."""
     prompts = sorted(read_prompts(OWN_PROMPTS), key=lambda each: len(each.text))
     with request.engine() as engine:
         report = document(prove(engine, prompts, _EXTENT, _silent), "")
@@ -257,57 +252,51 @@ def check_lossless(request: DeviceCheckRequest) -> Iterator[Finding]:
 def check_soak(
     request: DeviceCheckRequest, resident: Callable[[], int | None] = resident_bytes
 ) -> Iterator[Finding]:
-    """Asks the same again and again until the time is over: answers repeat, memory stays."""
+    """Repeat the same requests until the time is over: answers stay the same, memory does not
+    grow."""
     first: dict[tuple[Any, ...], list[int]] = {}
-    differing, errors, samples, rounds = Counter[str](), list[str](), list[int](), 0
+    differing, errors, samples, requests = Counter[str](), list[str](), list[int](), 0
     with request.engine() as engine:
         may_differ = engine.parts.speculation_factory.lossless.promise is Promise.TIES
         room = min(_PROMPT_TOKENS, engine.parts.model.config.context_length - _MAX_TOKENS)
         texts = read_prompts(OWN_PROMPTS, per_category=1)[:_SOAKED_PROMPTS]
-        prompts = [engine.parts.text.prompt_of(each.text)[: max(1, room)] for each in texts]
-        asked = [
-            (kind, number, sampling)
-            for number in range(len(prompts))
-            for sampling in (GREEDY, _SEEDED)
-            for kind in ("plain", "drafting", "scores")
-        ]
-        end_s = time.monotonic() + request.soak_s
-        while rounds < _LEAST_ROUNDS or time.monotonic() < end_s:
-            for kind, number, sampling in asked:
+        prompts = [tuple(engine.parts.text.prompt_of(each.text)[: max(1, room)]) for each in texts]
+        asked = list(product(prompts, (GREEDY, _SEEDED), ("plain", "drafting", "scores")))
+        end_s, least = time.monotonic() + request.soak_s, _LEAST_ROUNDS * len(asked)
+        while (requests < least or time.monotonic() < end_s) and len(errors) < _MOST_ERRORS:
+            for prompt, sampling, kind in asked:
                 try:
-                    answer = _answer(engine, kind, prompts[number], sampling)
-                    key = kind, number, sampling.seed
+                    answer = _answer(engine, kind, prompt, sampling)
+                    key = prompt, sampling.seed, kind
                     differing[kind] += first.setdefault(key, answer) != answer
-                except Exception as error:  # ours, or of a library
-                    errors.append(of_error(error))
-                samples += [bytes for bytes in [resident()] if bytes is not None]
-            rounds += 1
-            if len(errors) >= _MOST_ERRORS:
-                break
-    told = f"{len(errors)} errors in {rounds * len(asked)} requests"
-    told += f"; the first: {errors[0]}" if errors else ""
-    yield judged("soak", not errors, told, ELSEWHERE, requests=rounds * len(asked))
+                except Exception as error:  # ours, or a library's
+                    errors.append(describe_error(error))
+                samples += [size for size in [resident()] if size is not None]
+            requests += len(asked)
+    found = f"{len(errors)} errors in {requests} requests"
+    found += f"; the first: {errors[0]}" if errors else ""
+    yield judged("soak", not errors, found, ELSEWHERE, requests=requests)
     counts = ", ".join(f"{count} of {kind}" for kind, count in differing.items() if count)
-    told = f"answers that differ from the first to the same request: {counts or 'none'}"
+    found = f"answers that differ from the first to the same request: {counts or 'none'}"
     wrong = differing.total() - may_differ * differing["drafting"]
-    yield judged("soak", not wrong and bool(first), told, ELSEWHERE)
+    yield judged("soak", not wrong and bool(first), found, ELSEWHERE)
     yield judge_growth(samples)
 
 
-def _answer(engine: Engine, kind: str, prompt: list[int], sampling: SamplingParams) -> list[int]:
-    """Answers in another conversation, whose cache is opened and closed, too; of scores, every bit
+def _answer(
+    engine: Engine, kind: str, prompt: Sequence[int], sampling: SamplingParams
+) -> list[int]:
+    """Answer in another conversation, which opens and closes a cache; of "scores", return every bit
     of those of a chain after the prompt."""
     if kind == "scores":
         with closing(engine.parts.model.open_session()) as session:
             session.prefill(prompt)
-            logits = session.forward(TokenTree.chain(prompt[0], prompt[-1:] * 3)).logits
+            logits = session.forward(TokenTree.chain(prompt[0], [prompt[-1]] * 3)).logits
             return list(hashlib.sha256(np.ascontiguousarray(logits).tobytes()).digest())
-    with ExitStack() as opened:
-        other = opened.enter_context(engine.fork())
-        if kind == "plain":
-            opened.enter_context(other.without_drafting())
-        result = other.generate(prompt, max_tokens=_MAX_TOKENS, sampling=sampling)
-    return [token.id for token in result.tokens]
+    with engine.fork() as other:
+        with other.without_drafting() if kind == "plain" else nullcontext():
+            result = other.generate(prompt, max_tokens=_MAX_TOKENS, sampling=sampling)
+        return ids(result)
 
 
 def judge_growth(samples: Sequence[int]) -> Finding:
@@ -327,26 +316,23 @@ def judge_growth(samples: Sequence[int]) -> Finding:
 
 CHECKS: dict[str, tuple[str, Callable[[DeviceCheckRequest], Iterator[Finding]]]] = {
     _OPENING: ("Opening the model", check_opening),
-    "chains": ("Scoring chains", check_chains),
-    "trees": ("Scoring trees", check_branches),
+    "chains": ("Scoring chains", partial(check_rows, "chains")),
+    _TREES: ("Scoring trees", partial(check_rows, _TREES)),
     "lossless": ("Drafting against plain texts", check_lossless),
     "soak": ("Soak", check_soak),
 }
 
 
 def run_check(name: str, request: str) -> list[dict[str, Any]]:
-    """Runs in another process, with arguments as a command line has them; returns findings as JSON.
-
-    What the check found before it failed stays.
-    """
+    """Run in another process, with arguments as a command line has them, and return findings as
+    JSON: also those of a check that then failed."""
     found: list[Finding] = []
     try:
-        # As it goes: those that were found before it raises are in the list.
         found.extend(CHECKS[name][1](DeviceCheckRequest(**json.loads(request))))
     except EdgeSpecError as error:
         found.append(fault(name, error.shown, error.remedy))
     except Exception as error:  # a library may fail in any way on a device that is new to it
-        found.append(fault(name, of_error(error), ELSEWHERE))
+        found.append(fault(name, describe_error(error), ELSEWHERE))
     return [asdict(each) for each in found]
 
 
@@ -356,8 +342,8 @@ def run_checks(
     on_findings: Callable[[Sequence[Finding]], None],
     isolate: Callable[..., Any] = isolated,
 ) -> None:
-    """Goes on past failures: a driver that crashes or hangs is a finding. on_findings: is given
-    what each check found before the next one may take the machine down. An interrupt passes."""
+    """Run all checks, also after failures: a driver that crashes or hangs is a finding.
+    on_findings: gets what each check found before the next one may take the machine down."""
     step_s = 0.0
     for name, (title, _) in CHECKS.items():
         progress(title, 0.0)

@@ -1,19 +1,39 @@
-"""Reports as files that may be handed on: as Markdown and as JSON."""
+"""Reports as pages of text and tables, and as the files that are handed on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import atomic_file
 
 
+class Table(NamedTuple):
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """Return the table as Markdown; what would end a cell is replaced."""
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        cells = ([cell.replace("|", "/") for cell in line] for line in lines)
+        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+class Page(NamedTuple):
+    title: str
+    parts: Sequence[str | Table]
+
+    def markdown(self) -> str:
+        parts = [each if isinstance(each, str) else each.markdown() for each in self.parts]
+        return "\n\n".join([f"# {self.title}", *parts]) + "\n"
+
+
 def require_writable(directory: Path) -> None:
-    """Makes the directory, if need be. Raises UsageError, now rather than when all is measured."""
+    """Make the directory, if need be. Raises UsageError, now rather than when all is measured."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=directory):
@@ -24,21 +44,19 @@ def require_writable(directory: Path) -> None:
         ) from None
 
 
-def write_report(directory: Path, document: Mapping[str, Any], markdown: str) -> None:
-    """Writes report.md and report.json, each as a whole or not at all. Raises OSError."""
-    with atomic_file(directory / "report.md") as file:
-        file.write_text(markdown, encoding="utf-8", errors="replace")
-    with atomic_file(directory / "report.json") as file:
-        text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
-        file.write_text(text, encoding="utf-8", errors="replace")
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table of Markdown; what would end a cell is replaced."""
-    lines = [header, ["---"] * len(header), *rows]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
+def write_report(directory: Path, document: Mapping[str, Any], page: Page) -> None:
+    """Write report.md and report.json, each as a whole or not at all. Raises OSError."""
+    made = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+    for name, text in (("report.md", page.markdown()), ("report.json", made)):
+        with atomic_file(directory / name) as file:
+            file.write_text(text, encoding="utf-8", errors="replace")
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}."
+
+
+def describe_error(error: Exception) -> str:
+    """Return one line of a library's own error, in which anything may be."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -31,7 +31,7 @@ def random_logits(vocab_size: int, order: int = 2, scale: float = 2.0) -> NextLo
 
 
 def smallest_config(architecture: str, vocab_size: int, context_length: int) -> ModelConfig:
-    """Describes a model that has no weights: all other sizes are 1."""
+    """Describe a model that has no weights: all other sizes are 1."""
     return ModelConfig(
         architecture=architecture,
         num_layers=1,

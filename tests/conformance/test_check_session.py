@@ -103,17 +103,17 @@ def test_a_right_session_passes_without_any_difference():
     ("broken", "promise"),
     [
         (KeepsAllAfterRollback, "rollback sets the length"),
-        (ForgetsTheWrongEnd, "a row after rollback"),
+        (ForgetsTheWrongEnd, "after a rollback to"),
         (TakesRowsForAChain, "of a tree"),
-        (CommitsTheFirstRows, "a row after a branch"),
+        (CommitsTheFirstRows, "after a branch"),
         (CommitsInForward, "forward commits nothing"),
         (DropsTheEndOfAPrefill, "prefill commits its tokens"),
         (KnowsNoEnd, "beyond the context raises ContextFullError"),
-        (SharesItsCache, "prefill in chunks of 1"),
+        (SharesItsCache, "a new session is empty"),
         (AddsToWhatItHolds, "restore sets the length"),
-        (TellsAnotherText, "of a restored session"),
+        (TellsAnotherText, "in a restored session"),
         (TakesAnyState, "restore raises ValueError for no array"),
-        (ForgetsWhereItRefuses, "of a session that refused a state"),
+        (ForgetsWhereItRefuses, "in a session that refused a state"),
     ],
 )
 def test_a_broken_session_fails_by_its_promise(broken, promise):

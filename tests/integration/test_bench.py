@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.diagnostics.bench.measuring import EngineSide
+from edge_spec.diagnostics.bench import measuring
 
 PROMPTS = [
     {"id": 1, "category": "a", "prompt": "one two one two one two"},
@@ -81,19 +81,19 @@ def test_a_directory_gets_all_files(bench: Any, tmp_path: Path) -> None:
 
 
 def test_an_interrupt_prints_what_there_is(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode, calls = EngineSide.decode, []
+    decode, calls = measuring.decode, []
 
-    def interrupted(self: EngineSide, prompt: Any, max_tokens: int) -> Any:
-        calls.append(prompt)
+    def interrupted(*asked: Any) -> Any:
+        calls.append(asked)
         if len(calls) == 5:  # two of the warm-up, two of the first prompt
             raise KeyboardInterrupt
-        return decode(self, prompt, max_tokens)
+        return decode(*asked)
 
-    monkeypatch.setattr(EngineSide, "decode", interrupted)
+    monkeypatch.setattr(measuring, "decode", interrupted)
     status, out, _ = bench()
     assert status == 130
     assert "Partial" in out
-    assert "| all | 1 |" in out
+    assert any(line.split()[:2] == ["all", "1"] for line in out.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_an_interrupt_prints_what_there_is(bench: Any, monkeypatch: pytest.Monke
 def test_a_mistake_is_noticed_before_anything_is_measured(
     bench: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
 ) -> None:
-    monkeypatch.delattr(EngineSide, "decode")
+    monkeypatch.delattr(measuring, "decode")
     status, out, errors = bench(*arguments)
     assert (status, out) == (2, "")
     assert told in errors

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from edge_spec.diagnostics.doctor.diagnose import examine
 from edge_spec.diagnostics.doctor.report import Finding, Severity
+from edge_spec.diagnostics.doctor.subject import examine
 from edge_spec.errors import DeviceError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, list_files

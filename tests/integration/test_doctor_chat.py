@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from edge_spec.diagnostics.doctor.diagnose import examine
 from edge_spec.diagnostics.doctor.report import Finding, Severity
+from edge_spec.diagnostics.doctor.subject import examine
 from edge_spec.models.bundle import Bundle
 from fixtures.manifests import rewrite
 from fixtures.silence import quiet

@@ -1,9 +1,9 @@
-"""Sides take turns: each prompt is decoded by all of them, one right after another.
+"""Decodes prompts with drafting and without it, in turns.
 
-Other programs of llama.cpp may be sides, too: llama-cpp-python in this process, and llama-server,
+Other programs of llama.cpp may take part, too: llama-cpp-python in this process, and llama-server,
 which is found on the PATH, in a process of its own. Both read the same GGUF file. Their counts and
-times are of decoding alone: from the first token of an answer, which is of the prompt's pass, to
-the last.
+times are of decoding alone: from the first token of an answer, which comes from the prompt's pass,
+to the last.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
+from edge_spec.diagnostics.report_files import describe_error
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import GREEDY
-from edge_spec.errors import ContextFullError, SessionError
+from edge_spec.errors import ContextFullError
 from edge_spec.text.prompt_files import Prompt
 
 DRAFTING, PLAIN = "drafting", "plain"  # our own sides
@@ -36,35 +38,44 @@ _WARM_UP_TOKENS = 8
 _DRAFT_TOKENS = 32
 
 
-class SideError(SessionError):
-    """A side that cannot go on; the others can."""
-
-
 @dataclass(frozen=True)
 class Run:
-    """One answer. num_tokens and seconds are of decoding alone: the prompt is no part of them."""
+    """One answer. Counts and times are of decoding alone, without the prompt."""
 
     tokens: tuple[int, ...]
-    num_tokens: int
-    seconds: float
     stats: Stats
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stats.predicted_n
+
+    @property
+    def seconds(self) -> float:
+        return self.stats.predicted_ms / 1e3
 
 
 @dataclass(frozen=True)
-class EngineSide:
-    """An engine with its drafters, or without them."""
+class Side:
+    """A way of decoding. answer: takes a prompt's tokens and how many to decode at most. version
+    and settings: of another library."""
 
-    engine: Engine
-    name: str  # DRAFTING or PLAIN
-    sampling: SamplingParams = GREEDY
+    name: str
+    answer: Callable[[Sequence[int], int], Run]
+    version: str = ""
+    settings: str = ""
 
-    def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
-        engine = self.engine
-        with engine.without_drafting() if self.name == PLAIN else nullcontext():
-            result = engine.generate(prompt, max_tokens=max_tokens, sampling=self.sampling)
-        stats = result.stats
-        tokens = tuple(token.id for token in result.tokens)
-        return Run(tokens, stats.predicted_n, stats.predicted_ms / 1e3, stats)
+
+def own_sides(engine: Engine, sampling: SamplingParams = GREEDY) -> list[Side]:
+    """Return an engine with its drafters, and without them."""
+    return [Side(name, partial(decode, engine, name, sampling)) for name in (DRAFTING, PLAIN)]
+
+
+def decode(
+    engine: Engine, name: str, sampling: SamplingParams, prompt: Sequence[int], max_tokens: int
+) -> Run:
+    with engine.without_drafting() if name == PLAIN else nullcontext():
+        result = engine.generate(prompt, max_tokens=max_tokens, sampling=sampling)
+    return Run(tuple(token.id for token in result.tokens), result.stats)
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ class Task:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """Says what is decoded how often, and what was left out."""
+    """What is decoded how often, and what was left out."""
 
     tasks: Sequence[Task]
     skipped: Sequence[Prompt]  # the model has no room for them
@@ -102,7 +113,7 @@ class BenchPlan:
 
 @dataclass(frozen=True)
 class BenchMeasurement:
-    """runs: of each side, of each pass over the tasks, in their order; as many for every side."""
+    """The answers of each side to each task, one a repetition: as many of every side."""
 
     plan: BenchPlan
     runs: dict[str, list[list[Run]]]
@@ -111,25 +122,26 @@ class BenchMeasurement:
 
     @property
     def tasks(self) -> Sequence[Task]:
-        passes = next(iter(self.runs.values()), [])
-        return self.plan.tasks[: len(passes[0])] if passes else ()
+        return self.plan.tasks[: len(next(iter(self.runs.values()), []))]
+
+    @property
+    def repetitions(self) -> int:
+        return len(next(iter(self.runs.values()))[0])
 
 
 @dataclass(frozen=True)
 class SampledMeasurement:
-    """Holds some of the prompts measured again, each answer drawn by itself. sampling, source: how,
-    in words, and who chose it."""
+    """Some of the prompts measured again, each answer drawn by itself. how: `sampling` in
+    words, its `source`, and the prompts `per_category`."""
 
     measured: BenchMeasurement
-    per_category: int
-    sampling: str
-    source: str
+    how: Mapping[str, Any]
 
 
 def make_plan(
     engine: Engine, prompts: Sequence[Prompt], max_tokens: int, repetitions: int
 ) -> BenchPlan:
-    """Raises ContextFullError where no prompt fits the model."""
+    """Tokenize the prompts. Raises ContextFullError where none fits the model."""
     room = engine.parts.model.config.context_length - engine.parts.min_rows + 1
     tasks, skipped = [], []
     for prompt in prompts:
@@ -148,48 +160,46 @@ def make_plan(
 
 
 def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> BenchMeasurement:
-    """Ends early, with what there is, at KeyboardInterrupt. A side that raises SideError is given
-    up. The first two sides take turns in going first.
+    """Decode each prompt on all sides, one right after another; the first two take turns in going
+    first. Ends early, with what there is, at KeyboardInterrupt. Another library's side that fails
+    is given up.
 
     Repetitions are passes over all prompts: a drafter that met the same prompt twice in a row
-    would take it for the same conversation and know the answer. For one prompt alone, what is
-    decoded before each pass stands between.
+    would take it for the same conversation and know the answer. For one prompt alone, the warm-up
+    before each pass is between them.
     """
-    passes: list[list[dict[str, Run]]] = []
+    passes: list[list[dict[str, Run]]] = []  # the runs of a turn, by side
     failures: dict[str, str] = {}
     partial = False
+
+    def take_turn(order: Sequence[Side], prompt: Sequence[int], max_tokens: int) -> dict[str, Run]:
+        runs = {}
+        for side in order:
+            if side.name not in failures:
+                try:
+                    runs[side.name] = side.answer(prompt, max_tokens)
+                except Exception as error:
+                    if side.name in (DRAFTING, PLAIN):
+                        raise
+                    failures[side.name] = describe_error(error)
+        return runs
+
     try:
         for repetition in range(plan.repetitions):
-            _decode_all(sides, plan.warm_up, _WARM_UP_TOKENS, failures)
+            take_turn(sides, plan.warm_up, _WARM_UP_TOKENS)
             passes.append([])
             for i, task in enumerate(plan.tasks):
                 progress("Measuring", (repetition + i / len(plan.tasks)) / plan.repetitions)
                 order = [*sides[:2][:: -1 if (repetition + i) % 2 else 1], *sides[2:]]
-                passes[-1].append(_decode_all(order, task.tokens, plan.max_tokens, failures))
+                passes[-1].append(take_turn(order, task.tokens, plan.max_tokens))
     except KeyboardInterrupt:
         partial = True
-    if passes and len(passes[-1]) < (len(plan.tasks) if len(passes) > 1 else 1):
+    if len(passes) > 1 and len(passes[-1]) < len(plan.tasks):
         del passes[-1]
-    runs = {
-        side.name: [[turn[side.name] for turn in of_pass] for of_pass in passes]
-        for side in sides
-        if side.name not in failures
-    }
+    names = [side.name for side in sides if side.name not in failures]
+    turns = list(zip(*passes, strict=True))  # of each task, its repetitions
+    runs = {name: [[each[name] for each in of_task] for of_task in turns] for name in names}
     return BenchMeasurement(plan, runs, failures, partial)
-
-
-def _decode_all(
-    sides: Sequence[Side], prompt: Sequence[int], max_tokens: int, failures: dict[str, str]
-) -> dict[str, Run]:
-    """Returns the runs by name, without the sides that fail, which are written down."""
-    runs = {}
-    for side in sides:
-        if side.name not in failures:
-            try:
-                runs[side.name] = side.decode(prompt, max_tokens)
-            except SideError as error:
-                failures[side.name] = error.shown
-    return runs
 
 
 _SERVER_START_S = 300.0
@@ -198,8 +208,8 @@ _END_S = 5.0  # that a server has to end by itself
 
 @dataclass(frozen=True)
 class PeerChoice:
-    """gguf: what peers read; weights: its name for the report. context_length, stop_ids: tokens
-    that the plan takes, and those that end an answer; `open_peers` sets them."""
+    """gguf: what other libraries read; weights: its name for the report. context_length, stop_ids:
+    tokens that the plan takes, and those that end an answer; `open_peers` sets them."""
 
     gguf: Path
     weights: str
@@ -208,64 +218,50 @@ class PeerChoice:
     stop_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class PeerSide:
-    name: str
-    version: str
-    settings: str
-    answer: Callable[[Sequence[int], int], Run]
-
-    def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
-        """Raises SideError for whatever the library raises."""
-        try:
-            return self.answer(prompt, max_tokens)
-        except Exception as error:
-            raise _side_error(error) from error
-
-
-Side = EngineSide | PeerSide  # a way of decoding
-
-
 @dataclass
-class OpenPeer:
-    """plain, looking_up: its sides, None where it cannot run: the note says why."""
+class Peer:
+    """sides: its plain way and the one that drafts; where one is missing, the note says why."""
 
     name: str
     weights: str
-    plain: PeerSide | None = None
-    looking_up: PeerSide | None = None
+    sides: list[Side] = field(default_factory=list)
     note: str | None = None
 
     @property
-    def sides(self) -> list[PeerSide]:
-        return [side for side in (self.plain, self.looking_up) if side is not None]
+    def plain(self) -> str:
+        return f"{self.name} {PLAIN}"
+
+    @property
+    def drafting(self) -> str:
+        return f"{self.name} {DRAFTING}"
 
 
 @contextmanager
 def open_peers(
     choice: PeerChoice, plan: BenchPlan, stop_ids: Sequence[int], progress: Progress
-) -> Iterator[list[OpenPeer]]:
-    """All of them, those that cannot be opened too; what was opened ends with the block."""
+) -> Iterator[list[Peer]]:
+    """Open all of them, and note which cannot be; what was opened is closed with the block."""
     choice = replace(choice, context_length=plan.context_length, stop_ids=tuple(stop_ids))
     with ExitStack() as stack:
-        opened = [OpenPeer(name, choice.weights) for name in _OPENERS]
-        for i, peer in enumerate(opened):
-            progress("Opening other libraries", i / len(opened))
+        peers = [Peer(name, choice.weights) for name in _OPENERS]
+        for i, peer in enumerate(peers):
+            progress("Opening other libraries", i / len(peers))
             try:
-                peer.plain = _OPENERS[peer.name](choice, False, stack)
-                peer.looking_up = _OPENERS[peer.name](choice, True, stack)
+                for name in (peer.plain, peer.drafting):
+                    peer.sides.append(_OPENERS[peer.name](name, choice, stack))
             except ImportError:
                 peer.note = f'not installed: pip install "{peer.name}"'
             except Exception as error:  # whatever a library raises, its user hears of it
-                peer.note = _side_error(error).shown
+                peer.note = describe_error(error)
         progress("Opening other libraries", 1.0)
-        yield opened
+        yield peers
 
 
-def _open_llama_cpp_python(choice: PeerChoice, lookup: bool, stack: ExitStack) -> PeerSide:
+def _open_llama_cpp_python(name: str, choice: PeerChoice, stack: ExitStack) -> Side:
     import llama_cpp
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+    lookup = name.endswith(DRAFTING)
     # Its README advises 2 draft tokens on a CPU.
     draft = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=2) if lookup else None
     model = llama_cpp.Llama(
@@ -286,17 +282,18 @@ def _open_llama_cpp_python(choice: PeerChoice, lookup: bool, stack: ExitStack) -
             found.append(token)
             if token in choice.stop_ids or len(found) >= max_tokens:
                 break
-        seconds, count = times[-1] - times[0], len(found) - 1
-        stats = Stats(predicted_n=count, predicted_ms=seconds * 1e3)
-        return Run(tuple(found), count, seconds, stats)
+        return Run(
+            tuple(found),
+            Stats(predicted_n=len(found) - 1, predicted_ms=1e3 * (times[-1] - times[0])),
+        )
 
     settings = "LlamaPromptLookupDecoding, 2 draft tokens, " if lookup else ""
-    name = f"llama-cpp-python {'lookup' if lookup else 'plain'}"
-    return PeerSide(name, llama_cpp.__version__, f"{settings}threads: {choice.threads}", answer)
+    return Side(name, answer, llama_cpp.__version__, f"{settings}threads: {choice.threads}")
 
 
-def _open_llama_server(choice: PeerChoice, lookup: bool, stack: ExitStack) -> PeerSide:
-    """Starts the server on a port of this machine, with one slot, and tells it tokens."""
+def _open_llama_server(name: str, choice: PeerChoice, stack: ExitStack) -> Side:
+    """Start the server on a port of this machine, with one slot; it is asked by tokens."""
+    lookup = name.endswith(DRAFTING)
     program = shutil.which("llama-server")
     if program is None:
         raise FileNotFoundError("llama-server is not on the PATH")
@@ -329,8 +326,8 @@ def _open_llama_server(choice: PeerChoice, lookup: bool, stack: ExitStack) -> Pe
         headers = {"Content-Type": "application/json"}
         with urllib.request.urlopen(
             urllib.request.Request(f"{url}/completion", body, headers)
-        ) as told:
-            found = json.load(told)
+        ) as response:
+            found = json.load(response)
         # predicted_ms begins with the first token of the answer.
         timings: Mapping[str, Any] = found["timings"]
         count = timings["predicted_n"] - 1
@@ -342,14 +339,13 @@ def _open_llama_server(choice: PeerChoice, lookup: bool, stack: ExitStack) -> Pe
             draft_n=timings.get("draft_n", 0),
             draft_n_accepted=accepted,
         )
-        return Run(tuple(found["tokens"]), count, stats.predicted_ms / 1e3, stats)
+        return Run(tuple(found["tokens"]), stats)
 
     settings = " ".join([*own, f"threads: {threads}"])
-    name = f"llama-server {'lookup' if lookup else 'plain'}"
-    return PeerSide(name, version[1].strip() if version else "unknown", settings, answer)
+    return Side(name, answer, version[1].strip() if version else "unknown", settings)
 
 
-_OPENERS: dict[str, Callable[[PeerChoice, bool, ExitStack], PeerSide]] = {
+_OPENERS: dict[str, Callable[[str, PeerChoice, ExitStack], Side]] = {
     "llama-cpp-python": _open_llama_cpp_python,
     "llama-server": _open_llama_server,
 }
@@ -370,8 +366,3 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
-
-
-def _side_error(error: Exception) -> SideError:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return SideError(text, remedy="Leave --peers out to measure without it.")

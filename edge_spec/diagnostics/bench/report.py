@@ -1,11 +1,11 @@
-"""Makes the figures that are reported of what was measured, says how sure they are, and writes them
-as one document and as Markdown."""
+"""What the answers of a bench come to: rates and ratios with their intervals, as one JSON document
+and as a page of text and tables."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +15,16 @@ from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
     PLAIN,
     BenchMeasurement,
-    OpenPeer,
+    Peer,
     Run,
     SampledMeasurement,
     Task,
 )
-from edge_spec.diagnostics.report_files import machine_line, markdown_table
+from edge_spec.diagnostics.report_files import Page, Table, machine_line
 from edge_spec.scheduler.machine import describe_machine
 
+LEAST_ANSWERS = 2  # of both sides: a single pair says nothing of how much ratios vary
+NOT_ENOUGH = "not enough to tell"
 _DRAWS = 2000
 _QUANTILES = (0.025, 0.975)
 
@@ -35,7 +37,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Paired:
-    """Holds what the same prompts took one way, and right beside it in time another: the base.
+    """What the same prompts took one way, and right beside it in time another: the base.
 
     values: float64 [4, prompts, repetitions]; tokens, seconds, tokens and seconds of the base.
     """
@@ -60,7 +62,7 @@ def joined(strata: Sequence[Paired]) -> Paired:
 
 
 def speedup(strata: Sequence[Paired], seed: int = 0) -> Interval:
-    """The rate of all prompts over the base's, with a 95 % confidence interval.
+    """Return the rate of all prompts over the base's, with a 95 % confidence interval.
 
     The interval is the percentile bootstrap's (Efron 1979): prompts are drawn again within each
     stratum, and for each drawn prompt its repetitions, a repetition and its neighbour together.
@@ -73,7 +75,7 @@ def speedup(strata: Sequence[Paired], seed: int = 0) -> Interval:
 
 
 def prompt_speedups(paired: Paired) -> list[Interval]:
-    """Returns for each prompt the median of its repetitions' ratios to their neighbours, and the
+    """Return for each prompt the median of its repetitions' ratios to their neighbours, and the
     least and the greatest of them. These two enclose the median of all repetitions that could have
     been made with a probability of 1 - 2 ** (1 - repetitions): 75 % for three, 97 % for six."""
     ratios = _ratio(paired.values)
@@ -100,139 +102,27 @@ def _ratio(totals: np.ndarray) -> np.ndarray:
     return ratio
 
 
-_TIMES = ("draft_ms", "verify_ms", "overhead_ms")
-
 MAX_PERIOD = 128  # tokens of a passage
 MIN_OCCURRENCES = 3
 
 
-class Figures:
-    def __init__(self, measured: BenchMeasurement) -> None:
-        self._measured = measured
-        self._by_category: dict[str, list[int]] = {}  # indices of tasks
-        for i, task in enumerate(measured.tasks):
-            self._by_category.setdefault(task.prompt.category, []).append(i)
+def in_loops(tokens: Sequence[int]) -> np.ndarray:
+    """Return which tokens are in loops, [tokens] bool.
 
-    def total(self, tasks: Sequence[Task] | None = None) -> dict[str, Any]:
-        """tasks: None: all."""
-        measured = self._measured.tasks
-        strata = self._strata(lambda i: tasks is None or measured[i] in tasks)
-        return self._summary(DRAFTING, PLAIN, strata)
-
-    def categories(self) -> dict[str, dict[str, Any]]:
-        return {
-            category: self._summary(DRAFTING, PLAIN, [indices])
-            for category, indices in self._by_category.items()
-        }
-
-    def prompts(self) -> list[dict[str, Any]]:
-        """Each one's speedup is the median of its repetitions' ratios."""
-        tasks = self._measured.tasks
-        paired = self._paired(DRAFTING, PLAIN, range(len(tasks)))
-        found = []
-        for i, (task, interval) in enumerate(zip(tasks, prompt_speedups(paired), strict=True)):
-            alone = self._paired(DRAFTING, PLAIN, [i])
-            drafted = self._runs([i], DRAFTING)
-            found.append(
-                {
-                    "id": task.prompt.id,
-                    "category": task.prompt.category,
-                    "predicted_n": drafted[0].num_tokens,
-                    "predicted_per_second": alone.rate,
-                    "plain_per_second": alone.base_rate,
-                    **_named("speedup", interval),
-                    **_acceptance([run.stats for run in drafted]),
-                    "loop_share": _loop_share(self._runs([i], PLAIN)),
-                    "equal_text": self._equal_text(i, DRAFTING, PLAIN),
-                }
-            )
-        return found
-
-    def peer(self, looking_up: str | None, plain: str | None) -> dict[str, Any]:
-        """Returns the figures of another library's side with speculation and its plain side, where
-        it has them: its own speedup, and our rate over each of its two."""
-        figures: dict[str, Any] = dict.fromkeys(_FIGURES)
-        # Without prompts where a library's time begins with its only token.
-        strata = self._strata(
-            lambda i: all(run.num_tokens for run in self._runs([i], looking_up, plain))
-        )
-        if plain is None or not strata:
-            return figures
-        if looking_up is not None:
-            summary = self._summary(looking_up, plain, strata)
-            figures |= {name: summary[name] for name in _FIGURES}
-        for name, side in (("plain", plain), ("predicted", looking_up)):
-            if side is not None:
-                paired = [self._paired(DRAFTING, side, indices) for indices in strata]
-                figures[f"{name}_per_second"] = joined(paired).base_rate
-                figures |= _named(f"ours_over_{name}", speedup(paired))
-        return figures
-
-    def _strata(self, keeps: Callable[[int], bool]) -> list[list[int]]:
-        """Returns the prompts that are kept, by category."""
-        strata = [[i for i in indices if keeps(i)] for indices in self._by_category.values()]
-        return [indices for indices in strata if indices]
-
-    def _summary(self, side: str, base: str, strata: Sequence[Sequence[int]]) -> dict[str, Any]:
-        pairs = [self._paired(side, base, indices) for indices in strata]
-        together = joined(pairs)
-        indices = [i for of_category in strata for i in of_category]
-        stats = [run.stats for run in self._runs(indices, side)]
-        worst, interval = min(
-            zip(indices, prompt_speedups(together), strict=True), key=lambda each: each[1].value
-        )
-        return {
-            "prompts": len(indices),
-            "predicted_per_second": together.rate,
-            "plain_per_second": together.base_rate,
-            **_named("speedup", speedup(pairs)),
-            **_acceptance(stats),
-            **_named("worst_prompt_speedup", interval),
-            "worst_prompt": self._measured.tasks[worst].prompt.id,
-            **_rounds(stats),
-            "loop_share": _loop_share(self._runs(indices, base)),
-            **self._without_loops(side, base, strata),
-            "differing_texts": sum(not self._equal_text(i, side, base) for i in indices),
-        }
-
-    def _without_loops(
-        self, side: str, base: str, strata: Sequence[Sequence[int]]
-    ) -> dict[str, Any]:
-        """Returns the speedup over the prompts none of whose answers has a token in a loop."""
-        kept = [
-            [i for i in indices if not _loop_share(self._runs([i], side, base))]
-            for indices in strata
-        ]
-        pairs = [self._paired(side, base, indices) for indices in kept if indices]
-        interval = _named("loop_free_speedup", speedup(pairs)) if pairs else _NO_LOOP_FREE
-        return {"loop_free_prompts": sum(map(len, kept)), **interval}
-
-    def _equal_text(self, index: int, *sides: str) -> bool:
-        return len({run.tokens for run in self._runs([index], *sides)}) == 1
-
-    def _runs(self, indices: Sequence[int], *sides: str | None) -> list[Run]:
-        runs = self._measured.runs
-        return [of_pass[i] for side in sides if side for i in indices for of_pass in runs[side]]
-
-    def _paired(self, side: str, base: str, indices: Sequence[int]) -> Paired:
-        arrays = []
-        for name in (side, base):
-            passes = self._measured.runs[name]
-            runs = [[of_pass[i] for of_pass in passes] for i in indices]
-            arrays.append(np.array([[float(run.num_tokens) for run in row] for row in runs]))
-            arrays.append(np.array([[run.seconds for run in row] for row in runs]))
-        return Paired(np.stack(arrays))
-
-
-_FIGURES = (
-    *("predicted_per_second", "plain_per_second", "speedup", "speedup_low", "speedup_high"),
-    *("mean_accepted_length", "acceptance_rate"),
-    *("worst_prompt_speedup", "worst_prompt_speedup_low", "worst_prompt_speedup_high"),
-    "worst_prompt",
-)
-
-
-_NO_LOOP_FREE = dict.fromkeys(f"loop_free_speedup{end}" for end in ("", "_low", "_high"))
+    A loop is a stretch of the text in which each token equals the one `period` tokens before it,
+    for a period of at most MAX_PERIOD tokens, and which is at least MIN_OCCURRENCES periods long.
+    The first occurrence of the passage is not part of it: nothing predicted it. Takes time
+    proportional to the text's length times MAX_PERIOD.
+    """
+    text = np.asarray(tokens, np.int64)
+    in_loop: np.ndarray = np.zeros(len(text), np.bool_)
+    for period in range(1, min(MAX_PERIOD, len(text) // MIN_OCCURRENCES) + 1):
+        repeats = (text[period:] == text[:-period]).astype(np.int8)
+        edges = np.flatnonzero(np.diff(repeats, prepend=0, append=0))
+        for start, end in edges.reshape(-1, 2):
+            if end - start >= (MIN_OCCURRENCES - 1) * period:
+                in_loop[period + start : period + end] = True
+    return in_loop
 
 
 def _loop_share(runs: Sequence[Run]) -> float:
@@ -240,12 +130,118 @@ def _loop_share(runs: Sequence[Run]) -> float:
     return int(sum(in_loops(run.tokens).sum() for run in runs)) / num_tokens if num_tokens else 0.0
 
 
-def _named(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+Document = dict[str, Any]
+_TIMES = ("draft_ms", "verify_ms", "overhead_ms")
+_SPEEDUP = ("speedup", "speedup_low", "speedup_high")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Compares one side with another, its base, on tasks that are given by their indices, by
+    category."""
+
+    measured: BenchMeasurement
+    strata: Sequence[Sequence[int]]
+    side: str = DRAFTING
+    base: str = PLAIN
+
+    @property
+    def indices(self) -> list[int]:
+        return [index for indices in self.strata for index in indices]
+
+    def runs(self, *sides: str) -> list[Run]:
+        return [run for side in sides for i in self.indices for run in self.measured.runs[side][i]]
+
+    def rates(self) -> Document:
+        """Return both rates and their ratio: None where it would be of fewer than LEAST_ANSWERS of
+        each side, of a single prompt the median of its repetitions. Prompts that a side answered
+        with nothing timed are left out: other libraries count from the first token on."""
+        timed = self.keep(lambda alone: all(run.num_tokens for run in alone.both()))
+        pairs = [self._paired(indices) for indices in timed.strata]
+        if not pairs:
+            return {"predicted_per_second": None, "plain_per_second": None, **_named(None)}
+        together, interval = joined(pairs), None
+        _, num_prompts, repetitions = together.values.shape
+        if num_prompts * repetitions >= LEAST_ANSWERS:
+            is_alone = num_prompts == 1
+            interval = prompt_speedups(together)[0] if is_alone else speedup(pairs)
+        rates = {"predicted_per_second": together.rate, "plain_per_second": together.base_rate}
+        return {**rates, **_named(interval)}
+
+    def both(self) -> list[Run]:
+        return self.runs(self.side, self.base)
+
+    def keep(self, keeps: Callable[[Figures], bool]) -> Figures:
+        strata = [[i for i in indices if keeps(self.alone(i))] for indices in self.strata]
+        return replace(self, strata=list(filter(None, strata)))
+
+    def _paired(self, indices: Sequence[int]) -> Paired:
+        sides = [self.measured.runs[side] for side in (self.side, self.base)]
+        tokens, base_tokens = ([[run.num_tokens for run in of[i]] for i in indices] for of in sides)
+        seconds, base_seconds = ([[run.seconds for run in of[i]] for i in indices] for of in sides)
+        return Paired(np.array([tokens, seconds, base_tokens, base_seconds], np.float64))
+
+    def alone(self, index: int) -> Figures:
+        return replace(self, strata=[[index]])
+
+    @property
+    def task(self) -> Task:
+        """Return the task of figures that are of a single one."""
+        return self.measured.tasks[self.strata[0][0]]
+
+    @property
+    def differs(self) -> bool:
+        """Return True if a single task's texts are not all the same."""
+        return len({run.tokens for run in self.both()}) > 1
+
+    def summary(self) -> Document:
+        stats = [run.stats for run in self.runs(self.side)]
+        rounds = sum(each.rounds for each in stats)
+        reasons = sum((each.plain_reasons for each in stats), Counter[str]())
+        times = {name: sum(getattr(each, name) for each in stats) for name in _TIMES}
+        loop_free = self.keep(lambda alone: not _loop_share(alone.both()))
+        prompts = [self.alone(i).prompt() for i in self.indices]
+        measured = [each for each in prompts if each["speedup"] is not None]
+        worst = min(measured, key=lambda each: each["speedup"], default={})
+        return {
+            "prompts": len(self.indices),
+            **self.rates(),
+            **_acceptance(stats),
+            **_ratio_of(worst, "worst_prompt_speedup"),
+            "worst_prompt": worst.get("id"),
+            "plain_rounds": {reason: n / rounds for reason, n in reasons.items()} if rounds else {},
+            **{f"{name}_a_round": ms / rounds if rounds else None for name, ms in times.items()},
+            "loop_share": _loop_share(self.runs(self.base)),
+            "loop_free_prompts": len(loop_free.indices),
+            **_ratio_of(loop_free.rates(), "loop_free_speedup"),
+            "differing_texts": sum(not each["equal_text"] for each in prompts),
+        }
+
+    def prompt(self) -> Document:
+        """Return the figures of a single task."""
+        prompt, runs = self.task.prompt, self.runs(self.side)
+        return {
+            "id": prompt.id,
+            "category": prompt.category,
+            "predicted_n": runs[0].num_tokens,
+            **self.rates(),
+            **_acceptance([run.stats for run in runs]),
+            "loop_share": _loop_share(self.runs(self.base)),
+            "equal_text": not self.differs,
+        }
+
+
+def _named(interval: Interval | None) -> Document:
+    return dict(zip(_SPEEDUP, interval or (None, None, None), strict=True))
+
+
+def _ratio_of(figures: Document, name: str) -> Document:
+    """Return a ratio under another name; None where there is none."""
+    return {key.replace("speedup", name): figures.get(key) for key in _SPEEDUP}
 
 
 def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
-    """Returns figures of acceptance; None where the side does not state them."""
+    """Return figures of acceptance; None where the side does not have them."""
     rounds, drafted = sum(s.rounds for s in stats), sum(s.draft_n for s in stats)
     return {
         "mean_accepted_length": sum(s.predicted_n for s in stats) / rounds if rounds else None,
@@ -253,262 +249,188 @@ def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
     }
 
 
-def _rounds(stats: Sequence[Stats]) -> dict[str, Any]:
-    """Shares of plain rounds by reason, and where the time of a round goes."""
-    rounds = sum(s.rounds for s in stats)
-    reasons = sum((s.plain_reasons for s in stats), Counter[str]())
-    return {
-        "plain_rounds": {reason: n / rounds for reason, n in reasons.items()} if rounds else {},
-        **{
-            f"{name}_a_round": sum(getattr(s, name) for s in stats) / rounds if rounds else None
-            for name in _TIMES
-        },
-    }
-
-
-def in_loops(tokens: Sequence[int]) -> np.ndarray:
-    """[tokens] bool: which of them lie in loops.
-
-    A loop is a stretch of the text in which each token equals the one `period` tokens before it,
-    for a period of at most MAX_PERIOD tokens, and which is at least MIN_OCCURRENCES periods long.
-    The first occurrence of the passage is no part of it: nothing foretold it. Takes time
-    proportional to the text's length times MAX_PERIOD.
-    """
-    text = np.asarray(tokens, np.int64)
-    in_loop: np.ndarray = np.zeros(len(text), np.bool_)
-    for period in range(1, min(MAX_PERIOD, len(text) // MIN_OCCURRENCES) + 1):
-        repeats = text[period:] == text[:-period]
-        for start, end in _runs(repeats):
-            if end - start >= (MIN_OCCURRENCES - 1) * period:
-                in_loop[period + start : period + end] = True
-    return in_loop
-
-
-def _runs(values: np.ndarray) -> np.ndarray:
-    """[runs, 2]: where true values begin that stand next to each other, and where they end."""
-    edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0))
-    return edges.reshape(-1, 2)
-
-
-Document = dict[str, Any]
-
-
 def document(
     measured: BenchMeasurement,
     settings: Mapping[str, Any],
-    peers: Sequence[OpenPeer],
+    peers: Sequence[Peer],
     sampled: SampledMeasurement | None = None,
 ) -> Document:
-    """Makes the document of a measurement with at least one run; docs/cli.md lists the fields."""
-    figures = Figures(measured)
+    """Make the document of a measurement with at least one answer; docs/cli.md lists the fields."""
+    categories = _by_category(measured)
+    figures = Figures(measured, list(categories.values()))
     return {
         "machine": describe_machine(),
         "settings": {
             **settings,
-            "repetitions": len(next(iter(measured.runs.values()))),
+            "repetitions": measured.repetitions,
             "partial": measured.partial or (sampled is not None and sampled.measured.partial),
             "skipped_prompts": [prompt.id for prompt in measured.plan.skipped],
         },
-        "total": figures.total(),
-        "categories": figures.categories(),
-        "prompts": figures.prompts(),
+        "total": figures.summary(),
+        "categories": {
+            name: Figures(measured, [indices]).summary() for name, indices in categories.items()
+        },
+        "prompts": [figures.alone(i).prompt() for i in range(len(measured.tasks))],
         "sampled": None if sampled is None else _sampled(sampled, figures),
-        "peers": {each.name: _peer(each, figures, measured) for each in peers},
+        "peers": {each.name: _peer(each, figures) for each in peers},
     }
 
 
-def _sampled(sampled: SampledMeasurement, figures: Figures) -> Document | None:
-    """Returns None where an interrupt came before any prompt was answered."""
-    tasks = sampled.measured.tasks
-    if not tasks:
+def _by_category(measured: BenchMeasurement) -> dict[str, list[int]]:
+    """Return indices of tasks."""
+    found: dict[str, list[int]] = {}
+    for i, task in enumerate(measured.tasks):
+        found.setdefault(task.prompt.category, []).append(i)
+    return found
+
+
+def _sampled(sampled: SampledMeasurement, greedy: Figures) -> Document | None:
+    """Return None where an interrupt came before any prompt was answered."""
+    drawn = sampled.measured
+    if not drawn.tasks:
         return None
-    total = Figures(sampled.measured).total()
+    total = Figures(drawn, list(_by_category(drawn).values())).summary()
     del total["differing_texts"]  # they are drawn again
+    same = greedy.keep(lambda alone: alone.task in drawn.tasks)
+    return {**sampled.how, "total": total, "greedy": same.summary()}
+
+
+def _peer(peer: Peer, ours: Figures) -> Document:
+    """Return another library's own speedup, and our rate over each of its two ways."""
+    measured = ours.measured
+    plain, drafting = (name in measured.runs for name in (peer.plain, peer.drafting))
+    own = replace(ours, side=peer.drafting, base=peer.plain)
+    found = (own if plain and drafting else replace(own, strata=[])).summary()
+    for what, base, ran in (
+        ("plain", peer.plain, plain),
+        ("predicted", peer.drafting, drafting),
+    ):
+        rates = replace(ours, base=base).rates() if ran else {}
+        found[f"{what}_per_second"] = rates.get("plain_per_second")
+        found |= _ratio_of(rates, f"ours_over_{what}")
+    failures = [measured.failures.get(side.name) for side in peer.sides]
     return {
-        "sampling": sampled.sampling,
-        "source": sampled.source,
-        "per_category": sampled.per_category,
-        "total": total,
-        "greedy": figures.total(tasks),
+        "version": next((side.version for side in peer.sides), None),
+        "weights": peer.weights,
+        "settings": [side.settings for side in peer.sides],
+        **found,
+        "note": "; ".join(filter(None, [peer.note, *failures])) or None,
     }
 
 
-def _peer(opened: OpenPeer, figures: Figures, measured: BenchMeasurement) -> dict[str, Any]:
-    working = [side for side in opened.sides if side.name in measured.runs]
-    names = {side: side.name for side in working}
-    plain = names.get(opened.plain) if opened.plain else None
-    looking_up = names.get(opened.looking_up) if opened.looking_up else None
-    failures = [measured.failures.get(side.name) for side in opened.sides]
-    return {
-        "version": next((side.version for side in opened.sides), None),
-        "weights": opened.weights,
-        "settings": [side.settings for side in opened.sides],
-        **figures.peer(looking_up, plain),
-        "note": "; ".join(filter(None, [opened.note, *failures])) or None,
-    }
+def page(report: Document) -> Page:
+    """Describe what `document` returned, or what was read back from its JSON."""
+    settings = report["settings"]
+    where = f"{settings['model']} on {settings['runtime']}, drafter {settings['drafter']}"
+    return Page(f"edge-spec bench: {where}", list(_parts(report)))
 
 
-def markdown(report: Document) -> str:
-    """Renders what `document` returned, or what was read back from its JSON."""
-    settings, machine, total = report["settings"], report["machine"], report["total"]
-    ids, skipped = settings["skipped_prompts"], []
-    if ids:
-        skipped = [f"Left out, for the context has no room for them: {', '.join(ids)}."]
-    lines = [
-        f"# edge-spec bench: {settings['model']} on {settings['runtime']}, "
-        f"drafter {settings['drafter']}",
-        "",
-        *(["**Partial: interrupted before all was measured.**", ""] if settings["partial"] else []),
-        machine_line(machine),
-        f"Weights: {settings['weights']}. Prompts: {total['prompts']} ({settings['prompts']}), in "
-        f"turns with plain decoding, repetitions: {settings['repetitions']}, at most "
-        f"{settings['max_tokens']} tokens, greedy, decoding alone.",
-        "",
-        *_speedups(report),
-        "",
-        f"Texts that differ from plain decoding's: {total['differing_texts']} of "
-        f"{total['prompts']}. In brackets: 95 % confidence intervals, and for a prompt the range "
-        "of its repetitions.",
-        *_loops(total),
-        *_lossless(report),
-        *_own_loop(settings),
-        *skipped,
-        "",
-        *_rounds_table(report),
-    ]
-    if report["sampled"]:
-        lines += ["", *_greedy_and_sampled(report["sampled"])]
-    if report["peers"]:
-        lines += ["", *_peers(report)]
-    return "\n".join(lines) + "\n"
-
-
-def _loops(total: Mapping[str, Any]) -> list[str]:
-    """Says how much the speedup may be flattered by texts that repeat themselves."""
-    lines = [
-        f"In loops: {_share(total['loop_share'])} of plain decoding's tokens repeat, in place, a "
-        f"passage of at most {MAX_PERIOD} tokens that stands there {MIN_OCCURRENCES} times or more."
-    ]
-    if total["loop_free_speedup"] is not None:
-        lines.append(
-            f"Over the prompts without any ({total['loop_free_prompts']}), the speedup is "
-            f"{_interval(total, 'loop_free_speedup')}."
+def _parts(report: Document) -> Iterator[str | Table]:
+    settings, total = report["settings"], report["total"]
+    rows = [*report["categories"].items(), ("all", total)]
+    if settings["partial"]:
+        yield "Partial: interrupted before all prompts were answered."
+    yield machine_line(report["machine"])
+    yield (
+        f"Weights: {settings['weights']}. Prompts: {total['prompts']} ({settings['prompts']}), "
+        f"each answered {settings['repetitions']} times with drafting and, in turns, by plain "
+        f"decoding: greedy, at most {settings['max_tokens']} tokens, the prompt not timed."
+    )
+    yield "Tokens a second, and their ratio with its 95 % confidence interval:"
+    yield Table(("category", *_SPEEDS), [(name, *_speeds(of)) for name, of in rows])
+    yield "The slowest prompt, and the speedup of prompts whose answers do not loop:"
+    yield Table(
+        ("category", "worst prompt", "in loops", "speedup without loops"),
+        [(name, *_extremes(of)) for name, of in rows],
+    )
+    yield "A step in tokens, where its time goes in ms, and steps without draft tokens:"
+    yield Table(
+        ("category", "tokens", "draft", "verify", "overhead", "without draft tokens"),
+        [(name, *_steps(of)) for name, of in rows],
+    )
+    yield from _remarks(report)
+    if sampled := report["sampled"]:
+        yield (
+            f"Sampled: {sampled['sampling']} ({sampled['source']}), each answer drawn again; at "
+            f"most {sampled['per_category']} prompts of each category."
         )
-    return lines
+        same = (("greedy", sampled["greedy"]), ("sampled", sampled["total"]))
+        yield Table(("same prompts", *_SPEEDS), [(name, *_speeds(of)) for name, of in same])
+    yield from _peers(report["peers"])
 
 
-_SPEEDUP_HEADER = (
-    *("prompts", "plain tokens/s", "tokens/s", "speedup", "tokens a round", "accepted"),
-    *("in loops", "speedup without loops"),
-)
+_SPEEDS = ("prompts", "plain", "drafting", "speedup", "accepted")
 
 
-def _speedup_cells(of: Mapping[str, Any]) -> list[str]:
-    without = f"{_interval(of, 'loop_free_speedup')} of {of['loop_free_prompts']}"
+def _speeds(of: Document) -> list[str]:
+    rates = [_number(of[f"{name}_per_second"], 1) for name in ("plain", "predicted")]
+    return [str(of["prompts"]), *rates, _interval(of, "speedup"), _share(of["acceptance_rate"])]
+
+
+def _extremes(of: Document) -> list[str]:
+    worst, without = of["worst_prompt_speedup"], of["loop_free_speedup"]
+    of_prompts = "" if without is None else f" of {of['loop_free_prompts']}"
     return [
-        str(of["prompts"]),
-        _number(of["plain_per_second"], 1),
-        _number(of["predicted_per_second"], 1),
-        _interval(of, "speedup"),
-        _number(of["mean_accepted_length"], 2),
-        _share(of["acceptance_rate"]),
+        NOT_ENOUGH if worst is None else f"{worst:.2f} {of['worst_prompt']}",
         _share(of["loop_share"]),
-        without if of["loop_free_speedup"] is not None else "",
+        f"{_interval(of, 'loop_free_speedup')}{of_prompts}",
     ]
 
 
-def _greedy_and_sampled(sampled: Mapping[str, Any]) -> list[str]:
-    header = ["the same prompts", *_SPEEDUP_HEADER]
-    sides = (("greedy", sampled["greedy"]), ("sampled", sampled["total"]))
-    rows = [[name, *_speedup_cells(of)] for name, of in sides]
-    return [
-        f"Sampled: {sampled['sampling']} ({sampled['source']}), each answer drawn again; "
-        f"prompts of each category: {sampled['per_category']} at most.",
-        "",
-        *markdown_table(header, rows),
-    ]
+def _steps(of: Document) -> list[str]:
+    times = [_number(of[f"{name}_a_round"], 2) for name in _TIMES]
+    reasons = [f"{reason} {_share(share)}" for reason, share in of["plain_rounds"].items()]
+    return [_number(of["mean_accepted_length"], 2), *times, ", ".join(reasons) or "none"]
 
 
-def _lossless(report: Document) -> list[str]:
-    """States what was promised of the texts, and the rate over the fastest plain steps."""
-    settings, speedup = report["settings"], report["total"]["speedup"]
-    if "lossless" not in settings:  # of another program's engine
-        return []
-    lines = [f"Promised: {settings['lossless']}."]
-    if settings["plain_cost"] > 1 and speedup is not None:
-        lines.append(
-            f"A plain step takes {settings['plain_cost']:.2f} times the fastest: over that one "
-            f"the speedup is {speedup / settings['plain_cost']:.2f}."
-        )
-    if settings.get("policy"):
-        lines.append(f"At the end the policy went by this: {settings['policy']}.")
-    return lines
-
-
-def _own_loop(settings: Mapping[str, Any]) -> list[str]:
-    """Says whether the library itself would decode faster without speculation."""
-    cost = settings.get("own_loop_cost")
-    if cost is None:
-        return []
-    return [f"A row of ours takes {cost:.2f} of a plain step of {settings['runtime']}'s own loop."]
-
-
-def _rows(report: Document) -> Iterable[tuple[str, dict[str, Any]]]:
-    yield from report["categories"].items()
-    yield "all", report["total"]
-
-
-def _speedups(report: Document) -> list[str]:
-    header = ["category", *_SPEEDUP_HEADER, "worst prompt"]
-    rows = [
-        [
-            category,
-            *_speedup_cells(of),
-            f"{_interval(of, 'worst_prompt_speedup')} {of['worst_prompt']}",
-        ]
-        for category, of in _rows(report)
-    ]
-    return markdown_table(header, rows)
-
-
-def _rounds_table(report: Document) -> list[str]:
-    header = ["category", "rounds without a draft token", "draft, ms a round", "verify", "overhead"]
-    rows = []
-    for category, of in _rows(report):
-        reasons = [f"{reason} {_share(share)}" for reason, share in of["plain_rounds"].items()]
-        times = [_number(of[f"{name}_ms_a_round"], 2) for name in ("draft", "verify", "overhead")]
-        rows.append([category, ", ".join(reasons) or "none", *times])
-    return markdown_table(header, rows)
-
-
-def _peers(report: Document) -> list[str]:
-    header = [
-        *("library", "weights", "plain tokens/s", "with speculation", "its speedup"),
-        *("ours over its plain", "ours over its speculation"),
-    ]
-    rows, notes = [], []
-    for name, of in report["peers"].items():
-        if of["plain_per_second"] is not None:
-            rows.append(
-                [
-                    f"{name} {of['version']}",
-                    of["weights"],
-                    _number(of["plain_per_second"], 1),
-                    _number(of["predicted_per_second"], 1),
-                    _interval(of, "speedup"),
-                    _interval(of, "ours_over_plain"),
-                    _interval(of, "ours_over_predicted"),
-                ]
+def _remarks(report: Document) -> Iterator[str]:
+    settings, total = report["settings"], report["total"]
+    yield (
+        f"{total['differing_texts']} of {total['prompts']} texts differ from plain decoding's. "
+        f"In loops: {_share(total['loop_share'])} of plain decoding's tokens repeat a passage in "
+        "place, which is easy to draft."
+    )
+    if total["plain_rounds"].get("off") == 1:
+        yield "Drafting was off in every step, so both ways are plain decoding."
+    if "lossless" in settings:  # else it was another program's engine
+        yield f"Promised of the texts: {settings['lossless']}."
+        if settings["plain_cost"] > 1 and total["speedup"] is not None:
+            yield (
+                f"A plain step takes {settings['plain_cost']:.2f} times the fastest possible one; "
+                f"over that one the speedup is {total['speedup'] / settings['plain_cost']:.2f}."
             )
-            notes.append(f"- {name}: {'; '.join(of['settings'])}")
-        if of["note"]:
-            notes.append(f"- {name}: {of['note']}")
-    return [*(markdown_table(header, rows) if rows else []), "", *notes]
+    if settings.get("own_loop_cost") is not None:
+        yield (
+            f"One of our plain steps takes {settings['own_loop_cost']:.2f} times a step of "
+            f"{settings['runtime']}'s own loop."
+        )
+    if settings["skipped_prompts"]:
+        yield f"Too long for the context, left out: {', '.join(settings['skipped_prompts'])}."
+
+
+def _peers(peers: Mapping[str, Document]) -> Iterator[str | Table]:
+    measured = {name: of for name, of in peers.items() if of["plain_per_second"] is not None}
+    if measured:
+        yield "Other libraries, tokens a second, and our rate over theirs:"
+        yield Table(
+            ("library", "plain", "drafting", "its speedup"),
+            [(name, *_speeds(of)[1:4]) for name, of in measured.items()],
+        )
+        yield Table(
+            ("library", "ours over its plain rate", "ours over its drafting"),
+            [
+                (name, _interval(of, "ours_over_plain"), _interval(of, "ours_over_predicted"))
+                for name, of in measured.items()
+            ],
+        )
+    for name, of in peers.items():
+        read = [f"{of['version']}, {of['weights']}"] if of["version"] else []
+        yield f"{name}: {'; '.join([*read, *of['settings'], *filter(None, [of['note']])])}"
 
 
 def _interval(of: Mapping[str, Any], name: str) -> str:
     if of.get(name) is None:
-        return ""
+        return NOT_ENOUGH
     return f"{of[name]:.2f} ({of[f'{name}_low']:.2f} to {of[f'{name}_high']:.2f})"
 
 

@@ -1,5 +1,5 @@
-"""The whole examination of `edge-spec doctor`: of this machine, whether what edge-spec keeps can be
-read again, and of a model or a pair here."""
+"""The whole examination of `edge-spec doctor`: of this machine, of what edge-spec keeps on it, and
+of a model or a pair here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
@@ -25,19 +25,18 @@ from edge_spec.diagnostics.doctor.chosen import (
     compare_tokens,
     require_convertible,
 )
-from edge_spec.diagnostics.doctor.report import Finding, Report, Severity, fault, note, ok, warning
-from edge_spec.diagnostics.doctor.subject import (
-    OTHER_FORMAT,
-    Subject,
-    check_architecture,
-    check_ends,
-    check_files,
-    check_opening,
-    check_template,
-    check_tokenizer,
-    check_vocabulary,
-    open_subject,
+from edge_spec.diagnostics.doctor.report import (
+    Finding,
+    Report,
+    capped,
+    fault,
+    note,
+    ok,
+    problem,
+    settled,
+    warning,
 )
+from edge_spec.diagnostics.doctor.subject import OTHER_FORMAT, Subject, examine
 from edge_spec.drafters.lookup.answers import check_answers
 from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import (
@@ -91,7 +90,7 @@ def check_disk(cache: Path) -> Iterator[Finding]:
 
 
 def refusal(cache: Path) -> str | None:
-    """Why nothing can be written in the cache, None where something can."""
+    """Return why nothing can be written in the cache; None where something can."""
     there = _nearest(cache)
     if not there.is_dir():
         return f"{there} is no directory"
@@ -132,8 +131,8 @@ def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:
 
 
 def check_runtimes(source: Source) -> Iterator[Finding]:
-    """Says nothing of bundles, which are of one format, and of the demo model, which is in all.
-    Raises ModelFileError."""
+    """Find the installed runtimes that can run a model; a bundle is bound to one format, and the
+    demo model is in all. Raises ModelFileError."""
     if source.is_demo or source.formats is not None or is_bundle(source.path):
         return
     can, refusals = [], []
@@ -152,16 +151,8 @@ def check_runtimes(source: Source) -> Iterator[Finding]:
     yield from refusals
 
 
-_SHOWN = 3
-_GGUF = b"GGUF"
-_NAMED_BYTES = 1_000_000  # less is not worth telling
+_NAMED_BYTES = 1_000_000  # less is not worth mentioning
 _REMEDY = "Delete it: it is made again where it is needed."
-
-
-class Kind(NamedTuple):
-    directory: str
-    pattern: str
-    check: Callable[[Path], object]  # raises EdgeSpecError, OSError
 
 
 def _check_conversion(path: Path) -> None:
@@ -169,58 +160,55 @@ def _check_conversion(path: Path) -> None:
         open_bundle(path, hashed=False)
         return
     with path.open("rb") as file:  # the header of a GGUF file takes most of a second to read
-        if file.read(len(_GGUF)) != _GGUF:
+        if file.read(4) != b"GGUF":
             raise ModelFileError(f"{path} is no bundle and no GGUF file", remedy=_REMEDY)
 
 
-KINDS = (
-    Kind("bundles", "[!.]*", _check_conversion),
-    Kind("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
-    Kind("prompts", "[!.]*", check_beginning),
-    Kind(DIRECTORY, FILE, check_measurements),
-    Kind("answers", "*.json", check_answers),
+# Directories of the cache, the files in them, and what raises an EdgeSpecError or OSError for one.
+_KEPT: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
+    ("bundles", "[!.]*", _check_conversion),
+    ("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
+    ("prompts", "[!.]*", check_beginning),
+    (DIRECTORY, FILE, check_measurements),
+    ("answers", "*.json", check_answers),
 )
 
 
 def check_caches(cache: Path) -> Iterator[Finding]:
-    """Changes nothing. Conversions are not hashed: opening one does."""
+    """Read what is kept, and change nothing. Conversions are not hashed: opening one does."""
     counts, problems = [], []
-    for kind in KINDS:
+    for directory, pattern, check in _KEPT:
         found = [
             path
-            for path in sorted((cache / kind.directory).glob(kind.pattern))
+            for path in sorted((cache / directory).glob(pattern))
             if not path.name.startswith(".") and path.suffix not in (".lock", ".sha256")
         ]
         size = sum(map(_num_bytes, found))
         total = f" ({format_bytes(size)})" if size >= _NAMED_BYTES else ""
-        counts.append(f"{kind.directory} {len(found)}{total}")
-        problems += [(path, why) for path in found if (why := _problem(kind, path)) is not None]
-    for path, why in problems[:_SHOWN]:
-        yield warning(path.parent.name, f"{path.name}: {why}", _REMEDY)
-    if len(problems) > _SHOWN:
-        yield warning("kept", f"{len(problems) - _SHOWN} more cannot be read", "Delete them.")
-    kinds = ("models", "conversions", *(kind.directory for kind in KINDS))
+        counts.append(f"{directory} {len(found)}{total}")
+        for path in found:
+            try:
+                check(path)
+            except (EdgeSpecError, OSError) as error:
+                why = error.shown if isinstance(error, EdgeSpecError) else str(error)
+                why = why.removeprefix(f"{path} ")
+                problems.append(warning(directory, f"{path.name}: {why}", _REMEDY))
+    yield from capped(problems)
     # What a kill left, also of an older version's conversions.
-    left = [path for kind in kinds for path in (cache / kind).glob(".*.part")]
+    left = [
+        path
+        for directory in ("models", "conversions", *(directory for directory, _, _ in _KEPT))
+        for path in (cache / directory).glob(".*.part")
+    ]
     if left:
-        size = sum(map(_num_bytes, left))
         yield note(
             "leftovers",
-            f"{len(left)} of work that was interrupted, or goes on, {format_bytes(size)}",
+            f"{len(left)} of work that was interrupted, or goes on, "
+            f"{format_bytes(sum(map(_num_bytes, left)))}",
             f"Delete {cache}/*/.*.part while edge-spec does not run.",
         )
     if not problems:
         yield ok("kept", ", ".join(counts))
-
-
-def _problem(kind: Kind, path: Path) -> str | None:
-    try:
-        kind.check(path)
-    except EdgeSpecError as error:
-        return error.shown.removeprefix(f"{path} ")
-    except OSError as error:
-        return str(error.strerror or error)
-    return None
 
 
 def _num_bytes(path: Path) -> int:
@@ -231,24 +219,10 @@ def _num_bytes(path: Path) -> int:
     return size
 
 
-Check = Callable[[Subject], Iterator[Finding]]
-
-# After a stage with a fault, the next ones would only find it again.
-_FIRST: tuple[dict[str, Check], ...] = (
-    {"files": check_files},
-    {"architecture": check_architecture},
-)
-_DESCRIBED: dict[str, Check] = {
-    "tokenizer": check_tokenizer,
-    "vocabulary": check_vocabulary,
-}
-_CHAT: dict[str, Check] = {"chat template": check_template, "end of text": check_ends}
-
-
 @dataclass(frozen=True)
 class DiagnosisRequest:
     """draft: None is that of a pair bundle, "none" and "auto" as after --draft; hashes: as
-    `Subject` has it; places: where both would be opened, as asked for."""
+    `Subject` has it; places: where both would be opened, as the user asked."""
 
     model: str
     draft: str | None = None
@@ -262,7 +236,7 @@ def diagnose(
     progress: Progress,
     devices: Callable[[], list[Device]] = list_devices,
 ) -> Report:
-    """Nothing is fetched, converted or changed, and unless models are opened no weights are read.
+    """Fetch, convert and change nothing, and unless models are opened read no weights.
 
     Raises UsageError for a request that makes no sense."""
     report = Report()
@@ -358,7 +332,7 @@ def _refusals(chosen: Chosen) -> Iterator[Finding]:
 def _examined(
     source: Source, role: str, request: DiagnosisRequest, report: Report
 ) -> Subject | None:
-    """Returns what was examined; None where it is not here, or no model."""
+    """Return what was examined; None where it is not here, or no model."""
     try:
         if not source.is_fetched:
             report.add(role, [_not_here(source, role)])
@@ -390,52 +364,3 @@ def _not_here(source: Source, role: str) -> Finding:
         return fault("model", found, f"Fetch it: edge-spec pull {source.model}.")
     remedy = f"The first start fetches it: edge-spec generate {source.model} Hi."
     return (note if role == ROLES[0] else fault)("model", found, remedy)
-
-
-def examine(
-    path: Path,
-    progress: Progress,
-    *,
-    open_models: bool = False,
-    hashes: bool = False,
-    chats: bool = True,
-    kept: Callable[[], Path] | None = None,
-) -> tuple[Subject | None, list[Finding]]:
-    """The model at `path`, None where it is none.
-
-    open_models: opens every variant that something installed can open, which takes the memory of
-    the largest. hashes: as `Subject` has it. chats: whether it is to answer, with its template.
-    kept: as `open_subject` has it.
-    """
-    try:
-        subject = open_subject(path, progress, hashes, kept)
-    except MissingDependencyError as error:  # what it lacks, starting it lacks, too
-        return None, [fault("model", error.shown, error.remedy)]
-    except (EdgeSpecError, OSError) as error:
-        return None, [problem("model", error)]
-    findings: list[Finding] = []
-    opening: dict[str, Check] = {"opens": check_opening} if open_models else {}
-    for checks in (*_FIRST, _DESCRIBED | (_CHAT if chats else {}), opening):
-        for name, check in checks.items():
-            findings += settled(name, check(subject))
-        if any(each.level is Severity.FAULT for each in findings):
-            break
-    return subject, findings
-
-
-def settled(name: str, found: Iterator[Finding]) -> list[Finding]:
-    """An error that a user can act on is a finding, too."""
-    findings: list[Finding] = []
-    try:
-        findings.extend(found)
-    except (EdgeSpecError, OSError) as error:
-        findings.append(problem(name, error))
-    return findings
-
-
-def problem(name: str, error: EdgeSpecError | OSError) -> Finding:
-    if not isinstance(error, EdgeSpecError):
-        return fault(name, str(error), "Check the disk and the file's permissions.")
-    if isinstance(error, MissingDependencyError):
-        return warning(name, f"not checked: {error.shown}", error.remedy)
-    return fault(name, error.shown, error.remedy)

@@ -1,5 +1,4 @@
-"""What the checks of `edge-spec doctor` yield, and that as JSON and Markdown, for applications and
-for issues."""
+"""Findings of `edge-spec doctor`, as JSON for applications and as a page for issues."""
 
 from __future__ import annotations
 
@@ -10,15 +9,15 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edge_spec.diagnostics.report_files import machine_line, markdown_table
-from edge_spec.errors import cut
+from edge_spec.diagnostics.report_files import Page, Table, machine_line
+from edge_spec.errors import EdgeSpecError, MissingDependencyError, cut
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.digests import known_sha256
@@ -36,7 +35,7 @@ GROUPS = ("machine", "target", "draft", "pair", "memory", "speed", "caches", "ru
 
 @dataclass(frozen=True)
 class Finding:
-    """Says one thing that a check found, in one line. remedy: what can be done about it; empty
+    """One thing that a check found, in one line. remedy: what can be done about it; empty
     where all is well. group: of GROUPS. numbers: as JSON has them, units in their names."""
 
     check: str
@@ -50,7 +49,7 @@ class Finding:
         return replace(self, group=group)
 
 
-# Each cuts what it found: a name within a file may be as long as the file.
+# These cut what was found: a name within a file may be as long as the file.
 
 
 def ok(check: str, found: str, **numbers: Any) -> Finding:
@@ -73,8 +72,29 @@ def judged(check: str, is_right: bool, found: str, remedy: str, **numbers: Any) 
     return ok(check, found, **numbers) if is_right else fault(check, found, remedy, **numbers)
 
 
-def of_error(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def capped(findings: Sequence[Finding], most: int = 3) -> Iterator[Finding]:
+    """Yield the first few, and how many more there are."""
+    yield from findings[:most]
+    if len(findings) > most:
+        yield replace(findings[most], found=f"{len(findings) - most} more like this")
+
+
+def settled(name: str, found: Iterator[Finding]) -> list[Finding]:
+    """Return the findings of a check; an error that it raises is one, too."""
+    findings: list[Finding] = []
+    try:
+        findings.extend(found)
+    except (EdgeSpecError, OSError) as error:
+        findings.append(problem(name, error))
+    return findings
+
+
+def problem(name: str, error: EdgeSpecError | OSError) -> Finding:
+    if not isinstance(error, EdgeSpecError):
+        return fault(name, str(error), "Check the disk and the file's permissions.")
+    if isinstance(error, MissingDependencyError):
+        return warning(name, f"not checked: {error.shown}", error.remedy)
+    return fault(name, error.shown, error.remedy)
 
 
 _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
@@ -82,8 +102,8 @@ _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
 
 @dataclass
 class Report:
-    """numbers: what an application wants of the findings, for JSON. chosen: a `Chosen`, what
-    opening the models would open; None where it would refuse."""
+    """numbers: figures of the findings, for JSON. chosen: a `Chosen`, what opening the models would
+    open; None where it would refuse."""
 
     findings: list[Finding] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -112,22 +132,23 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\\/\s'\"`:;,()<>|]+){2,}[\\/]?")
 
 
 def document(report: Report) -> Document:
-    """docs/doctor.md lists the fields. JSON has no NaN and no infinity: they become null."""
+    """Return the report as JSON has it, which has no NaN and no infinity: they become null.
+    docs/doctor.md lists the fields."""
     findings = [asdict(finding) for finding in report.findings]
-    told = {"verdict": report.verdict, "findings": findings, **report.numbers}
-    made: Document = _changed(told, _finite)
+    found = {"verdict": report.verdict, "findings": findings, **report.numbers}
+    made: Document = _change(found, _make_finite)
     return made
 
 
 def public_document(report: Report, models: Iterable[str]) -> Document:
-    """Returns the document without paths and names of the user's own: it is attached to an issue.
+    """Return the document without the user's own paths and names: it is attached to an issue.
     models: as the user named them."""
-    made: Document = _changed(document(report), _cleaner(models))
+    made: Document = _change(document(report), _cleaner(models))
     return made
 
 
 def files_sha256(source: Source) -> str:
-    """Returns the sha256 of a model's file; of all names and hashes, for a directory. Raises
+    """Return the sha256 of a model's file; of all names and hashes, for a directory. Raises
     OSError, and an EdgeSpecError where it cannot be fetched."""
     path = source.path
     if path.is_file():
@@ -137,67 +158,62 @@ def files_sha256(source: Source) -> str:
     return hashlib.sha256(repr(hashed).encode()).hexdigest()
 
 
-def markdown(document: Document) -> str:
-    """Renders what `document` returned, or what was read back from its JSON."""
-    model = document.get("target", {}).get("model", "this machine")
-    counts = [f["level"] for f in document["findings"]]
-    told = ", ".join(f"{counts.count(level)} {level}" for level in map(str, Severity))
-    lines = [f"# edge-spec doctor: {model}", "", f"{document['verdict']}: {told}.", ""]
-    lines += [machine_line(document["machine"]), ""]
+def page(document: Document) -> Page:
+    """Describe what `document` returned, or what was read back from its JSON."""
+    levels = [each["level"] for each in document["findings"]]
+    counts = ", ".join(f"{levels.count(level)} {level}" for level in map(str, Severity))
     rows = [
-        (group, each["check"], each["level"], f"{each['found']} {each['remedy']}".rstrip())
-        for group in GROUPS
-        for each in document["findings"]
-        if each["group"] == group
+        (each["group"], each["check"], each["level"], f"{each['found']} {each['remedy']}".rstrip())
+        for each in sorted(document["findings"], key=lambda each: GROUPS.index(each["group"]))
     ]
-    lines += markdown_table(("group", "check", "level", "found"), rows)
-    return "\n".join(lines) + "\n"
+    return Page(
+        f"edge-spec doctor: {document.get('target', {}).get('model', 'this machine')}",
+        [
+            f"{document['verdict']}: {counts}.",
+            machine_line(document["machine"]),
+            Table(("group", "check", "level", "found"), rows),
+        ],
+    )
 
 
-def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A document as JSON has it, with its keys and values changed."""
+def _change(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a document as JSON has it, with its keys and values changed."""
     if isinstance(value, Mapping):
-        return {change(key): _changed(each, change) for key, each in value.items()}
+        return {change(key): _change(each, change) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_changed(each, change) for each in value]
+        return [_change(each, change) for each in value]
     return change(value)
 
 
-def _finite(value: Any) -> Any:
+def _make_finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cleaner(models: Iterable[str]) -> Callable[[Any], Any]:
-    """Returns what keeps of a text the last part of each path, and nothing of the names of user and
-    machine. models: as the user named them; of a path to one, its name stays."""
-    found = [Path.home(), Path.cwd(), cache_directory(), Path(sys.prefix)]
-    found.append(Path(tempfile.gettempdir()))
+    """Return what keeps only the last part of each path in a text, and removes the names of user
+    and machine. models: as the user named them; of a path to one, its name stays."""
+    folders = [Path.home(), Path.cwd(), cache_directory(), Path(sys.prefix)]
+    folders.append(Path(tempfile.gettempdir()))
     for model in models:
         with suppress(OSError):
-            found += [Path(model).parent.absolute(), Path(model).parent.resolve()]
-    places = {str(place) for place in found if len(place.parts) > 1}
-    names = sorted(_own_names(), key=len, reverse=True)
-
-    def cleaned(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        for place in sorted(places, key=len, reverse=True):  # the longest first
-            value = value.replace(place, "\u2026")
-        value = _PATH.sub(_last_part, value)
-        for name in names:
-            value = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "\u2026", value)
-        return value
-
-    return cleaned
-
-
-def _last_part(match: re.Match[str]) -> str:
-    return "\u2026/" + re.split(r"[\\/]", match[0].rstrip("\\/"))[-1]
-
-
-def _own_names() -> set[str]:
+            folders += [Path(model).parent.absolute(), Path(model).parent.resolve()]
+    places = {str(folder) for folder in folders if len(folder.parts) > 1}
     names = {Path.home().name, socket.gethostname(), socket.gethostname().partition(".")[0]}
     with suppress(Exception):  # no such user: what is raised depends on the system
         names.add(getpass.getuser())
     # The name of root is everywhere, and nobody's.
-    return {name for name in names if len(name) >= _SHORTEST_NAME} - {"root", "localhost"}
+    own = {name for name in names if len(name) >= _SHORTEST_NAME} - {"root", "localhost"}
+
+    def clean(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        for place in sorted(places, key=len, reverse=True):  # the longest first
+            value = value.replace(place, "\u2026")
+        value = _PATH.sub(
+            lambda found: "\u2026/" + re.split(r"[\\/]", found[0].rstrip("\\/"))[-1], value
+        )
+        for name in sorted(own, key=len, reverse=True):
+            value = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "\u2026", value)
+        return value
+
+    return clean

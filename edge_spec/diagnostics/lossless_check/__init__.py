@@ -13,8 +13,8 @@ _MIN_DRAWS = 200
 
 @dataclass(frozen=True)
 class Extent:
-    """Declares what is held against plain decoding, and how much of it. Raises UsageError for too
-    few draws."""
+    """What is compared with plain decoding, and how much of it. Raises UsageError for too few
+    draws."""
 
     prompts: Path | None = option(
         None,

@@ -1,5 +1,5 @@
-"""Texts with speculation against plain ones, token for token, and the whole proof: as one document,
-and what that says in words."""
+"""Compares texts with speculation with plain ones, token for token, and makes the whole proof: as
+one document, and what that says in words."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class Texts:
     num_recovered: tokens that the target wrote in the place of wrong ones. num_branching: rounds
     whose draft tokens branched, of those that verified all draft tokens."""
 
-    num_prompts: int
-    num_tokens: int
-    num_guesses: int
-    num_accepted: int
-    num_recovered: int
-    num_branching: int
-    near_ties: int
-    differing: tuple[Difference, ...]
+    num_prompts: int = 0
+    num_tokens: int = 0
+    num_guesses: int = 0
+    num_accepted: int = 0
+    num_recovered: int = 0
+    num_branching: int = 0
+    near_ties: int = 0
+    differing: tuple[Difference, ...] = ()
 
     def __add__(self, other: Texts) -> Texts:
         return Texts(
@@ -79,9 +79,7 @@ class Texts:
 
     @property
     def passed(self) -> bool | None:
-        """Returns None where too little happened to show anything."""
-        equal = all(difference.near_tie for difference in self.differing)
-        return None if equal and self.missing else equal
+        return _judge(self.differing, self.missing)
 
     @property
     def num_rejected(self) -> int:
@@ -94,6 +92,34 @@ class Texts:
 
 
 @dataclass(frozen=True)
+class Determinism:
+    """Whether one request, run again and again, gives one text, and how rows depend on the width of
+    their pass. num_guesses: draft tokens that the runs verified."""
+
+    runs: int
+    num_guesses: int
+    differing: tuple[Difference, ...]
+    widths: tuple[int, ...]
+    invariant_widths: tuple[int, ...]
+    tie_margin: float
+    branch_invariant: bool
+
+    @property
+    def passed(self) -> bool | None:
+        return _judge(self.differing, self.missing)
+
+    @property
+    def missing(self) -> str:
+        return "" if self.num_guesses else "no draft token was verified"
+
+
+def _judge(differing: Sequence[Difference], missing: str) -> bool | None:
+    """Return None where equal texts show nothing, because too little happened in them."""
+    equal = all(each.near_tie for each in differing)
+    return None if equal and missing else equal
+
+
+@dataclass(frozen=True)
 class TextComparison:
     """params: greedy, or a temperature and a seed, and nothing else. noise: the change of a
     margin, in logits, that the width of a pass may make."""
@@ -103,79 +129,74 @@ class TextComparison:
     max_tokens: int
     noise: float
 
-    def half_eager(self, what: str, tasks: Sequence[Task], progress: Progress) -> Texts:
-        """Verifies all draft tokens of every other task from the first on; the others are
-        answered as the engine is set up, which may leave out what does not pay."""
+    def compare(self, what: str, tasks: Sequence[Task], progress: Progress) -> Texts:
+        """Compare each prompt's answer with the plain one, which is written right before it. All
+        draft tokens of every other task are verified from the first on; the others are answered
+        as the engine is set up, which may leave out what does not pay."""
+        found = Texts()
         with self.engine.verifying_all_draft_tokens() as exercised:
-            always_verify = self.texts(what, tasks[::2], progress)
-        num_branching = exercised[AlwaysVerifyPolicy.BRANCHES]
-        always_verify = replace(always_verify, num_branching=num_branching)
-        return always_verify + self.texts(f"{what}, as set up", tasks[1::2], progress)
+            for i, task in enumerate(tasks[::2]):
+                progress(what, 2 * i / len(tasks))
+                found += self._compare(task)
+        found += Texts(num_branching=exercised[AlwaysVerifyPolicy.BRANCHES])
+        for i, task in enumerate(tasks[1::2]):
+            progress(f"{what}, as set up", 2 * i / len(tasks))
+            found += self._compare(task)
+        return found
 
-    def texts(self, what: str, tasks: Sequence[Task], progress: Progress) -> Texts:
-        """Each prompt's answer against the plain one, which is written right before it."""
-        results, num_tokens, differing = [], 0, []
-        for i, task in enumerate(tasks):
-            progress(what, i / len(tasks))
-            with self.engine.without_drafting():
-                expected = ids(self._answer(task))
-            num_tokens += len(expected)
-            results.append(self._answer(task))
-            differing += self._difference(task, expected, ids(results[-1]))
+    def _compare(self, task: Task) -> Texts:
+        with self.engine.without_drafting():
+            expected = ids(self._answer(task))
+        result = self._answer(task)
         return Texts(
-            num_prompts=len(tasks),
-            num_tokens=num_tokens,
-            num_guesses=sum(result.stats.draft_n for result in results),
-            num_accepted=sum(result.stats.draft_n_accepted for result in results),
-            num_recovered=sum(
-                token.origin is Origin.RECOVERED for result in results for token in result.tokens
-            ),
-            num_branching=0,
-            near_ties=sum(result.stats.near_ties for result in results),
-            differing=tuple(differing),
+            num_prompts=1,
+            num_tokens=len(expected),
+            num_guesses=result.stats.draft_n,
+            num_accepted=result.stats.draft_n_accepted,
+            num_recovered=sum(token.origin is Origin.RECOVERED for token in result.tokens),
+            near_ties=result.stats.near_ties,
+            differing=self._difference(task, expected, ids(result)),
         )
 
-    def repeated(
+    def repeat(
         self, task: Task, num_runs: int, progress: Progress
-    ) -> tuple[int, list[Difference]]:
-        """Returns the draft tokens that all runs of one request verified, and the difference of
+    ) -> tuple[int, tuple[Difference, ...]]:
+        """Return the draft tokens that all runs of one request verified, and the difference of
         each further run from the first. All draft tokens are verified, whether or not that pays."""
+        results: list[GenerationResult] = []
+        differing: tuple[Difference, ...] = ()
         with self.engine.verifying_all_draft_tokens():
-            first = self._answer(task)
-            num_guesses, differing = first.stats.draft_n, []
-            for i in range(1, num_runs):
+            for i in range(num_runs):
                 progress("Repeating a request", i / num_runs)
-                again = self._answer(task)
-                num_guesses += again.stats.draft_n
-                differing += self._difference(task, ids(first), ids(again))
-        return num_guesses, differing
+                results.append(self._answer(task))
+                differing += self._difference(task, ids(results[0]), ids(results[-1]))
+        return sum(result.stats.draft_n for result in results), differing
 
     def _answer(self, task: Task) -> GenerationResult:
         return self.engine.generate(task.tokens, max_tokens=self.max_tokens, sampling=self.params)
 
     def _difference(
         self, task: Task, expected: Sequence[int], got: Sequence[int]
-    ) -> list[Difference]:
+    ) -> tuple[Difference, ...]:
         if expected == got:
-            return []
+            return ()
         shared = min(len(expected), len(got))
         at = next((i for i in range(shared) if expected[i] != got[i]), shared)
         margin = None
         if at < shared:
             margin = self._margin([*task.tokens, *expected[:at]], at, expected[at], got[at])
-        return [
-            Difference(
-                prompt=task.prompt.id,
-                token_index=at,
-                expected=self._text(expected[at : at + 1]),
-                got=self._text(got[at : at + 1]),
-                margin=margin,
-                near_tie=margin is not None and margin <= min(self.noise, MOST_NOISE),
-            )
-        ]
+        difference = Difference(
+            prompt=task.prompt.id,
+            token_index=at,
+            expected=self._text(expected[at : at + 1]),
+            got=self._text(got[at : at + 1]),
+            margin=margin,
+            near_tie=margin is not None and margin <= min(self.noise, MOST_NOISE),
+        )
+        return (difference,)
 
     def _margin(self, before: Sequence[int], position: int, won: int, lost: int) -> float:
-        """Returns the margin in logits, which log probabilities differ by too. In the race of a
+        """Return the margin in logits, which log probabilities differ by too. In the race of a
         seeded choice (sampling.py) the largest log(probability) / temperature - log(E) wins."""
         scores = [self._log_probability(before, token) for token in (won, lost)]
         if self.params.seed is not None:
@@ -185,7 +206,7 @@ class TextComparison:
         return abs(scores[0] - scores[1])
 
     def _log_probability(self, before: Sequence[int], token: int) -> float:
-        """Scores the token as plain decoding does."""
+        """Score the token as plain decoding does."""
         forced = SamplingParams(logit_bias={token: _FORCED})
         with self.engine.without_drafting():
             result = self.engine.generate(before, max_tokens=1, sampling=forced, logprobs=0)
@@ -208,30 +229,6 @@ _SEEDED = SamplingParams(temperature=0.7, seed=1)
 
 
 @dataclass(frozen=True)
-class Determinism:
-    """Tells whether one request, run again and again, gives one text, and how rows depend on the
-    width of their pass. num_guesses: draft tokens that the runs verified."""
-
-    runs: int
-    num_guesses: int
-    differing: tuple[Difference, ...]
-    widths: tuple[int, ...]
-    invariant_widths: tuple[int, ...]
-    tie_margin: float
-    branch_invariant: bool
-
-    @property
-    def passed(self) -> bool | None:
-        """Returns None where nothing was drafted."""
-        equal = all(difference.near_tie for difference in self.differing)
-        return None if equal and self.missing else equal
-
-    @property
-    def missing(self) -> str:
-        return "" if self.num_guesses else "no draft token was verified"
-
-
-@dataclass(frozen=True)
 class Proof:
     """seeded, sampling: None where no samples were asked for, and where a model in exact mode
     samples by plain steps alone. lossless: what was promised. skipped: ids of prompts that the
@@ -249,7 +246,7 @@ class Proof:
 
     @property
     def passed(self) -> bool | None:
-        """Returns None where nothing failed, but some part shows nothing: too few draft tokens were
+        """Return None where nothing failed, but some part shows nothing: too few draft tokens were
         accepted, or rejected. Near ties are no failure where they are allowed."""
         parts = (self.greedy, self.seeded, self.sampling, self.determinism)
         found = {part.passed for part in parts if part is not None}
@@ -282,23 +279,33 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
             "without a drafter there is nothing to verify",
             remedy="Name a drafter, such as --drafter suffix,recycling.",
         )
-    plan = make_plan(engine, _spread(prompts, extent.count), extent.max_tokens, 1)
+    count = min(extent.count, len(prompts))
+    spread = [prompts[i * len(prompts) // count] for i in range(count)]
+    plan = make_plan(engine, spread, extent.max_tokens, 1)
     progress("Measuring the numerics", 0.0)
-    batch_invariance = _measured(engine)
+    batch_invariance = _measure(engine)
     lossless = engine.parts.speculation_factory.lossless
     noise = 0.0
     if lossless.promise is Promise.TIES:
         noise = max(batch_invariance.tie_margin, lossless.tie_margin)
     comparison = TextComparison(engine, _GREEDY, extent.max_tokens, noise)
-    greedy = comparison.half_eager("Comparing greedy texts", plan.tasks, progress)
-    num_guesses, differing = comparison.repeated(plan.tasks[0], extent.runs, progress)
+    greedy = comparison.compare("Comparing greedy texts", plan.tasks, progress)
+    num_guesses, differing = comparison.repeat(plan.tasks[0], extent.runs, progress)
     seeded, sampling = None, None
     if extent.draws and not engine.parts.speculation.plain_samples:
-        seeded = replace(comparison, params=_SEEDED).half_eager(
-            "Comparing sampled texts", plan.tasks[::2], progress
-        )
+        sampled = replace(comparison, params=_SEEDED)
+        seeded = sampled.compare("Comparing sampled texts", plan.tasks[::2], progress)
         begun = [task.tokens for task in plan.tasks[:_BEGUN_PROMPTS]]
         sampling = check_sampling(engine, extent.draws, noise, progress, begun)
+    determinism = Determinism(
+        runs=extent.runs,
+        num_guesses=num_guesses,
+        differing=differing,
+        widths=tuple(measured_widths(engine.parts.model, USUAL_WIDTHS)),
+        invariant_widths=batch_invariance.invariant_widths,
+        tie_margin=noise,
+        branch_invariant=batch_invariance.branch_invariant,
+    )
     return Proof(
         model=engine.name,
         runtime=engine.runtime,
@@ -307,20 +314,12 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         greedy=greedy,
         seeded=seeded,
         sampling=sampling,
-        determinism=Determinism(
-            runs=extent.runs,
-            num_guesses=num_guesses,
-            differing=tuple(differing),
-            widths=tuple(measured_widths(engine.parts.model, USUAL_WIDTHS)),
-            invariant_widths=batch_invariance.invariant_widths,
-            tie_margin=noise,
-            branch_invariant=batch_invariance.branch_invariant,
-        ),
+        determinism=determinism,
         skipped=tuple(prompt.id for prompt in plan.skipped),
     )
 
 
-def _measured(engine: Engine) -> BatchInvariance:
+def _measure(engine: Engine) -> BatchInvariance:
     work = engine.parts.idle_work
     if work is not None:
         work.pause()
@@ -331,21 +330,24 @@ def _measured(engine: Engine) -> BatchInvariance:
             work.resume()
 
 
-def _spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    count = min(count, len(prompts))
-    return [prompts[i * len(prompts) // count] for i in range(count)]
-
-
 Document = dict[str, Any]
 
 _MORE = "Raise --count and --max-tokens, or name a --drafter that the model sometimes agrees with."
 _VERDICTS = {"pass": "pass", "fault": "fail", "ties": "ties", "open": "inconclusive"}
+_NAMES = {
+    "greedy": "greedy text",
+    "seeded": "sampled text",
+    "sampling": "distribution",
+    "determinism": "determinism",
+}
 
 
 def document(proof: Proof, device: str) -> Document:
-    """docs/lossless.md lists the fields."""
+    """Return the report as JSON has it; docs/lossless.md lists the fields."""
     machine = describe_machine()
     versions = machine.pop("versions")
+    determinism = _part(proof.determinism)
+    assert determinism is not None
     return {
         "verdict": _VERDICTS[_mark(proof.passed, len(proof.differing))],
         "model": proof.model,
@@ -354,15 +356,10 @@ def document(proof: Proof, device: str) -> Document:
         "drafter": proof.drafter,
         "lossless": str(proof.lossless.mode),
         "promise": str(proof.lossless.promise),
-        "greedy": _texts(proof.greedy),
-        "seeded": None if proof.seeded is None else _texts(proof.seeded),
-        "sampling": None if proof.sampling is None else _sampling(proof.sampling),
-        "determinism": {
-            **asdict(proof.determinism),
-            "missing": proof.determinism.missing,
-            "num_differing": len(proof.determinism.differing),
-            "passed": proof.determinism.passed,
-        },
+        "greedy": _part(proof.greedy),
+        "seeded": _part(proof.seeded),
+        "sampling": _part(proof.sampling),
+        "determinism": {**determinism, "num_differing": len(proof.determinism.differing)},
         "not_exercised": list(proof.not_exercised),
         "skipped_prompts": list(proof.skipped),
         "machine": machine,
@@ -370,89 +367,48 @@ def document(proof: Proof, device: str) -> Document:
     }
 
 
+def _part(part: Texts | Sampling | Determinism | None) -> Document | None:
+    if part is None:
+        return None
+    found = {**asdict(part), "missing": part.missing, "passed": part.passed}
+    if isinstance(part, Texts):
+        found |= {"num_rejected": part.num_rejected, "num_differing_prompts": len(part.differing)}
+    if isinstance(part, Sampling):
+        del found["noise_factor"]
+        found |= {**found.pop("fit"), "p_value": part.fit.p_value}
+        found["within_noise_only"] = part.within_noise and not part.fit.passed
+    return found
+
+
 def summary(report: Document) -> str:
-    """The verdict in a sentence or two, for those who want no more."""
-    left, sampling = [each for _, each in differences(report)], report["sampling"]
-    only_texts = not sampling or (sampling["passed"] and not sampling["within_noise_only"])
+    """Say the verdict in a sentence or two."""
+    left, sampling = differences(report), report["sampling"]
     advice = "see whether --exact helps"
     if report["verdict"] == "fail":
         advice = advice if report["promise"] == Promise.TIES else "this is a fault: report it"
         return f"Speculation changes what this model writes; {advice}."
     if report["verdict"] == "inconclusive":
-        keys = {"greedy": "greedy text", "seeded": "sampled text", "sampling": "distribution"}
-        keys["determinism"] = "determinism"
-        open_parts = {key: report[key] for key in keys if report[key]}
-        why = "; ".join(
-            f"{keys[key]}: {part['missing']}"
-            for key, part in open_parts.items()
-            if part["passed"] is None
-        )
+        parts = [(name, report[key]) for key, name in _NAMES.items() if report[key]]
+        why = "; ".join(f"{name}: {of['missing']}" for name, of in parts if of["passed"] is None)
         return f"Too little happened to show anything ({why}). {_MORE}"
-    if not left and only_texts:
-        return "Speculation changes nothing: the text is the model's own."
-    if not left:
+    if left:
+        texts = f"{len(left)} text{'s' if len(left) > 1 else ''}"
+        return f"{texts} differ from plain ones at near ties, which this mode allows; {advice}."
+    if sampling and sampling["within_noise_only"]:
         return f"Equal up to rounding, within this machine's numeric noise; {advice}."
-    texts = f"{len(left)} text{'s' if len(left) > 1 else ''}"
-    return f"{texts} part from plain ones at near ties, which this mode allows; {advice}."
+    return "Speculation changes nothing: the text is the model's own."
 
 
 def checks(report: Document) -> list[tuple[str, str, str]]:
-    """Name, mark and figures of each check that was made. A mark is "pass", "ties" (texts part, at
-    near ties that the mode allows), "fault", or "open" where nothing was shown."""
+    """Return name, mark and figures of each check that was made. A mark is "pass", "ties" (texts
+    differ, at near ties that the mode allows), "fault", or "open" where nothing was shown."""
     found = []
-    for name, key in (("greedy text", "greedy"), ("sampled text", "seeded")):
-        texts = report[key]
-        if texts:
-            mark = _mark(texts["passed"], texts["num_differing_prompts"])
-            found.append((name, mark, _told(texts, mark, report["lossless"])))
-    sampling, repeated = report["sampling"], report["determinism"]
-    if sampling:
-        drafted = sampling["origins"]
-        found.append(
-            (
-                "distribution",
-                _mark(sampling["passed"], 0),
-                f"{sampling['num_draws']:,} draws of {sampling['num_tokens']} tokens "
-                f"({drafted['accepted']:,} accepted, {drafted['recovered']:,} recovered, "
-                f"{drafted['bonus']:,} bonus): p at most {sampling['p_value']:.2g}; total "
-                f"variation {sampling['total_variation']:.4f}, bound "
-                f"{sampling['total_variation_bound']:.4f}",
-            )
-        )
-    widths = ", ".join(str(width) for width in repeated["invariant_widths"])
-    found.append(
-        (
-            "determinism",
-            _mark(repeated["passed"], repeated["num_differing"]),
-            f"{repeated['num_differing']} of {repeated['runs']} runs differ from the first; rows "
-            f"equal bit for bit in passes of {widths}; noise {repeated['tie_margin']:.4f}",
-        )
-    )
+    for key, name in _NAMES.items():
+        if part := report[key]:
+            mark = _mark(part["passed"], len(part.get("differing", ())))
+            describe = _FIGURES.get(key, _describe_texts)
+            found.append((name, mark, describe(part, mark, report["lossless"])))
     return found
-
-
-def _texts(texts: Texts) -> Document:
-    return {
-        **asdict(texts),
-        "num_rejected": texts.num_rejected,
-        "missing": texts.missing,
-        "num_differing_prompts": len(texts.differing),
-        "passed": texts.passed,
-    }
-
-
-def _sampling(sampling: Sampling) -> Document:
-    return {
-        "num_tokens": sampling.num_tokens,
-        "origins": sampling.origins,
-        "missing": sampling.missing,
-        **asdict(sampling.fit),
-        "p_value": sampling.fit.p_value,
-        "noise_bound": sampling.noise_bound,
-        "told_apart": sampling.told_apart,
-        "within_noise_only": sampling.within_noise and not sampling.fit.passed,
-        "passed": sampling.passed,
-    }
 
 
 def _mark(passed: bool | None, num_differing: int) -> str:
@@ -463,25 +419,48 @@ def _mark(passed: bool | None, num_differing: int) -> str:
     return "ties" if num_differing else "pass"
 
 
-def _told(texts: Document, mark: str, mode: str) -> str:
-    """Words what came of a comparison: nobody is to read that texts that differ have passed."""
+def _describe_texts(texts: Document, mark: str, mode: str) -> str:
+    """Nobody is to read that texts that differ have passed."""
     left, count = texts["num_differing_prompts"], texts["num_prompts"]
     near = sum(each["near_tie"] for each in texts["differing"])
     if not left:
-        said = f"bit-identical to plain ones: all {count} texts"
+        said = f"all {count} texts equal the plain ones bit for bit"
     elif mark == "ties":
-        said = f"{left} of {count} texts part at near ties (allowed by --lossless {mode})"
+        said = f"{left} of {count} texts differ at near ties (allowed by --lossless {mode})"
     else:
         said = f"{left - near} of {count} texts differ: fault"
-        said += f"; {near} more part at near ties" if near else ""
+        said += f"; {near} more differ at near ties" if near else ""
     return (
         f"{said}, {texts['num_tokens']:,} tokens; {texts['num_accepted']:,} of "
         f"{texts['num_guesses']:,} draft tokens accepted"
     )
 
 
+def _describe_sampling(sampling: Document, mark: str, mode: str) -> str:
+    drafted = sampling["origins"]
+    return (
+        f"{sampling['num_draws']:,} draws of {sampling['num_tokens']} tokens "
+        f"({drafted['accepted']:,} accepted, {drafted['recovered']:,} recovered, "
+        f"{drafted['bonus']:,} bonus): p at most {sampling['p_value']:.2g}; total "
+        f"variation {sampling['total_variation']:.4f}, bound "
+        f"{sampling['total_variation_bound']:.4f}"
+    )
+
+
+def _describe_determinism(repeated: Document, mark: str, mode: str) -> str:
+    widths = ", ".join(map(str, repeated["invariant_widths"]))
+    return (
+        f"{repeated['num_differing']} of {repeated['runs']} runs differ from the first; rows "
+        f"equal bit for bit in passes of {widths}; noise {repeated['tie_margin']:.4f}"
+    )
+
+
+_FIGURES = {"sampling": _describe_sampling, "determinism": _describe_determinism}
+
+
 def differences(report: Document) -> Sequence[tuple[str, Document]]:
-    """Returns the differences, each with the check that found each."""
-    named = [("greedy", report["greedy"]), ("sampled", report["seeded"] or {"differing": []})]
-    named.append(("repeated", report["determinism"]))
-    return [(name, each) for name, of in named for each in of["differing"]]
+    """Return the differences, each with the check that found it."""
+    named = (("greedy", "greedy"), ("sampled", "seeded"), ("repeated", "determinism"))
+    return [
+        (name, each) for name, key in named for each in (report[key] or {}).get("differing", ())
+    ]

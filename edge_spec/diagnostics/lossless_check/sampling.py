@@ -1,5 +1,5 @@
-"""The text's distribution with speculation against the exact one of plain decoding, by tests whose
-rate of false alarms holds for any number of draws and any probabilities.
+"""Compares the text's distribution with speculation with the exact one of plain decoding, by tests
+whose rate of false alarms holds for any number of draws and any probabilities.
 
 There are n draws of k texts; p is the probability of each text and f its share of the draws.
 Relative entropy is D = sum of f ln(f / p); right draws reach n D >= t with a probability of at most
@@ -31,7 +31,7 @@ Cell = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Holds how well draws fit probabilities. divergence: n D, in nats."""
+    """How well draws fit probabilities. divergence: n D, in nats."""
 
     num_draws: int
     num_cells: int
@@ -49,7 +49,7 @@ class Fit:
         return self.passed_within(0.0, 0.0)
 
     def passed_within(self, change: float, distance: float) -> bool:
-        """Says whether the draws may come from probabilities q that are each up to exp(change)
+        """Return True if the draws may come from probabilities q that are each up to exp(change)
         times as large or as small as p, and all together at most `distance` away in total
         variation.
 
@@ -106,11 +106,11 @@ _LEAST_TOLD_APART = 0.5
 
 @dataclass(frozen=True)
 class Sampling:
-    """Says how draws of `num_tokens` tokens fit their exact probabilities.
+    """How draws of `num_tokens` tokens fit their exact probabilities.
 
     noise_bound: how far rows of another width may move the distribution, in total variation.
     noise_factor: how far a text's probability, as a logarithm. told_apart: how likely texts are
-    whose three tokens are told, not just that one of them is of the last place.
+    whose three tokens are all known, not only that one of them competes for the last place.
     """
 
     num_tokens: int
@@ -126,7 +126,7 @@ class Sampling:
 
     @property
     def passed(self) -> bool | None:
-        """Returns None where the draws show nothing."""
+        """Return None where the draws show nothing."""
         if not self.within_noise:
             return False
         return None if self.missing else True
@@ -148,7 +148,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Reference:
-    """Holds what may be drawn. Where the noise may put another token into the last place that top-k
+    """What may be drawn. Where the noise may put another token into the last place that top-k
     keeps, the tokens that compete for it are one, LAST_PLACE, and end the text.
 
     competitors: these tokens, by the text before them.
@@ -158,7 +158,7 @@ class Reference:
     competitors: dict[Cell, frozenset[int]]
 
     def cell(self, text: Cell) -> Cell:
-        """The text itself, but for a token that competes for the last place."""
+        """Return the text, up to and with LAST_PLACE for a token that competes for the last one."""
         for i, token in enumerate(text):
             if token in self.competitors.get(text[:i], ()):
                 return (*text[:i], LAST_PLACE)
@@ -172,7 +172,7 @@ def check_sampling(
     progress: Progress,
     prompts: Sequence[Sequence[int]] = (),
 ) -> Sampling:
-    """Draws without a seed, so that drafts that can be sampled are, except in exact mode. All
+    """Draw without a seed, so that drafts that can be sampled are, except in exact mode. All
     draft tokens are verified, whether or not that pays. Half of the texts go on from words that
     nobody foresees, half from text that the target began after them, or after one of `prompts`.
     noise: of a logit's distance to the largest."""
@@ -208,8 +208,8 @@ def _draw(engine: Engine, prompt: Sequence[int]) -> Sequence[Token]:
 
 
 def _agreed(engine: Engine, prompts: Sequence[Sequence[int]], progress: Progress) -> list[int]:
-    """Returns a prompt with what the target goes on with, after which a draft agrees with it most
-    often, and not always. What is drawn to see that counts nowhere."""
+    """Return a prompt and a beginning of the target's own answer to it, after which a draft agrees
+    with the target most often, and not always. What is drawn here to see that counts nowhere."""
     candidates: list[list[int]] = []
     for prompt in prompts:
         begun = list(prompt[: engine.context_length // 2])
@@ -232,7 +232,8 @@ def _agreed(engine: Engine, prompts: Sequence[Sequence[int]], progress: Progress
 
 
 def _reference(engine: Engine, prompt: Sequence[int], noise: float) -> Reference:
-    """TOP_K ** NUM_TOKENS texts, most of the time, by a plain step for each that can go on."""
+    """Compute the probabilities of all texts, TOP_K ** NUM_TOKENS most of the time, by a plain step
+    for each that can go on."""
     competitors: dict[Cell, frozenset[int]] = {}
 
     def walk(path: Cell, probability: float) -> Iterator[tuple[Cell, float]]:
@@ -264,8 +265,8 @@ def _likeliest(engine: Engine, before: Sequence[int]) -> Sequence[Alternative]:
 
 
 def _last_place(likeliest: Sequence[Alternative], least: float, change: float) -> frozenset[int]:
-    """Tokens that top-k keeps or not, depending on changes of their differences by up to `change`.
-    likeliest: by what is largest first; least: what is kept at least."""
+    """Return the tokens that top-k keeps or not, depending on changes of their differences by up to
+    `change`. likeliest: the largest first; least: log probability of the last that is kept."""
     outside = [each.logprob for each in likeliest if each.logprob < least]
     if not outside or least - outside[0] > change:
         return frozenset()

@@ -13,12 +13,11 @@ from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
     PLAIN,
     BenchPlan,
-    EngineSide,
     Run,
-    SideError,
     Task,
     make_plan,
     measure,
+    own_sides,
 )
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.scheduler.policy import FixedPolicy
@@ -37,12 +36,12 @@ class FakeSide:
     at: int = 0
     calls: int = field(default=0)
 
-    def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
+    def answer(self, prompt: Sequence[int], max_tokens: int) -> Run:
         self.calls += 1
         if self.fault is not None and self.calls == self.at:
             raise self.fault
         self.log.append((self.name, tuple(prompt)))
-        return Run((1,), 1, 1.0, Stats())
+        return Run((1,), Stats(predicted_n=1, predicted_ms=1e3))
 
 
 def planned(num_tasks: int, repetitions: int) -> BenchPlan:
@@ -64,19 +63,25 @@ def test_each_of_two_sides_goes_first_as_often_as_the_other(num_tasks: int) -> N
         order = [name for name, prompt in turns if prompt == (i, i)]
         assert sorted([order[0], order[3]]) == ["a", "b"]  # in its two repetitions
         assert order[2] == order[5] == "c"
-    assert all(len(passes) == 2 for passes in measured.runs.values())
+    assert all(len(of_task) == 2 for runs in measured.runs.values() for of_task in runs)
 
 
 def test_a_side_that_fails_is_given_up_and_the_others_go_on() -> None:
     sides = [
         FakeSide("a", []),
         FakeSide("b", []),
-        FakeSide("c", [], SideError("gone", remedy=""), 3),
+        FakeSide("c", [], RuntimeError("gone"), 3),
     ]
     measured = measure(sides, planned(3, 2), quiet)
-    assert measured.failures == {"c": "gone"}
-    assert {name: len(passes) for name, passes in measured.runs.items()} == {"a": 2, "b": 2}
+    assert measured.failures == {"c": "RuntimeError: gone"}
+    assert {name: len(runs) for name, runs in measured.runs.items()} == {"a": 3, "b": 3}
     assert sides[2].calls == 3 and not measured.partial
+
+
+def test_our_own_failure_ends_it() -> None:
+    sides = [FakeSide(DRAFTING, [], RuntimeError("broken"), 2), FakeSide(PLAIN, [])]
+    with pytest.raises(RuntimeError, match="broken"):
+        measure(sides, planned(2, 1), quiet)
 
 
 def test_both_sides_of_an_engine_write_the_same_and_only_one_drafts(
@@ -84,9 +89,8 @@ def test_both_sides_of_an_engine_write_the_same_and_only_one_drafts(
 ) -> None:
     engine = make_engine(remembers_all(), [SuffixDrafter()], FixedPolicy(min_confidence=0.0))
     plan = make_plan(engine, [Prompt("1", "a", "one two one two one two")], 16, 2)
-    sides = [EngineSide(engine, name) for name in (DRAFTING, PLAIN)]
-    measured = measure(sides, plan, quiet)
-    drafted, plain = ([each[0] for each in measured.runs[name]] for name in (DRAFTING, PLAIN))
+    measured = measure(own_sides(engine), plan, quiet)
+    drafted, plain = (measured.runs[name][0] for name in (DRAFTING, PLAIN))
     assert {run.tokens for run in drafted} == {run.tokens for run in plain}
     assert all(run.stats.draft_n > 0 for run in drafted)
     assert all(run.stats.plain_reasons == {"off": run.stats.rounds} for run in plain)

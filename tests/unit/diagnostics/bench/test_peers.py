@@ -63,11 +63,12 @@ def test_a_server_is_asked_by_tokens_and_ends_with_its_side(
     )
     with open_peers(CHOICE, PLAN, [0], quiet) as opened:
         server = opened[1]
-        assert server.plain is not None and server.looking_up is not None, server.note
-        assert server.plain.version == "7 (abc)"
-        run = server.plain.decode([7, 8], 5)
+        assert len(server.sides) == 2, server.note
+        plain, drafting = server.sides
+        assert plain.version == "7 (abc)"
+        run = plain.answer([7, 8], 5)
         assert (run.tokens, run.num_tokens, run.seconds) == ((7, 8), 4, 2.0)
-        drafted = server.looking_up.decode([7], 5).stats
+        drafted = drafting.answer([7], 5).stats
         assert (drafted.draft_n, drafted.draft_n_accepted, drafted.rounds) == (6, 2, 2)
     for url in set(asked):
         with pytest.raises(OSError):

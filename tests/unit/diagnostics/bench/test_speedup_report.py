@@ -1,24 +1,27 @@
-"""From runs to figures, and from figures to the report and the chart."""
+"""From runs to figures, and from figures to the report."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from edge_spec.cli.output import print_page
 from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
     PLAIN,
     BenchMeasurement,
     BenchPlan,
-    OpenPeer,
+    Peer,
     Run,
+    Side,
     Task,
 )
-from edge_spec.diagnostics.bench.report import Figures, document, markdown
+from edge_spec.diagnostics.bench.report import NOT_ENOUGH, document, page
 from edge_spec.text.prompt_files import Prompt
 
 SETTINGS = {
@@ -33,18 +36,19 @@ SETTINGS = {
 
 def run(seconds: float, num_tokens: int = 10, text: int = 1, **stats: Any) -> Run:
     tokens = tuple(range(text, text + num_tokens))
-    return Run(tokens, num_tokens, seconds, Stats(predicted_n=num_tokens, **stats))
+    stats = {"predicted_ms": 1e3 * seconds, **stats}
+    return Run(tokens, Stats(predicted_n=num_tokens, **stats))
 
 
 def looping(seconds: float) -> Run:
     """Eight of its ten tokens repeat the first two."""
-    return Run((1, 2) * 5, 10, seconds, Stats(predicted_n=10))
+    return Run((1, 2) * 5, Stats(predicted_n=10, predicted_ms=1e3 * seconds))
 
 
 def drafted(seconds: float, **more: Any) -> Run:
     reasons = Counter({"no_candidate": 1})
     more = {"acceptance_histogram": Counter({0: 1, 2: 1, 4: 1}), **more}
-    times = {"draft_ms": 2.0, "verify_ms": 30.0, "predicted_ms": 36.0}
+    times = {"draft_ms": 2.0, "verify_ms": 994.0}
     return run(
         seconds, rounds=4, draft_n=8, draft_n_accepted=6, plain_reasons=reasons, **times, **more
     )
@@ -59,7 +63,7 @@ def measured() -> BenchMeasurement:
         plan,
         {
             DRAFTING: [[drafted(1.0), drafted(1.0)], [drafted(1.0), drafted(1.0)]],
-            PLAIN: [[run(2.0), run(1.0)], [run(2.0), run(0.8)]],
+            PLAIN: [[run(2.0), run(2.0)], [run(1.0), run(0.8)]],
         },
         failures={},
         partial=False,
@@ -67,16 +71,15 @@ def measured() -> BenchMeasurement:
 
 
 def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
-    figures = Figures(measured)
-    code = figures.categories()["code"]
+    report = document(measured, SETTINGS, [])
+    code, total = report["categories"]["code"], report["total"]
     assert (code["speedup"], code["speedup_low"], code["speedup_high"]) == (2, 2, 2)
     assert (code["predicted_per_second"], code["plain_per_second"]) == (10, 5)
     assert code["mean_accepted_length"] == 10 / 4
     assert code["acceptance_rate"] == 6 / 8
     assert code["plain_rounds"] == {"no_candidate": 1 / 4}
-    assert (code["draft_ms_a_round"], code["verify_ms_a_round"]) == (0.5, 7.5)
+    assert (code["draft_ms_a_round"], code["verify_ms_a_round"]) == (0.5, 248.5)
     assert code["overhead_ms_a_round"] == 1.0
-    total = figures.total()
     assert total["speedup"] == pytest.approx(2.9 / 2)
     assert total["worst_prompt"] == "b"
     worst = [total[f"worst_prompt_speedup{end}"] for end in ("", "_low", "_high")]
@@ -85,41 +88,69 @@ def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
 
 
 def test_a_text_that_differs_is_counted(measured: BenchMeasurement) -> None:
-    measured.runs[DRAFTING][1][0] = drafted(1.0, text=5)
-    figures = Figures(measured)
-    assert figures.total()["differing_texts"] == 1
-    assert [each["equal_text"] for each in figures.prompts()] == [False, True]
+    measured.runs[DRAFTING][0][1] = drafted(1.0, text=5)
+    report = document(measured, SETTINGS, [])
+    assert report["total"]["differing_texts"] == 1
+    assert [each["equal_text"] for each in report["prompts"]] == [False, True]
+
+
+def told(report: dict[str, Any]) -> str:
+    return page(json.loads(json.dumps(report))).markdown()
 
 
 def test_prompts_that_loop_are_told_and_left_out_of_a_speedup(measured: BenchMeasurement) -> None:
-    measured.runs[PLAIN][0][0] = measured.runs[PLAIN][1][0] = looping(2.0)
-    figures = Figures(measured)
-    total, code = figures.total(), figures.categories()["code"]
+    measured.runs[PLAIN][0] = [looping(2.0), looping(2.0)]
+    report = document(measured, SETTINGS, [])
+    total, code = report["total"], report["categories"]["code"]
     assert (code["loop_share"], code["loop_free_prompts"]) == (0.8, 0)
     assert code["loop_free_speedup"] is None
     assert total["speedup"] == pytest.approx(2.9 / 2)
     assert (total["loop_share"], total["loop_free_prompts"]) == (0.4, 1)
     assert total["loop_free_speedup"] == pytest.approx(0.9)
-    assert [each["loop_share"] for each in figures.prompts()] == [0.8, 0.0]
-    lines = markdown(document(measured, SETTINGS, [])).splitlines()
-    assert any(line.startswith("In loops: 40% of plain") for line in lines)
-    assert "Over the prompts without any (1), the speedup is 0.90 (0.80 to 1.00)." in lines
+    assert [each["loop_share"] for each in report["prompts"]] == [0.8, 0.0]
+    assert "In loops: 40% of plain decoding's tokens" in told(report)
+    assert "| all | 0.90 b | 40% | 0.90 (0.80 to 1.00) of 1 |" in told(report)
+
+
+def test_a_ratio_of_too_few_answers_is_not_shown(measured: BenchMeasurement) -> None:
+    """One pair of a prompt has no range; answers without a timed token are no answers."""
+    for side in (DRAFTING, PLAIN):
+        measured.runs[side] = [of_task[:1] for of_task in measured.runs[side]]
+    report = document(measured, SETTINGS, [])
+    assert report["total"]["speedup"] is not None and report["total"]["worst_prompt"] is None
+    assert report["categories"]["code"]["speedup"] is None
+    assert report["prompts"][0]["speedup"] is None and report["prompts"][0]["plain_per_second"]
+    assert f"| code | 1 | 5.0 | 10.0 | {NOT_ENOUGH} | 75% |" in told(report)
+    assert f"| code | {NOT_ENOUGH} | 0% | {NOT_ENOUGH} |" in told(report)
+    measured.runs[PLAIN][0] = [run(0.0, num_tokens=0)]
+    report = document(measured, SETTINGS, [])
+    assert report["total"]["speedup"] is None
+    assert report["categories"]["code"]["plain_per_second"] is None
+    json.dumps(report, allow_nan=False)
 
 
 def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
-    measured.runs["other plain"] = [[run(4.0), run(2.0)]] * 2
-    measured.runs["other lookup"] = [[run(2.0), run(2.0)]] * 2
-    peer = Figures(measured).peer("other lookup", "other plain")
+    names = ("other plain", "other drafting")
+    other = Peer("other", "tiny", [Side(name, pytest.fail, "7") for name in names])
+    measured.runs["other plain"] = [[run(4.0)] * 2, [run(2.0)] * 2]
+    measured.runs["other drafting"] = [[run(2.0)] * 2, [run(2.0)] * 2]
+    report = document(measured, SETTINGS, [other])
+    peer = report["peers"]["other"]
     assert peer["speedup"] == pytest.approx(6 / 4)
     assert peer["ours_over_plain"] == pytest.approx(6 / 2)
     assert peer["ours_over_predicted"] == pytest.approx(4 / 2)
     assert peer["plain_per_second"] == pytest.approx(20 / 6)
     assert peer["mean_accepted_length"] is None  # it does not tell
+    del measured.runs["other drafting"]
+    report = document(measured, SETTINGS, [other])
+    alone = report["peers"]["other"]
+    assert alone["speedup"] is None and alone["ours_over_plain"] == pytest.approx(6 / 2)
+    assert f"| other | 3.3 |  | {NOT_ENOUGH} |" in told(report)
 
 
 @pytest.fixture
 def report(measured: BenchMeasurement) -> dict[str, Any]:
-    return document(measured, SETTINGS, [OpenPeer("llama-server", "tiny", note="not installed: x")])
+    return document(measured, SETTINGS, [Peer("llama-server", "tiny", note="not installed: x")])
 
 
 def test_the_document_survives_json_and_has_the_promised_fields(report: dict[str, Any]) -> None:
@@ -135,18 +166,32 @@ def test_the_document_survives_json_and_has_the_promised_fields(report: dict[str
     assert report["settings"]["repetitions"] == 2
 
 
-def test_the_markdown_of_a_stored_report(report: dict[str, Any]) -> None:
+def test_the_page_of_a_stored_report(report: dict[str, Any]) -> None:
     report["machine"] = {"cpu": "A CPU", "cores": 2, "system": "OS", "versions": {"numpy": "2"}}
-    lines = markdown(json.loads(json.dumps(report))).splitlines()
+    lines = told(report).splitlines()
     assert lines[0] == "# edge-spec bench: tiny on reference, drafter auto"
     assert "A CPU, 2 cores, OS; numpy 2." in lines
-    assert (
-        "| code | 1 | 5.0 | 10.0 | 2.00 (2.00 to 2.00) | 2.50 | 75% | 0% | "
-        "2.00 (2.00 to 2.00) of 1 | 2.00 (2.00 to 2.00) a |"
-    ) in lines
-    assert "| code | no_candidate 25% | 0.50 | 7.50 | 1.00 |" in lines
-    assert any(line.startswith("| all | 2 |") and line.endswith(" b |") for line in lines)
-    assert "- llama-server: not installed: x" in lines
-    widths = {line.count("|") for line in lines if line.startswith("| ")}
-    assert widths == {11, 6}  # each table's rows are as long as its header
+    assert "| code | 1 | 5.0 | 10.0 | 2.00 (2.00 to 2.00) | 75% |" in lines
+    assert "| code | 2.00 a | 0% | 2.00 (2.00 to 2.00) of 1 |" in lines
+    assert "| code | 2.50 | 0.50 | 248.50 | 1.00 | no_candidate 25% |" in lines
+    assert "| all | 0.90 b | 0% | 1.45 (1.40 to 1.50) of 2 |" in lines
+    assert "llama-server: not installed: x" in lines
     assert not any("Partial" in line for line in lines)
+
+
+def test_a_terminal_of_80_columns_shows_whole_figures(
+    report: dict[str, Any], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    report["total"]["worst_prompt"] = "conversation-3"
+    report["categories"] = {"math_reasoning": report["total"]}
+    print_page(page(report))
+    lines = re.sub("\x1b.*?m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [" ".join(line.split()) for line in lines if line.startswith("math_reasoning")]
+    assert rows == [
+        "math_reasoning 2 6.9 10.0 1.45 (1.40 to 1.50) 75%",
+        "math_reasoning 0.90 conversation-3 0% 1.45 (1.40 to 1.50) of 2",
+        "math_reasoning 2.50 0.50 248.50 1.00 no_candidate 25%",
+    ]
