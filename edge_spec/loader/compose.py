@@ -13,7 +13,7 @@ from typing import Protocol
 from edge_spec.core.model import HasWays
 from edge_spec.core.runtime_protocols import SharesPasses
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
-from edge_spec.engine.components import EngineComponents, IdleWork, TakesAnswers
+from edge_spec.engine.components import EngineComponents, IdleWork, InTurns, TakesAnswers
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.shared_passes import SharedPasses
@@ -24,7 +24,7 @@ from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import add_rounds
 from edge_spec.models.runtimes import library_build
-from edge_spec.placement.idle_process import InTurns, measure_when_idle
+from edge_spec.placement.idle_process import measure_when_idle
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.profile import load_learnt, save_learnt
 from edge_spec.scheduler.row_findings import RoundTimes, rows_key, settle_rows, usual_shares

@@ -44,7 +44,6 @@ from edge_spec.models.devices import free_bytes, processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairKey, first_acceptance, pair_key
 from edge_spec.placement.candidates import candidate_of, described
-from edge_spec.placement.gains import can_overlap, cheap_rows, draft_token_s
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.cost import RowCosts
@@ -53,6 +52,8 @@ from edge_spec.scheduler.profile import (
     PairFindings,
     Profile,
     ProfileKey,
+    cheap_rows,
+    draft_token_s,
     load_pair,
     load_profile,
     profile_key,
@@ -256,7 +257,7 @@ def open_models(
             options.drafts[0],
             drafts[0].step_s / costs().at(1),
         )
-    begins = findings is None or can_overlap(findings, costs(), drafts[0].step_s)
+    begins = findings is None or findings.overlap_saves_s(costs(), drafts[0].step_s) > 0
     return OpenModels(loaded, drafts, drafters, context, costs, key, begins, pair)
 
 

@@ -23,7 +23,6 @@ from threading import Condition, Thread
 
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.engine.components import IdleWork
 from edge_spec.errors import EdgeSpecError
 from edge_spec.models import runtimes
 from edge_spec.models.devices import free_bytes, processor
@@ -31,8 +30,8 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolution_on
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidate_of, described
-from edge_spec.placement.place_work import measure_place
 from edge_spec.placement.plan import is_open
+from edge_spec.placement.survey import measure_place
 from edge_spec.scheduler.machine import busy_share, on_battery
 from edge_spec.scheduler.profile import kept_profiles
 from edge_spec.scheduler.row_findings import holds
@@ -47,25 +46,6 @@ _ROOM = 3  # times a model's files, that has to be free for other runtimes' copi
 _NICE = 5
 
 _log = logging.getLogger(__name__)
-
-
-class InTurns:
-    """Joins works that share a model, of which each begins when those before it are done."""
-
-    def __init__(self, works: Sequence[IdleWork]) -> None:
-        self._works = works
-
-    def pause(self) -> None:
-        for work in self._works:
-            work.pause()
-
-    def resume(self) -> None:
-        for work in self._works:
-            work.resume()
-
-    def close(self) -> None:
-        for work in reversed(self._works):
-            work.close()
 
 
 class IdleProcess:

@@ -24,7 +24,7 @@ import numpy as np
 from edge_spec.core.model import HasOwnLoop, Model, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.scheduler.cost import RowCosts, costs_of
-from edge_spec.scheduler.profile import ContextCosts, PairFindings, Profile
+from edge_spec.scheduler.profile import LEAST_S, ContextCosts, PairFindings, Profile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _FEW_WIDTHS = (1, 2, 4, 8, 16)  # for models that are slow
@@ -34,7 +34,6 @@ _SPREAD = 0.04  # of the least certain median, at which no more rounds are made
 _LEAST_ROUNDS = 2  # however long they take: one alone does not tell how certain it is
 _FIRST_STEPS = 3  # the first ones bind buffers
 _PREFILL_SHARE = 1 / 3  # of the time, after which the long context is as long as it is
-LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
 SEED = 0
 
 # Without a profile:

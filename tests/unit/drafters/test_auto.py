@@ -8,8 +8,8 @@ import pytest
 
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
-from edge_spec.placement.gains import cheap_rows
 from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.profile import cheap_rows
 
 CHEAP = {1: 0.030, 2: 0.030, 4: 0.033, 8: 0.037}  # 1.5B in 4 bits, on AVX-512 VNNI
 DEAR = {1: 0.027, 2: 0.026, 4: 0.035, 8: 0.060}  # the same, with kernels for AVX2
