@@ -129,9 +129,9 @@ def cached_plan() -> dict[str, Any]:
     import json
 
     from edge_spec.models.source import Source
-    from edge_spec.placement.plan import cached_plan, plan_json, plan_path
+    from edge_spec.placement.plan import kept_plan, plan_json
 
-    plan = cached_plan(plan_path(Source("smollm2", lambda what, fraction: None), None))
+    plan = kept_plan(Source("smollm2", lambda what, fraction: None), None)
     return {} if plan is None else dict(json.loads(plan_json(plan)))
 
 

@@ -1,4 +1,4 @@
-// The table of `edge-spec plan`: where the model runs best on this machine, and who should draft.
+// The table of `edge-spec plan`: where the model runs best here, and what drafting gains.
 
 import { element } from "./dom.js";
 import { percent, rate, times } from "./figures.js";
@@ -11,14 +11,14 @@ const MAX_ROWS = 12;
 export function planNodes(plan) {
   const placements = Array.isArray(plan?.placements) ? plan.placements : [];
   if (placements.length === 0) return [...missing()];
-  const intro = "Forecasts from passes that were timed on this machine, the best first.";
+  const intro = "Measured on this machine: drafters at the best place, then other places.";
   const names = [...COLUMNS, ...NUMBERS, "Why not first"];
   const head = rowNode("th", names);
   const rows = placements.slice(0, MAX_ROWS).map(row);
   const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows));
   const nodes = [element("p", {}, intro), element("div", { class: "wide", tabindex: "0" }, table)];
   const left = placements.length - rows.length;
-  if (left > 0) nodes.push(element("p", { class: "note" }, `${left} slower ones are not shown.`));
+  if (left > 0) nodes.push(element("p", { class: "note" }, `${left} others are not shown.`));
   return nodes;
 }
 
@@ -26,7 +26,7 @@ function* missing() {
   yield element("p", {}, "Nothing has been measured for this model on this machine yet.");
   const command = element("code", {}, "edge-spec plan");
   const what = `with the model's name in a terminal. It times the runtimes and devices that are
-    here, with and without each drafter, and the next start runs the model as planned.`;
+    here and the drafters at the best place; the next start runs the model where it is fastest.`;
   yield element("p", {}, "Run ", command, ` ${what}`);
 }
 
