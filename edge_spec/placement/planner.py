@@ -291,12 +291,12 @@ class Planner:
         pairs = [] if self._draft is None else self._pairs(self._draft, targets, places)
         self._schedule.enter("trial")
         tried, failed = self._try(places, pairs, targets)
-        done = {(each.target, each.draft) for each in tried}
+        done = {_places(each) for each in tried}
         others = [*places, *(each.placement for each in pairs)]
         left = [
             each
             for each in others
-            if (each.target, each.draft) not in done and _places(each) not in failed
+            if _places(each) not in done | failed and (each.target, None) not in failed
         ]
         return Plan(
             version=1,
