@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_spec.models.devices import Device
-    from edge_spec.placement.plan import Placement, Plan
+    from edge_spec.placement.plan import Place, Placement, Plan
 
 
 def devices(
@@ -155,8 +155,10 @@ def _print(made: Plan) -> None:
     from edge_spec.placement.planner import why_no_draft
 
     best = made.placements[0]
-    places = {(each.target, each.draft): each for each in reversed(made.placements)}
-    rows = [_place_cells(each, best) for each in reversed(places.values())]
+    firsts: dict[tuple[Place, Place | None], Placement] = {}
+    for each in made.placements:
+        firsts.setdefault((each.target, each.draft), each)
+    rows = [_place_cells(each, best) for each in firsts.values()]
     _print_columns(("place", "draft", "weights", "plain tokens/s", "memory", "why not"), rows)
     tried = [each for each in made.placements if each.speedup is not None]
     if tried:
@@ -181,14 +183,14 @@ def _print_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> No
 
 def _place_cells(placement: Placement, best: Placement) -> tuple[str, ...]:
     step_s, memory = placement.step_s, placement.memory_bytes
-    is_tried = placement.speedup is not None
+    is_best = placement.target == best.target and placement.draft in (None, best.draft)
     return (
         str(placement.target),
         "-" if placement.draft is None else str(placement.draft),
         placement.target.weights,
         "-" if step_s is None else f"{1 / step_s:.1f}",
         "-" if memory is None else _memory(memory, placement.on_devices),
-        "the best" if is_tried or placement is best else placement.reason or "it was not tried",
+        "the best" if is_best else placement.reason or "it was not tried",
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
@@ -219,34 +219,6 @@ def rank_pairs(pairs: Sequence[Pair], free: FreeMemory) -> list[Pair]:
     ]
 
 
-class Schedule:
-    """Tells with every step how long the whole will take, at most about. stages: their seconds, in
-    their order."""
-
-    def __init__(
-        self,
-        progress: Progress,
-        stages: Mapping[str, float],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._progress = progress
-        self._clock = clock
-        self._left = dict(stages)
-        self._stage_s = 0.0  # of the current stage
-        self._begun_s = clock()
-
-    def enter(self, stage: str) -> None:
-        """The stages before this one are done, however long they took."""
-        while stage in self._left:
-            self._stage_s = self._left.pop(next(iter(self._left)))
-        self._begun_s = self._clock()
-
-    def __call__(self, what: str, fraction: float) -> None:
-        here_s = max(0.0, self._stage_s - (self._clock() - self._begun_s))
-        left_s = here_s + sum(self._left.values())
-        self._progress(f"{what} (the plan takes about {left_s:.0f} s more)", fraction)
-
-
 class Planner:
     """Plans for one model, and perhaps another that drafts for it.
 
@@ -265,9 +237,8 @@ class Planner:
         refresh: bool = False,
     ) -> None:
         self._source, self._draft, self._trial = source, draft, trial
-        stages = {"survey": MEASURE_S, "pair": MEASURE_S if draft else 0.0, "trial": TRIAL_S}
-        self._schedule = Schedule(progress, stages)
-        self._surveyor = Surveyor(devices, self._schedule, refresh)
+        self._report, self._end_s = progress, 0.0
+        self._surveyor = Surveyor(devices, self._progress, refresh)
         self._free = self._surveyor.room.free
         self._tried_well = True
         self.notes = self._surveyor.notes
@@ -282,14 +253,14 @@ class Planner:
 
     def make(self) -> Plan:
         """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
-        self._schedule.enter("survey")
+        self._expect(MEASURE_S + (MEASURE_S if self._draft else 0.0) + TRIAL_S)
         targets = self._surveyor.survey(self._source, LoadOptions())
         if not any(each.profile for each in targets):
             raise self._nowhere(targets)
         places = rank_places([self._alone(each) for each in targets], self._free)
-        self._schedule.enter("pair")
+        self._expect((MEASURE_S if self._draft else 0.0) + TRIAL_S)
         pairs = [] if self._draft is None else self._pairs(self._draft, targets, places)
-        self._schedule.enter("trial")
+        self._expect(TRIAL_S)
         tried, failed = self._try(places, pairs, targets)
         done = {_places(each) for each in tried}
         others = [*places, *(each.placement for each in pairs)]
@@ -307,6 +278,14 @@ class Planner:
             placements=(*tried, *left) or places,
             notes=tuple(self.notes),
         )
+
+    def _expect(self, seconds: float) -> None:
+        """Tell from now on with every step how long the plan will take, at most about."""
+        self._end_s = time.monotonic() + seconds
+
+    def _progress(self, what: str, fraction: float) -> None:
+        left_s = max(0.0, self._end_s - time.monotonic())
+        self._report(f"{what} (the plan takes about {left_s:.0f} s more)", fraction)
 
     def _nowhere(self, targets: Sequence[MeasuredPlace]) -> EdgeSpecError:
         if targets:
@@ -382,7 +361,7 @@ class Planner:
         self._surveyor.has_measured = True
         target, draft = pair.target.candidate, pair.draft.candidate
         what = f"Measuring {target.place} beside {draft.place}"
-        found = measure_pair(target, draft, partial(self._schedule, what))
+        found = measure_pair(target, draft, partial(self._progress, what))
         save_pair(*pair.keys, found)
         return found
 
@@ -421,7 +400,7 @@ class Planner:
     ) -> tuple[Placement, ...]:
         """Return what each drafter wrote at one place. Raises PlaceError."""
         assert target.profile is not None and alone.step_s is not None
-        default = default_drafter(target.profile)
+        default = default_drafter(target.profile) or "none"
         ways = [replace(alone, drafter=name) for name in dict.fromkeys(_by_text(default))]
         if pair is not None:
             names = dict.fromkeys((pair.placement.drafter, "draft-model"))
@@ -466,7 +445,7 @@ class Planner:
         prompts = short_prompts(prepared)
         length = int(TRIAL_S / (step_s * len(ways) * len(prompts)))
         length = max(_LEAST_TOKENS, min(MOST_TOKENS, length))
-        on_step = partial(self._schedule, f"Trying drafters on {target.candidate.place}")
+        on_step = partial(self._progress, f"Trying drafters on {target.candidate.place}")
         return self._trial(ways, prompts, length, on_step)
 
 

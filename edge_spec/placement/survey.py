@@ -280,7 +280,9 @@ class Surveyor:
     def _known(self, place: Candidate) -> Profile | None:
         if self.refresh or self._fault(place):
             return None
-        return load_profile(place.key, place.prepared.profiles)
+        # What came with the model was measured elsewhere: a driver may compute wrong here.
+        bundled = None if place.is_risky else place.prepared.profiles
+        return load_profile(place.key, bundled)
 
     def _fault(self, place: Candidate) -> str:
         """Return why a place is not worth trying; "" where it is."""
