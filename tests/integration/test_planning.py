@@ -120,6 +120,35 @@ def test_a_place_that_fails_in_the_trial_is_left_out_with_its_reason(model: str)
     assert failed[0] not in map(str, plan.placements)
 
 
+def test_a_draft_that_fails_in_the_trial_is_left_out_and_its_target_is_tried_alone(
+    model: str, gguf: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pair, "can_pay", True)
+
+    def trial(placements: Any, *more: Any) -> Any:
+        if any(each.draft for each in placements):
+            raise PlaceError("the draft was lost")
+        return as_measured(placements, *more)
+
+    draft = Source(str(gguf("llama", "F16")), quiet)
+    planner = Planner(Source(model, quiet), draft, one_device(), quiet, trial)
+    best = planner.make().placements[0]
+    assert best.draft is None and best.speedup is not None
+    assert [line for line in planner.notes if line.endswith(": the draft was lost")]
+    assert planner.is_certain
+
+
+def test_where_every_trial_fails_the_places_are_ranked_and_the_plan_is_not_kept(
+    model: str,
+) -> None:
+    def trial(*given: Any) -> Any:
+        raise PlaceError("it was lost")
+
+    planner = Planner(Source(model, quiet), None, one_device(), quiet, trial)
+    plan = planner.make()
+    assert plan.placements[0].step_s is not None and not planner.is_certain
+
+
 def test_what_was_tried_on_a_busy_machine_is_tried_again(model: str) -> None:
     """Plain decoding has no reason to be much slower than its passes but other processes."""
 
