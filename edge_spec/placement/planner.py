@@ -237,7 +237,7 @@ class Planner:
         refresh: bool = False,
     ) -> None:
         self._source, self._draft, self._trial = source, draft, trial
-        self._report, self._end_s = progress, 0.0
+        self._report, self._end_s, self._then_s = progress, 0.0, 0.0
         self._surveyor = Surveyor(devices, self._progress, refresh)
         self._free = self._surveyor.room.free
         self._tried_well = True
@@ -253,12 +253,13 @@ class Planner:
 
     def make(self) -> Plan:
         """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
-        self._expect(MEASURE_S + (MEASURE_S if self._draft else 0.0) + TRIAL_S)
+        draft_s = MEASURE_S if self._draft else 0.0
+        self._expect(MEASURE_S, draft_s + TRIAL_S)
         targets = self._surveyor.survey(self._source, LoadOptions())
         if not any(each.profile for each in targets):
             raise self._nowhere(targets)
         places = rank_places([self._alone(each) for each in targets], self._free)
-        self._expect((MEASURE_S if self._draft else 0.0) + TRIAL_S)
+        self._expect(draft_s, TRIAL_S)
         pairs = [] if self._draft is None else self._pairs(self._draft, targets, places)
         self._expect(TRIAL_S)
         tried, failed = self._try(places, pairs, targets)
@@ -279,12 +280,13 @@ class Planner:
             notes=tuple(self.notes),
         )
 
-    def _expect(self, seconds: float) -> None:
-        """Tell from now on with every step how long the plan will take, at most about."""
-        self._end_s = time.monotonic() + seconds
+    def _expect(self, seconds: float, then_s: float = 0.0) -> None:
+        """Tell from now on with every step how long the plan will take, at most about. then_s: of
+        what comes after this."""
+        self._end_s, self._then_s = time.monotonic() + seconds, then_s
 
     def _progress(self, what: str, fraction: float) -> None:
-        left_s = max(0.0, self._end_s - time.monotonic())
+        left_s = max(0.0, self._end_s - time.monotonic()) + self._then_s
         self._report(f"{what} (the plan takes about {left_s:.0f} s more)", fraction)
 
     def _nowhere(self, targets: Sequence[MeasuredPlace]) -> EdgeSpecError:
@@ -415,10 +417,9 @@ class Planner:
         if found is None:
             self._surveyor.has_measured = True
             found = self._measured(ways, target)
-            if self._was_busy(alone, found["none"]):
-                self._tried_well = False
-            else:
+            if not was_busy(_slowdown(alone, found) - 1):
                 TRIALS.keep(key, found)
+        self._compare(alone, _slowdown(alone, found))
         tried = []
         for each in ways:
             wrote = found[each.drafter]
@@ -428,17 +429,17 @@ class Planner:
                 tried.append(replace(each, **vars(wrote)))
         return rank_drafters(tried, default)
 
-    def _was_busy(self, alone: Placement, plain: Tried | str) -> bool:
-        """Plain decoding has no reason to be much slower than its passes but other processes."""
-        assert isinstance(plain, Tried) and alone.step_s is not None
-        slowdown = 1 / (plain.tokens_per_s * alone.step_s)
-        if not was_busy(slowdown - 1):
-            return False
-        self._surveyor.note(
-            f"{alone.target}: plain decoding took {slowdown:.1f} times as long as its passes "
-            "before, the machine was busy: plan again when it is free"
-        )
-        return True
+    def _compare(self, alone: Placement, slowdown: float) -> None:
+        """Plain decoding and its passes take about as long but for what else the machine does."""
+        if not was_busy(max(slowdown, 1 / slowdown) - 1):
+            return
+        self._tried_well = False
+        what = f"plain decoding took {slowdown:.1f} times as long as its passes before"
+        remedy = "plan again when it is free"
+        if slowdown < 1:
+            what = f"passes took {1 / slowdown:.1f} times as long as plain decoding afterwards"
+            remedy = "--refresh measures them again"
+        self._surveyor.note(f"{alone.target}: {what}, the machine was busy: {remedy}")
 
     def _measured(self, ways: Sequence[Placement], target: MeasuredPlace) -> Wrote:
         prepared, step_s = target.candidate.prepared, ways[0].step_s or 0.0
@@ -451,6 +452,13 @@ class Planner:
 
 def _places(placement: Placement) -> tuple[Place, Place | None]:
     return placement.target, placement.draft
+
+
+def _slowdown(alone: Placement, found: Wrote) -> float:
+    """Return the time of a token that plain decoding wrote over the one of its passes."""
+    plain = found["none"]
+    assert isinstance(plain, Tried) and alone.step_s is not None
+    return 1 / (plain.tokens_per_s * alone.step_s)
 
 
 def _taking_turns(target: MeasuredPlace) -> MeasuredPlace:

@@ -167,6 +167,22 @@ def test_what_was_tried_on_a_busy_machine_is_tried_again(model: str) -> None:
     assert again.is_certain and again.has_measured
 
 
+def test_passes_that_took_far_longer_than_decoding_are_measured_again_when_asked(
+    model: str,
+) -> None:
+    def fast(placements: Any, *more: Any) -> Any:
+        found = as_measured(placements, *more)
+        return {
+            name: replace(each, tokens_per_s=each.tokens_per_s * 1e12)  # type: ignore[type-var, union-attr]
+            for name, each in found.items()
+        }
+
+    for _ in range(2):  # a trial that is known says it as well
+        planner = Planner(Source(model, quiet), None, one_device(), quiet, fast)
+        planner.make()
+        assert not planner.is_certain and "--refresh measures them again" in planner.notes[0]
+
+
 def test_the_engine_runs_as_the_plan_says(model: str) -> None:
     source = Source(model, quiet)
     pytest.importorskip("llama_cpp")
