@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from common import report
+from replay import Charged, DraftCost, Recording, VirtualClock, replay
 from simulate import read
 
 from edge_spec.core.metrics import Stats
@@ -29,7 +30,6 @@ from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import LearntAcceptance
-from edge_spec.placement.replay import Charged, DraftCost, Recording, VirtualClock, replay
 from edge_spec.scheduler.adaptive import AdaptivePolicy
 from edge_spec.scheduler.cost import RowCosts, Scale
 

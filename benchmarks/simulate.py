@@ -28,14 +28,7 @@ from typing import Any
 
 import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
-
-from edge_spec.core.metrics import Stats
-from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.jacobi import LookaheadDrafter, WindowSize
-from edge_spec.drafters.lookup.recycling import RecyclingDrafter
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.drafters.protocol import Drafter
-from edge_spec.placement.replay import (
+from replay import (
     Charged,
     DraftCost,
     Recording,
@@ -43,6 +36,13 @@ from edge_spec.placement.replay import (
     record,
     replay,
 )
+
+from edge_spec.core.metrics import Stats
+from edge_spec.drafters.composite import CompositeDrafter
+from edge_spec.drafters.jacobi import LookaheadDrafter, WindowSize
+from edge_spec.drafters.lookup.recycling import RecyclingDrafter
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.protocol import Drafter
 from edge_spec.scheduler.adaptive import AdaptivePolicy
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.measure import measure_rows

@@ -36,7 +36,7 @@ IDLE = "document.getElementById('stop').hidden && !document.querySelector('.runn
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
-    options = ServerOptions(port=0, parallel=1, plan=cached_plan())
+    options = ServerOptions(port=0, parallel=1)
     with TemporaryDirectory() as directory:
         chat_screens.main(Path(directory))
         in_browser(lambda browser: terminal_screens(browser, Path(directory)))
@@ -85,7 +85,7 @@ def screens(browser: Any, url: str) -> None:
     shoot(page, "web-dark")
     page.emulate_media(color_scheme="light")
     page.click("#show-plan")
-    until(page, "document.querySelector('#plan-content table, #plan-content code')")
+    until(page, "document.querySelector('#plan-content p')")
     shoot(page, "web-plan")
     page.keyboard.press("Escape")
     page.locator("#question").focus()
@@ -122,17 +122,6 @@ def save(name: str, png: bytes) -> None:
     if size > MAX_BYTES:
         sys.exit(f"make_screens: {path.name} has {size} bytes, more than {MAX_BYTES}")
     print(f"{path.name}: {size} bytes")
-
-
-def cached_plan() -> dict[str, Any]:
-    """Of the demo model, where `edge-spec plan` has run."""
-    import json
-
-    from edge_spec.models.source import Source
-    from edge_spec.scheduler.plan_file import cached_plan, plan_json, plan_path
-
-    plan = cached_plan(plan_path(Source("smollm2", lambda what, fraction: None), None))
-    return {} if plan is None else dict(json.loads(plan_json(plan)))
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def plan(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Measure where a model runs best on this machine, and what speculation would gain.
+    """Measure where a model runs best on this machine, and what speculation gains there.
 
     From then on this model runs where it was fastest, unless options say otherwise.
     """
@@ -132,6 +132,8 @@ def plan(
         planner = Planner(target, pair, list_devices(), progress, trial, refresh)
         made = planner.make()
     notes = [*made.notes, *filter(None, [missing_reader(target)])]
+    if not planner.has_measured:
+        notes.append("all of this was known already: --refresh measures it again")
     if out is not None:
         write_plan(made, out)
     if profiles is not None:
@@ -146,15 +148,21 @@ def plan(
 
 
 def _print(made: Plan) -> None:
-    from edge_spec.placement.trial import why_no_draft
+    from edge_spec.placement.planner import why_no_draft
 
     best = made.placements[0]
-    shown = _shown(made.placements)
-    # A column that is empty but for its heading is left out.
-    rows = [_HEADINGS, *(_cells(each) for each in shown)]
-    columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
-    headings, *cells = zip(*columns, strict=True)
-    print_table((("", row) for row in cells), headings)
+    firsts: dict[tuple[Place, Place | None], Placement] = {}
+    for each in made.placements:
+        firsts.setdefault((each.target, each.draft), each)
+    rows = [_place_cells(each, best) for each in firsts.values()]
+    _print_columns(("place", "draft", "weights", "plain tokens/s", "memory", "why not"), rows)
+    tried = [each for each in made.placements if each.speedup is not None]
+    if tried:
+        print(f"\ndrafters on {best.target}:")
+        _print_columns(
+            ("drafter", "tokens/s", "times plain", "acceptance"), list(map(_drafter_cells, tried))
+        )
+        print()
     if best.lossless:
         print(f"texts there, with and without drafting: {best.lossless}")
     if (why := why_no_draft(made.placements)) is not None:
@@ -162,39 +170,34 @@ def _print(made: Plan) -> None:
     print(f"best: {best} ({best.target.weights})")
 
 
-_HEADINGS = (
-    *("target", "weights", "draft", "drafter", "tokens/s", "speedup", "memory", "why not"),
-)
+def _print_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A column that is empty but for its heading is left out."""
+    columns = [column for column in zip(headings, *rows, strict=True) if {*column[1:]} != {"-"}]
+    found, *cells = zip(*columns, strict=True)
+    print_table((("", row) for row in cells), found)
 
 
-def _shown(placements: Sequence[Placement]) -> list[Placement]:
-    """All ways to draft at the best place, and the best one at each other."""
-    best = placements[0]
-    firsts: dict[Place, Placement] = {}
-    for each in placements:
-        firsts.setdefault(each.target, each)
-    return [each for each in placements if each.target == best.target or each in firsts.values()]
-
-
-def _cells(placement: Placement) -> tuple[str, ...]:
-    rate, speedup, memory = placement.tokens_per_s, placement.speedup, placement.memory_bytes
+def _place_cells(placement: Placement, best: Placement) -> tuple[str, ...]:
+    step_s, memory = placement.step_s, placement.memory_bytes
+    is_best = placement.target == best.target and placement.draft in (None, best.draft)
     return (
         str(placement.target),
-        placement.target.weights,
         "-" if placement.draft is None else str(placement.draft),
-        _drafter(placement),
-        "-" if rate is None else f"{'' if placement.is_measured else '~'}{rate:.1f}",
-        "-" if speedup is None else f"{speedup:.2f}",
+        placement.target.weights,
+        "-" if step_s is None else f"{1 / step_s:.1f}",
         "-" if memory is None else _memory(memory, placement.on_devices),
-        placement.reason or "the best",
+        "the best" if is_best else placement.reason or "it was not tried",
     )
 
 
-def _drafter(placement: Placement) -> str:
-    if placement.draft_tokens is None:
-        return placement.drafter
-    how = ", overlapped" if placement.overlapped else ""
-    return f"{placement.drafter} ({placement.draft_tokens} tokens{how})"
+def _drafter_cells(placement: Placement) -> tuple[str, ...]:
+    acceptance = placement.acceptance
+    return (
+        placement.drafter,
+        f"{placement.tokens_per_s:.1f}",
+        f"{placement.speedup:.2f}",
+        "-" if acceptance is None else f"{acceptance:.0%}",
+    )
 
 
 def _memory(main: int, on_devices: Mapping[str, int]) -> str:

@@ -68,7 +68,6 @@ class DrafterTraits:
     hidden_states: bool = False  # it needs the hidden states of the rows that are scored
     head: str = ""  # the kind of trained head that it needs
     options: frozenset[str] = frozenset()  # of `LoadOptions`, that few drafters understand
-    planned_with: tuple[str, ...] = ()  # drafters that `edge-spec plan` tries it together with
 
     @property
     def needs_text_alone(self) -> bool:

@@ -85,6 +85,25 @@ class IdleWork(Protocol):
         """Returns when nothing uses the model any more."""
 
 
+class InTurns:
+    """Joins works that share a model, of which each begins when those before it are done."""
+
+    def __init__(self, works: Sequence[IdleWork]) -> None:
+        self._works = works
+
+    def pause(self) -> None:
+        for work in self._works:
+            work.pause()
+
+    def resume(self) -> None:
+        for work in self._works:
+            work.resume()
+
+    def close(self) -> None:
+        for work in reversed(self._works):
+            work.close()
+
+
 class RoundTimes(Protocol):
     """Learns from answers what passes of the model take. Any thread may call."""
 

@@ -33,7 +33,7 @@ from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
 from edge_spec.drafters.protocol import Drafter
-from edge_spec.engine.components import EngineComponents, IdleWork, TakesAnswers
+from edge_spec.engine.components import EngineComponents, IdleWork, InTurns, TakesAnswers
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.shared_passes import SharedPasses
@@ -54,8 +54,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairKey, add_rounds, first_acceptance, pair_key
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.candidates import candidate_of, described
-from edge_spec.placement.gains import can_overlap, draft_token_s
-from edge_spec.placement.idle_process import InTurns, measure_when_idle
+from edge_spec.placement.idle_process import measure_when_idle
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
@@ -65,6 +64,7 @@ from edge_spec.scheduler.profile import (
     PairFindings,
     Profile,
     ProfileKey,
+    draft_token_s,
     load_learnt,
     load_pair,
     load_profile,
@@ -269,7 +269,7 @@ def open_models(
             options.drafts[0],
             drafts[0].step_s / costs().at(1),
         )
-    begins = findings is None or can_overlap(findings, costs(), drafts[0].step_s)
+    begins = findings is None or findings.overlap_saves_s(costs(), drafts[0].step_s) > 0
     return OpenModels(loaded, drafts, drafters, context, costs, key, begins, pair)
 
 

@@ -45,8 +45,8 @@ class Candidate:
 
     @property
     def is_risky(self) -> bool:
-        """Says whether a driver takes part, which may crash or hang. The processor's libraries have
-        been started in a process of their own when devices were listed."""
+        """Return whether a driver takes part, which may crash or hang. The processor's libraries
+        have been started in a process of their own when devices were listed."""
         return self.device.kind != CPU
 
     @property
@@ -63,12 +63,12 @@ class Candidate:
 
 
 def described(model: str, device: Device, options: RuntimeOptions) -> dict[str, Any]:
-    """Returns what another process finds a place by, as JSON has it."""
+    """Return what another process finds a place by, as JSON has it."""
     return {"model": model, "device": asdict(device), "options": asdict(options)}
 
 
 def candidate_of(found: Any) -> Candidate:
-    """Resolves what `described` says, in another process. Raises as `prepare_model` does."""
+    """Resolve what `described` says, in another process. Raises as `prepare_model` does."""
     source = Source(found["model"], _quiet)
     device = _DEVICE.validate_python(found["device"])
     options = _OPTIONS.validate_python(found["options"])
@@ -87,7 +87,7 @@ def _at(source: Source, options: LoadOptions, device: Device) -> ModelPlan:
 
 
 def _is_there(source: Source, options: LoadOptions, device: Device) -> bool:
-    """Says whether nothing has to be converted for a device that can be used."""
+    """Return whether nothing has to be converted for a device that can be used."""
     if device.name is None or device.fault is not None:
         return False
     with suppress(EdgeSpecError):  # which is met again where the model is prepared
@@ -103,7 +103,7 @@ def candidates(
     *,
     is_draft: bool = False,
 ) -> tuple[list[Candidate], list[str]]:
-    """Lists every place that this model, or a conversion that is there or cheap, can run at, those
+    """List every place that this model, or a conversion that is there or cheap, can run at, those
     that read it as it is first; and a line for each place that it cannot run at. What is dear to
     convert is converted only where nothing else runs it.
 

@@ -23,7 +23,6 @@ from threading import Condition, Thread
 
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.engine.components import IdleWork
 from edge_spec.errors import EdgeSpecError
 from edge_spec.models import runtimes
 from edge_spec.models.devices import free_bytes, processor
@@ -31,7 +30,7 @@ from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidate_of, described
-from edge_spec.placement.place_work import measure_place
+from edge_spec.placement.survey import measure_place
 from edge_spec.scheduler.machine import busy_share, on_battery
 from edge_spec.scheduler.plan_file import is_open
 from edge_spec.scheduler.profile import kept_profiles
@@ -47,25 +46,6 @@ _ROOM = 3  # times a model's files, that has to be free for other runtimes' copi
 _NICE = 5
 
 _log = logging.getLogger(__name__)
-
-
-class InTurns:
-    """Joins works that share a model, of which each begins when those before it are done."""
-
-    def __init__(self, works: Sequence[IdleWork]) -> None:
-        self._works = works
-
-    def pause(self) -> None:
-        for work in self._works:
-            work.pause()
-
-    def resume(self) -> None:
-        for work in self._works:
-            work.resume()
-
-    def close(self) -> None:
-        for work in reversed(self._works):
-            work.close()
 
 
 class IdleProcess:
@@ -102,20 +82,20 @@ class IdleProcess:
         self._thread.start()
 
     def pause(self) -> None:
-        """Says that an answer begins; returns when nothing of this is running."""
+        """Note that an answer begins; returns when nothing of this is running."""
         with self._changed:
             self._num_answers += 1
             self._end()
 
     def resume(self) -> None:
-        """Says that an answer has ended."""
+        """Note that an answer has ended."""
         with self._changed:
             self._num_answers -= 1
             self._has_answered = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Returns when the thread has ended."""
+        """Return when the thread has ended."""
         with self._changed:
             self._closed = True
             self._end()
@@ -125,16 +105,16 @@ class IdleProcess:
 
     @property
     def is_done(self) -> bool:
-        """Says whether the work is done, or will never be."""
+        """Return whether the work is done, or will never be."""
         return not self._thread.is_alive()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the work to be done, at most so long; returns `is_done`."""
+        """Wait for the work to be done, at most so long; returns `is_done`."""
         self._thread.join(timeout_s)
         return self.is_done
 
     def run(self) -> None:
-        """Runs in the thread until the work is done or cannot be, or until `close`."""
+        """Run in the thread until the work is done or cannot be, or until `close`."""
         while self._left_s > 0 and self._wait_until_quiet():
             if not self._may_begin():
                 continue
@@ -176,14 +156,14 @@ class IdleProcess:
 def is_idle(
     busy: Callable[[], float | None] = busy_share, battery: Callable[[], bool] = on_battery
 ) -> bool:
-    """Says whether nobody else uses this machine, where that is known, and it does not run on its
+    """Return whether nobody else uses this machine, where that is known, and it does not run on its
     battery."""
     share = busy()
     return not battery() and (share is None or share <= _MOST_BUSY)
 
 
 def give_way(nice: int) -> None:
-    """Lowers the priority of this process. Call it where a process of its own begins.
+    """Lower the priority of this process. Call it where a process of its own begins.
 
     nice: 1 to 19, as nice(2) has it; at 19 also Linux's idle scheduling (sched(7)). Where Linux
     groups processes by session, which it does by default, both count among processes of one
@@ -208,7 +188,7 @@ def measure_when_idle(
     may_begin: Callable[[], bool] = is_idle,
     quiet_s: float = QUIET_S,
 ) -> IdleProcess | None:
-    """Starts measuring; returns None where all is known, or a second copy of the model would not
+    """Start measuring; returns None where all is known, or a second copy of the model would not
     fit. runtime: that the engine has, the only one to measure where it was asked for."""
     if os.environ.get(SWITCH) == "0" or (options.quantization, options.block_size) != (None, None):
         return None
@@ -225,7 +205,7 @@ def measure_when_idle(
 
 
 def unmeasured(source: Source, options: LoadOptions, runtime: str) -> list[str]:
-    """Names the runtimes that read the model as it is stored here, and have no profile of it."""
+    """Name the runtimes that read the model as it is stored here, and have no profile of it."""
     names = runtimes.installed_runtimes() if is_open(options) else []
     known = {key.runtime for key, _ in kept_profiles(source) if holds(key, options.runtime_options)}
     found = []
@@ -251,6 +231,6 @@ def _measure_each(
 
 
 def measure_described(place: str) -> None:
-    """Measures in the other process, and keeps what it finds. Raises an EdgeSpecError, OSError."""
+    """Measure in the other process, and keep what is found. Raises an EdgeSpecError, OSError."""
     give_way(_NICE)
     measure_place(candidate_of(json.loads(place)), _PASSES_S, lambda fraction: None)

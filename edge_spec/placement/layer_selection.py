@@ -206,7 +206,7 @@ class SkipSearch:
 
 
 def best_exit(judge: Judge) -> ChosenPart:
-    """Chooses among some exits by their forecast."""
+    """Choose among some exits by their forecast."""
     layers = judge.num_layers
     exits = sorted({max(1, round(share * layers)) for share in _EXITS} - {layers})
     return max((judge.exit(layer) for layer in exits), key=_FORECAST)
@@ -262,13 +262,13 @@ def optimized(
 
 
 def save_parts(bundle: Bundle, parts: Mapping[str, ChosenPart]) -> None:
-    """Keeps them in the bundle, by the drafter's name."""
+    """Keep them in the bundle, by the drafter's name."""
     described = {name: asdict(part) for name, part in parts.items()}
     add_file(bundle, PARTS_FILE, (json.dumps(described, indent=2) + "\n").encode())
 
 
 def saved_parts(bundle: Bundle) -> dict[str, ChosenPart]:
-    """Returns the parts by the drafter's name. Raises BundleError for a file that does not hold
+    """Return the parts by the drafter's name. Raises BundleError for a file that does not hold
     them."""
     if PARTS_FILE not in bundle.manifest.files:
         return {}

@@ -1,15 +1,18 @@
-"""Makes a plan: every place is measured, texts are recorded once, each way to draft is replayed on
-them at the costs of each place, of a draft model with each of the two at each of its places, and
-the ways are ranked."""
+"""Makes a plan: finds the place of a model where a plain step is fastest, and of its draft where a
+step with draft tokens is, and has the drafters write short texts there.
+
+What is measured is kept, so the same plan made again measures nothing."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from edge_spec.core.model import Progress
 from edge_spec.core.modes import LosslessMode
@@ -17,395 +20,459 @@ from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
 from edge_spec.models import runtimes
 from edge_spec.models.devices import Device, format_bytes
+from edge_spec.models.memory import FreeMemory
 from edge_spec.models.options import LoadOptions, share_chip
 from edge_spec.models.source import Source
-from edge_spec.placement.candidates import candidates, described
-from edge_spec.placement.gains import (
-    Pair,
-    default_drafter,
-    plain_rate,
-    replay_drafters,
-    row_share,
-    with_draft,
-)
-from edge_spec.placement.place_work import (
+from edge_spec.placement.survey import (
     MEASURE_S,
-    PAIR,
-    READ_S,
-    WRITE_S,
+    MOST_TOKENS,
     MeasuredPlace,
+    OnStep,
     PlaceError,
     Surveyor,
-    attempt,
     measure_pair,
-    preferred,
-    processor_first,
-    record_texts,
+    short_prompts,
 )
-from edge_spec.placement.replay import Recording
-from edge_spec.placement.trial import TRIAL_S, Trial, Trials
-from edge_spec.scheduler.plan_file import Placement, Plan
-from edge_spec.scheduler.profile import PairFindings, load_pair, profile_key, save_pair
-from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
-from edge_spec.text.vocabulary import same_vocabulary
+from edge_spec.scheduler.engine_plan import default_drafter
+from edge_spec.scheduler.plan_file import Place, Placement, Plan
+from edge_spec.scheduler.profile import (
+    USUAL_DRAFT_TOKENS,
+    PairFindings,
+    ProfileKey,
+    load_pair,
+    profile_key,
+    save_pair,
+    usual_step_s,
+    was_busy,
+)
+from edge_spec.storage.measurements import Quantity
 
+TRIAL_S = 25.0  # of all answers, as forecast
 _PROBED = 3  # pairs on several devices, the best by what each model takes alone
-
-_Hits = Sequence[Sequence[bool]]
+_MOST_TRIALS = 3  # places, of which all but the last fail
+_LEAST_TOKENS = 16  # of an answer
+_MOST_LOSS = 0.005  # nats a token beyond the least: half a percent of perplexity
+# Over the default, from which on another way is clearly faster: on texts of other kinds another
+# drafter may be the best, while plain decoding is the same on all.
+_CLEARLY, _NOISE = 1.1, 1.03
 
 
 @dataclass(frozen=True)
-class _Forecast:
+class Tried:
+    """How fast a drafter wrote. speedup: the median of its answers' rates over those of plain
+    decoding beside them. acceptance: of verified draft tokens, None where there were none."""
+
+    tokens_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    speedup: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+@dataclass(frozen=True)
+class TrialKey:
+    """All that the rates of drafters depend on."""
+
+    target: ProfileKey
+    draft: ProfileKey | None
+    drafters: tuple[str, ...]
+    made_by: str  # the version of edge-spec
+
+
+Wrote = dict[str, Tried | str]  # by drafter; or why this model cannot have it
+TRIALS = Quantity("trial", TrialKey, TypeAdapter(Wrote))
+
+Prompts = Sequence[Sequence[int]]
+# Placements at one place, and of one draft at most, plain decoding first; prompts; tokens of each
+# answer; what is told the share that is done. Raises PlaceError.
+Trial = Callable[[Sequence[Placement], Prompts, int, OnStep], Wrote]
+
+
+def rank_places(placements: Sequence[Placement], free: FreeMemory) -> tuple[Placement, ...]:
+    """Sort places by their plain step: the fastest that fits and whose weights lose little comes
+    first, each other one has the reason why it does not."""
+    least = min((each.loss for each in placements if each.loss is not None), default=0.0)
+
+    def order(each: Placement) -> tuple[bool, bool, float]:
+        loses = (each.loss or 0.0) - least > _MOST_LOSS
+        return each.shortage(free) is not None, loses, each.step_s or math.inf
+
+    best, *others = sorted(placements, key=order)
+
+    def reason(each: Placement) -> str:
+        if (shortage := each.shortage(free)) is not None:
+            return f"does not fit: {shortage}"
+        if each.step_s is None or best.step_s is None:
+            return f"does not fit: {format_bytes(each.memory_bytes or 0)} are too much"
+        if (each.loss or 0.0) - least > _MOST_LOSS and (best.loss or 0.0) < (each.loss or 0.0):
+            return f"its weights lose {math.expm1(each.loss or 0.0):.1%} of perplexity"
+        return _slower(each.step_s, best.step_s, "a step")
+
+    return replace(best, reason=""), *(replace(each, reason=reason(each)) for each in others)
+
+
+def rank_drafters(tried: Sequence[Placement], default: str) -> tuple[Placement, ...]:
+    """Sort drafters at one place by what they wrote. The default comes first unless another one is
+    clearly faster: a few short texts of one kind say little of others."""
+    ranked = sorted(tried, key=lambda each: each.tokens_per_s or 0.0, reverse=True)
+    usual = next((each for each in ranked if each.drafter == default), ranked[-1])
+
+    def gain(each: Placement, over: Placement) -> float:
+        return (each.tokens_per_s or 0.0) / (over.tokens_per_s or 1.0)
+
+    def is_clear(each: Placement) -> bool:
+        return gain(each, usual) >= (_NOISE if each.drafter == "none" else _CLEARLY)
+
+    best = next(filter(is_clear, ranked), usual)
+    found = [replace(best, reason="")]
+    for each in ranked:
+        if each is not best:
+            slower = 1 - gain(each, best)
+            reason = f"{slower:.0%} slower"
+            if slower < 0:
+                reason = f"{-slower:.0%} faster here, which is too little to leave the default"
+            found.append(replace(each, reason=reason))
+    return tuple(found)
+
+
+def why_no_draft(placements: Sequence[Placement]) -> str | None:
+    """Say what the draft wrote where the best placement leaves it out; None where it does not, or
+    where the draft was not tried."""
+    best = placements[0]
+    paired = next((each for each in placements if each.draft and each.speedup), None)
+    if best.draft is not None or paired is None:
+        return None
+    why = f"{paired.tokens_per_s:.1f} tokens/s with it, {best.tokens_per_s:.1f} without"
+    return f"the draft does not pay here: {why}"
+
+
+def _slower(seconds: float, best_s: float, what: str) -> str:
+    slower = f"{1 - best_s / seconds:.0%} slower"
+    return f"{slower}: {what} takes {_ms(seconds)} ms, not {_ms(best_s)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and its draft at their places. step_s: with USUAL_DRAFT_TOKENS; None where a model
+    does not fit by itself."""
+
     target: MeasuredPlace
     draft: MeasuredPlace
-    hits: _Hits
     placement: Placement
+    step_s: float | None
+
+    @property
+    def keys(self) -> tuple[ProfileKey, ProfileKey]:
+        return self.target.candidate.key, self.draft.candidate.key
+
+    @property
+    def can_pay(self) -> bool:
+        """Return whether a step is faster than plain decoding if all draft tokens are right."""
+        return self.step_s is not None and self.step_s < self.plain_s
+
+    @property
+    def plain_s(self) -> float:
+        """Return the seconds in which plain decoding writes as many tokens."""
+        return (USUAL_DRAFT_TOKENS + 1) * (self.placement.step_s or 0.0)
+
+    @property
+    def is_risky(self) -> bool:
+        return self.target.candidate.is_risky or self.draft.candidate.is_risky
+
+    def measured(self, findings: PairFindings | None) -> Pair:
+        """Return the pair with the seconds of a step, as the two were measured together."""
+        if self.target.profile is None or self.draft.profile is None:
+            return self
+        devices = (each.device.split(",") for each in self.keys)
+        overlaps = not share_chip(*devices)
+        step_s = usual_step_s(self.target.profile, self.draft.profile, findings, overlaps)
+        return replace(self, step_s=step_s)
 
 
-@dataclass
-class Pairing:
-    """A target and a model that drafts for it."""
+def rank_pairs(pairs: Sequence[Pair], free: FreeMemory) -> list[Pair]:
+    """Sort pairs at one place of the target by their step with draft tokens, those that fit
+    first."""
 
-    source: Source
-    draft: Source
-    surveyor: Surveyor
-    progress: Progress
+    def order(each: Pair) -> tuple[bool, float]:
+        return each.placement.shortage(free) is not None, each.step_s or math.inf
 
-    def placements(
-        self, targets: Sequence[MeasuredPlace], recordings: Sequence[Recording]
-    ) -> list[Placement]:
-        """Returns a placement of each two places. The best of the pairs that a device takes part in
-        are measured together. What a target gives up to take turns is left to trials to tell."""
-        options = LoadOptions(draft=(self.draft.model,))
-        targets = [_taking_turns(each) for each in targets]
-        drafts = self.surveyor.survey(self.draft, options, "draft: ")
-        if not targets or not self._can_draft(targets[0], drafts):
-            return []
-        read = list(self._read(drafts, recordings))
-        found = [
-            self._forecast(target, draft, hits, recordings)
-            for target, (draft, hits) in product(targets, read)
-        ]
-        return [each.placement for each in self._probed(found, recordings)]
+    ranked = sorted(pairs, key=order)
 
-    def _can_draft(self, target: MeasuredPlace, drafts: Sequence[MeasuredPlace]) -> bool:
-        reader = next(processor_first(drafts), None)
-        if reader is None:
-            failed = all(self.surveyor.faults.of(each.candidate) for each in drafts)
-            why = "runs nowhere here" if failed else "does not fit"
-            self.surveyor.notes.append(f"draft: {self.draft.name} {why}")
-            return False
-        vocabularies = (each.candidate.prepared.vocabulary() for each in (target, reader))
-        if not same_vocabulary(*vocabularies):
-            self.surveyor.notes.append(
-                f"draft: {self.draft.name} has other tokens: there is no forecast"
+    def reason(each: Pair) -> str:
+        shortage = each.placement.shortage(free)
+        if shortage is not None or each.step_s is None or ranked[0].step_s is None:
+            return f"does not fit: {shortage or 'one of the two is too large'}"
+        if not each.can_pay:
+            return (
+                f"it cannot pay: {USUAL_DRAFT_TOKENS + 1} tokens take {_ms(each.step_s)} ms if all "
+                f"draft tokens are right, and {_ms(each.plain_s)} without a draft"
             )
-            return False
-        return True
+        if each is ranked[0]:
+            return ""
+        what = f"a step with {USUAL_DRAFT_TOKENS} draft tokens"
+        return _slower(each.step_s, ranked[0].step_s, what)
 
-    def _read(
-        self, drafts: Sequence[MeasuredPlace], recordings: Sequence[Recording]
-    ) -> Iterator[tuple[MeasuredPlace, _Hits]]:
-        """Gives what each place drafts of the texts. Places of the processor are as good as its
-        first; a device reads for itself: it may compute wrong, which its acceptance then says."""
-        known: _Hits | None = None
-        for draft in processor_first(drafts):
-            place = draft.candidate
-            hits = None if place.is_risky else known
-            if hits is None:
-                what = f"Reading the texts with the draft on {place.place}"
-                work = partial(preferred, place, recordings)
-                hits = self.surveyor.tried(what, place, work, "draft: ")
-                if hits is None:
-                    continue
-            if not place.is_risky:
-                known = hits
-            yield draft, hits
-        none = [[False] * len(each.tokens) for each in recordings]
-        yield from ((each, none) for each in drafts if each.profile is None and not each.fault)
+    return [
+        replace(each, placement=replace(each.placement, reason=reason(each))) for each in ranked
+    ]
 
-    def _forecast(
+
+class Planner:
+    """Plans for one model, and perhaps another that drafts for it.
+
+    notes: a line for each place or drafter that cannot be used, and for what is uncertain.
+    is_certain: whether all measurements are, so that the plan is worth keeping; known after `make`,
+    as is has_measured: whether anything was not known. refresh: measure again what is known.
+    """
+
+    def __init__(
         self,
-        target: MeasuredPlace,
-        draft: MeasuredPlace,
-        hits: _Hits,
-        recordings: Sequence[Recording],
-        findings: PairFindings | None = None,
-    ) -> _Forecast:
-        on, drafting = target.candidate, draft.candidate
-        plain = Placement(on.place, drafting.place, "draft-model", loss=on.prepared.loss)
-        placement = self.surveyor.room.with_memory(plain, on, drafting, self.draft.model)
-        if target.profile is not None and draft.profile is not None:
-            findings = findings or load_pair(on.key, drafting.key)
-            has_devices = not share_chip(on.key.device.split(","), drafting.key.device.split(","))
-            costs = Pair(target.profile, draft.profile, findings, has_devices)
-            lossless = None if target.rows is None else target.rows.lossless(LosslessMode.AUTO)
-            placement = with_draft(placement, costs, recordings, hits, lossless)
-            if lossless is not None:
-                placement = replace(placement, lossless=lossless.describe())
-        return _Forecast(target, draft, hits, placement)
+        source: Source,
+        draft: Source | None,
+        devices: Sequence[Device],
+        progress: Progress,
+        trial: Trial,
+        refresh: bool = False,
+    ) -> None:
+        self._source, self._draft, self._trial = source, draft, trial
+        self._report, self._end_s, self._then_s = progress, 0.0, 0.0
+        self._surveyor = Surveyor(devices, self._progress, refresh)
+        self._free = self._surveyor.room.free
+        self._tried_well = True
+        self.notes = self._surveyor.notes
 
-    def _probed(
-        self, found: Sequence[_Forecast], recordings: Sequence[Recording]
-    ) -> Iterator[_Forecast]:
-        """All but the pairs that fail together."""
-        worth = [each for each in found if self._is_worth_probing(each)]
-        worth.sort(key=lambda each: each.placement.tokens_per_s or 0.0, reverse=True)
-        chosen = worth[:_PROBED]
-        for each in found:
-            if each not in chosen:
-                yield each
-                continue
-            try:
-                yield self._forecast(
-                    each.target, each.draft, each.hits, recordings, self._measured(each)
-                )
-            except PlaceError as error:
-                self.surveyor.notes.append(f"{each.placement}: {error}")
+    @property
+    def is_certain(self) -> bool:
+        return self._surveyor.is_certain and self._tried_well
 
-    def _is_worth_probing(self, pair: _Forecast) -> bool:
-        candidates = pair.target.candidate, pair.draft.candidate
-        return (
-            pair.placement.tokens_per_s is not None
-            and any(each.is_risky for each in candidates)
-            and pair.placement.shortage(self.surveyor.room.free) is None
-            and load_pair(*(each.key for each in candidates)) is None
+    @property
+    def has_measured(self) -> bool:
+        return self._surveyor.has_measured
+
+    def make(self) -> Plan:
+        """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
+        draft_s = MEASURE_S if self._draft else 0.0
+        self._expect(MEASURE_S, draft_s + TRIAL_S)
+        targets = self._surveyor.survey(self._source, LoadOptions())
+        if not any(each.profile for each in targets):
+            raise self._nowhere(targets)
+        places = rank_places([self._alone(each) for each in targets], self._free)
+        self._expect(draft_s, TRIAL_S)
+        pairs = [] if self._draft is None else self._pairs(self._draft, targets, places)
+        self._expect(TRIAL_S)
+        tried, failed = self._try(places, pairs, targets)
+        done = {_places(each) for each in tried}
+        others = [*places, *(each.placement for each in pairs)]
+        left = [
+            each
+            for each in others
+            if _places(each) not in done | failed and (each.target, None) not in failed
+        ]
+        return Plan(
+            version=1,
+            model=readable(self._source.model),
+            identity=self._source.identity,
+            draft=self._draft.model if self._draft else None,
+            draft_identity=self._draft.identity if self._draft else None,
+            placements=(*tried, *left) or places,
+            notes=tuple(self.notes),
         )
 
-    def _measured(self, pair: _Forecast) -> PairFindings:
+    def _expect(self, seconds: float, then_s: float = 0.0) -> None:
+        """Tell from now on with every step how long the plan will take, at most about. then_s: of
+        what comes after this."""
+        self._end_s, self._then_s = time.monotonic() + seconds, then_s
+
+    def _progress(self, what: str, fraction: float) -> None:
+        left_s = max(0.0, self._end_s - time.monotonic()) + self._then_s
+        self._report(f"{what} (the plan takes about {left_s:.0f} s more)", fraction)
+
+    def _nowhere(self, targets: Sequence[MeasuredPlace]) -> EdgeSpecError:
+        if targets:
+            free = format_bytes(self._free.main or 0)
+            return UsageError(
+                f"{self._source.name} fits nowhere: {free} are free",
+                remedy="Free memory, or choose a smaller model or quantization.",
+            )
+        return DeviceError(
+            f"{self._source.name} runs nowhere here: {'; '.join(self.notes)}",
+            remedy="See edge-spec devices, or choose a smaller model.",
+        )
+
+    def _alone(self, target: MeasuredPlace) -> Placement:
+        candidate, profile = target.candidate, target.profile
+        plain = Placement(candidate.place, None, "none", loss=candidate.prepared.loss)
+        plain = self._surveyor.room.with_memory(plain, candidate)
+        if profile is None:
+            return plain
+        step_s = profile.step_s(target.plain_rows)
+        lossless = "" if target.rows is None else target.rows.lossless(LosslessMode.AUTO).describe()
+        return replace(plain, step_s=step_s, tokens_per_s=1 / step_s, lossless=lossless)
+
+    def _pairs(
+        self, draft: Source, targets: Sequence[MeasuredPlace], places: Sequence[Placement]
+    ) -> list[Pair]:
+        """Return the pairs at the best place of the target, ranked, and the best one at each other
+        place. Those at the best place that fail together are left out."""
+        options = LoadOptions(draft=(draft.model,))
+        drafts = self._surveyor.survey(draft, options, "draft: ")
+        if not any(each.profile for each in drafts):
+            why = "does not fit" if drafts else "runs nowhere here"
+            self._surveyor.note(f"draft: {draft.name} {why}")
+            return []
+        beside = {each.candidate.place: _taking_turns(each) for each in targets}
+        found: list[Pair] = []
+        for place in places:
+            pairs = [self._pair(beside[place.target], each) for each in drafts]
+            pairs = rank_pairs(pairs, self._free)
+            if place is places[0]:
+                found += rank_pairs([*self._probed(pairs)], self._free)
+            else:
+                placement = replace(pairs[0].placement, reason=place.reason)
+                found.append(replace(pairs[0], placement=placement))
+        return found
+
+    def _pair(self, target: MeasuredPlace, draft: MeasuredPlace) -> Pair:
+        drafter = ",".join(factory.auto_drafters(drafts=True, corpora=False))
+        placement = replace(self._alone(target), draft=draft.candidate.place, drafter=drafter)
+        placement = replace(placement, tokens_per_s=None)
+        placement = self._surveyor.room.with_memory(placement, target.candidate, draft.candidate)
+        return Pair(target, draft, placement, None).measured(None)
+
+    def _probed(self, pairs: Sequence[Pair]) -> Iterator[Pair]:
+        """Yield the pairs, of which the first that a device takes part in are measured together."""
+        left = _PROBED
+        for pair in pairs:
+            fits = pair.placement.shortage(self._free) is None
+            if left == 0 or not (pair.is_risky and pair.can_pay and fits):
+                yield pair
+                continue
+            left -= 1
+            try:
+                yield pair.measured(self._findings(pair))
+            except PlaceError as error:
+                self._surveyor.note(f"{pair.placement}: {error}")
+
+    def _findings(self, pair: Pair) -> PairFindings:
         """Raises PlaceError."""
+        known = None if self._surveyor.refresh else load_pair(*pair.keys)
+        if known is not None:
+            return known
+        self._surveyor.has_measured = True
         target, draft = pair.target.candidate, pair.draft.candidate
         what = f"Measuring {target.place} beside {draft.place}"
-        self.progress(what, 0.0)
-        found: PairFindings = PAIR.validate_python(
-            attempt(
-                measure_pair,
-                target,
-                described(draft.source.model, draft.device, draft.options),
-                partial(self.progress, what),
-                others=(draft,),
-            )
-        )
-        self.progress(what, 1.0)
-        save_pair(target.key, draft.key, found)
+        found = measure_pair(target, draft, partial(self._progress, what))
+        save_pair(*pair.keys, found)
         return found
+
+    def _try(
+        self,
+        places: Sequence[Placement],
+        pairs: Sequence[Pair],
+        targets: Sequence[MeasuredPlace],
+    ) -> tuple[tuple[Placement, ...], set[tuple[Place, Place | None]]]:
+        """Return what the drafters wrote at the best place that does not fail, and the places that
+        did."""
+        measured = {each.candidate.place: each for each in targets}
+        failed: set[tuple[Place, Place | None]] = set()
+        fitting = [each for each in places if each.step_s and each.shortage(self._free) is None]
+        for alone in fitting[:_MOST_TRIALS]:
+            best = self._best_pair(alone, pairs)
+            for pair in [None] if best is None else [best, None]:
+                try:
+                    return self._write(alone, measured[alone.target], pair), failed
+                except PlaceError as error:
+                    first = alone if pair is None else pair.placement
+                    self._surveyor.note(f"{first}: {error}")
+                    failed.add(_places(first))
+        self._tried_well = False
+        return (), failed
+
+    def _best_pair(self, alone: Placement, pairs: Sequence[Pair]) -> Pair | None:
+        """Return the pair to try where the target runs best alone; None where none can pay."""
+        best = next((each for each in pairs if each.placement.target == alone.target), None)
+        if best is None or not best.can_pay or best.placement.shortage(self._free) is not None:
+            return None
+        return best
+
+    def _write(
+        self, alone: Placement, target: MeasuredPlace, pair: Pair | None
+    ) -> tuple[Placement, ...]:
+        """Return what each drafter wrote at one place. Raises PlaceError."""
+        assert target.profile is not None and alone.step_s is not None
+        default = default_drafter(target.profile) or "none"
+        ways = [replace(alone, drafter=name) for name in dict.fromkeys(_by_text(default))]
+        if pair is not None:
+            names = dict.fromkeys((pair.placement.drafter, "draft-model"))
+            ways += [replace(pair.placement, drafter=name) for name in names]
+        key = TrialKey(
+            target.candidate.key,
+            None if pair is None else pair.draft.candidate.key,
+            tuple(each.drafter for each in ways),
+            runtimes.library_version(runtimes.REFERENCE),
+        )
+        found = None if self._surveyor.refresh else TRIALS.known(key)
+        if found is None:
+            self._surveyor.has_measured = True
+            found = self._measured(ways, target)
+            if not was_busy(_slowdown(alone, found) - 1):
+                TRIALS.keep(key, found)
+        self._compare(alone, _slowdown(alone, found))
+        tried = []
+        for each in ways:
+            wrote = found[each.drafter]
+            if isinstance(wrote, str):
+                self._surveyor.note(f"{each.drafter}: {wrote}")
+            else:
+                tried.append(replace(each, **vars(wrote)))
+        return rank_drafters(tried, default)
+
+    def _compare(self, alone: Placement, slowdown: float) -> None:
+        """Plain decoding and its passes take about as long but for what else the machine does."""
+        if not was_busy(max(slowdown, 1 / slowdown) - 1):
+            return
+        self._tried_well = False
+        what = f"plain decoding took {slowdown:.1f} times as long as its passes before"
+        remedy = "plan again when it is free"
+        if slowdown < 1:
+            what = f"passes took {1 / slowdown:.1f} times as long as plain decoding afterwards"
+            remedy = "--refresh measures them again"
+        self._surveyor.note(f"{alone.target}: {what}, the machine was busy: {remedy}")
+
+    def _measured(self, ways: Sequence[Placement], target: MeasuredPlace) -> Wrote:
+        prepared, step_s = target.candidate.prepared, ways[0].step_s or 0.0
+        prompts = short_prompts(prepared)
+        length = int(TRIAL_S / (step_s * len(ways) * len(prompts)))
+        length = max(_LEAST_TOKENS, min(MOST_TOKENS, length))
+        on_step = partial(self._progress, f"Trying drafters on {target.candidate.place}")
+        return self._trial(ways, prompts, length, on_step)
+
+
+def _places(placement: Placement) -> tuple[Place, Place | None]:
+    return placement.target, placement.draft
+
+
+def _slowdown(alone: Placement, found: Wrote) -> float:
+    """Return the time of a token that plain decoding wrote over the one of its passes."""
+    plain = found["none"]
+    assert isinstance(plain, Tried) and alone.step_s is not None
+    return 1 / (plain.tokens_per_s * alone.step_s)
 
 
 def _taking_turns(target: MeasuredPlace) -> MeasuredPlace:
-    """Returns it as it is opened beside a draft, under whose key both are known together."""
+    """Return it as it is opened beside a draft, under whose key both are known together."""
     alone = target.candidate
     options = replace(alone.options, takes_turns=True)
     key = profile_key(alone.source, alone.prepared, options)
     return replace(target, candidate=replace(alone, options=options, key=key))
 
 
-class Schedule:
-    """Tells with every step how long the whole will take, at most about. stages: their seconds, in
-    their order."""
-
-    def __init__(
-        self,
-        progress: Progress,
-        stages: Mapping[str, float],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._progress = progress
-        self._clock = clock
-        self._left = dict(stages)
-        self._stage_s = 0.0  # of the current stage
-        self._begun_s = clock()
-
-    def enter(self, stage: str) -> None:
-        """The stages before this one are done, however long they took."""
-        while stage in self._left:
-            self._stage_s = self._left.pop(next(iter(self._left)))
-        self._begun_s = self._clock()
-
-    def __call__(self, what: str, fraction: float) -> None:
-        here_s = max(0.0, self._stage_s - (self._clock() - self._begun_s))
-        left_s = here_s + sum(self._left.values())
-        self._progress(f"{what} (the plan takes about {left_s:.0f} s more)", fraction)
-
-
-_LEAST_AGREEING = 0.25  # of a text's tokens; other weights and kernels agree on most
-_READ_TEXTS = 2
-_REPLAY_S = 8.0  # of all drafters at a few places
-
-
-@dataclass
-class Planner:
-    """Plans for one model, and perhaps another that drafts for it.
-
-    notes: a line for each place or drafter without a forecast, or with an uncertain one.
-    is_certain: whether all forecasts are, so that the plan is worth keeping; known after `make`.
-    trial: tries the best ones for real. refresh: measures again what the cache knows.
-    """
-
-    source: Source
-    draft: Source | None
-    devices: Sequence[Device]
-    progress: Progress
-    trial: Trial
-    refresh: bool = False
-
-    def __post_init__(self) -> None:
-        self.progress = self._schedule = Schedule(self.progress, self._stages())
-        self._surveyor = Surveyor(self.devices, self.progress, self.refresh)
-        self.notes = self._surveyor.notes
-        self._tried_well = True
-
-    @property
-    def is_certain(self) -> bool:
-        return self._surveyor.is_certain and self._tried_well
-
-    def make(self) -> Plan:
-        """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
-        self._schedule.enter("survey")
-        measured = self._surveyor.survey(self.source, LoadOptions())
-        self._schedule.enter("record")
-        writer, recordings = self._recorded(measured)
-        targets = [each for each in measured if self._computes_right(each, writer, recordings)]
-        self._schedule.enter("replay")
-        found = [each for target in targets for each in self._alone(target, recordings)]
-        if self.draft is not None:
-            self._schedule.enter("pair")
-            pairing = Pairing(self.source, self.draft, self._surveyor, self.progress)
-            found += pairing.placements(targets, recordings)
-        defaults = {
-            each.candidate.place: default_drafter(each.profile) for each in targets if each.profile
-        }
-        free = self._surveyor.room.free
-        trials = Trials(self.trial, free, defaults, recordings, self.progress, self.notes)
-        self._schedule.enter("trial")
-        settled = trials.settle(found)
-        self._tried_well = trials.is_certain
-        return Plan(
-            version=1,
-            model=readable(self.source.model),
-            identity=self.source.identity,
-            draft=self.draft.model if self.draft else None,
-            draft_identity=self.draft.identity if self.draft else None,
-            placements=settled,
-            notes=tuple(self.notes),
-            places=tuple(self._surveyor.places),
-            made_by=_own_version(),
-        )
-
-    def _stages(self) -> dict[str, float]:
-        """Seconds that each stage takes at most of a model that fills its share of the time."""
-        stages = {"survey": MEASURE_S, "record": READ_S + WRITE_S, "replay": _REPLAY_S}
-        if self.draft is not None:
-            stages["pair"] = MEASURE_S + READ_S
-        return stages | {"trial": TRIAL_S}
-
-    def still_holds(self, plan: Plan) -> bool:
-        """Says whether a plan of these models was made by this version of the places that are here
-        now, with their libraries and kernels, and whether its best fits memory. Nothing is opened.
-        Raises as `make` does for models that can run nowhere."""
-        if plan.made_by != _own_version() or self.refresh:
-            return False
-        found = [(self.source, LoadOptions(), False)]
-        if self.draft is not None:
-            found.append((self.draft, LoadOptions(draft=(self.draft.model,)), True))
-        here = [
-            each.place
-            for source, options, is_draft in found
-            for each in candidates(source, options, self.devices, self.progress, is_draft=is_draft)[
-                0
-            ]
-        ]
-        fits = plan.placements[0].shortage(self._surveyor.room.free) is None
-        return fits and Counter(here) == Counter(plan.places)
-
-    def _recorded(self, measured: Sequence[MeasuredPlace]) -> tuple[MeasuredPlace, list[Recording]]:
-        """Texts, and the place that wrote them: the processor, where it can. Raises an
-        EdgeSpecError where no place can."""
-        prompts = read_prompts(OWN_PROMPTS, per_category=1)
-        for place in processor_first(measured):
-            assert place.profile is not None
-            try:
-                texts = record_texts(place.candidate, prompts, place.profile, self.progress)
-                return place, texts
-            except PlaceError as error:
-                self._surveyor.fail(place.candidate, error)
-        if any(self._surveyor.faults.of(each.candidate) for each in measured):
-            raise DeviceError(
-                f"{self.source.name} runs nowhere here: {'; '.join(self._surveyor.reasons)}",
-                remedy="See edge-spec devices, or choose a smaller model.",
-            )
-        free = format_bytes(self._surveyor.room.free.main or 0)
-        raise UsageError(
-            f"{self.source.name} fits nowhere: {free} are free",
-            remedy="Free memory, or choose a smaller model or quantization.",
-        )
-
-    def _computes_right(
-        self, place: MeasuredPlace, writer: MeasuredPlace, recordings: Sequence[Recording]
-    ) -> bool:
-        """Has a device read what the processor wrote; False also for a place that has failed."""
-        if self._surveyor.faults.of(place.candidate) is not None:
-            return False
-        is_judged = place.candidate.is_risky and not writer.candidate.is_risky
-        if place.profile is None or not is_judged:
-            return True
-        what = f"Checking {place.candidate.place}"
-        work = partial(preferred, place.candidate, recordings[:_READ_TEXTS])
-        found = self._surveyor.tried(what, place.candidate, work)
-        if found is None:
-            return False
-        right = [each for hits in found for each in hits]
-        share = sum(right) / max(1, len(right))
-        if share < _LEAST_AGREEING:
-            wrong = f"it computes wrong: {share:.0%} of its tokens are {writer.candidate.place}'s"
-            self._surveyor.fail(place.candidate, PlaceError(wrong))
-        return share >= _LEAST_AGREEING
-
-    def _alone(self, target: MeasuredPlace, recordings: Sequence[Recording]) -> Iterator[Placement]:
-        """No speculation, and every drafter that needs nothing but the text."""
-        candidate, profile = target.candidate, target.profile
-        plain = Placement(candidate.place, None, "none", loss=candidate.prepared.loss)
-        plain = self._surveyor.room.with_memory(plain, candidate)
-        if profile is None:
-            yield plain
-            return
-        lossless = None if target.rows is None else target.rows.lossless(LosslessMode.AUTO)
-        rate = plain_rate(profile, recordings, lossless)
-        plain = replace(plain, step_s=1 / plain_rate(profile, recordings))
-        if lossless is not None:
-            plain = replace(plain, lossless=lossless.describe())
-        yield replace(plain, tokens_per_s=rate)
-        names = list(_alone_or_together())
-        what = f"Replaying drafters on {candidate.place}"
-        for i, name in enumerate(names):
-            self.progress(what, i / len(names))
-            try:
-                stats = replay_drafters(name, candidate.prepared, profile, recordings, lossless)
-            except EdgeSpecError as error:
-                self.notes.append(f"{name}: {error.shown}")
-                continue
-            tokens_per_s = sum(each.predicted_n for each in stats) / (
-                sum(each.predicted_ms for each in stats) / 1e3
-            )
-            verified = sum(each.draft_n for each in stats)
-            accepted = sum(each.draft_n_accepted for each in stats)
-            yield replace(
-                plain,
-                drafter=name,
-                tokens_per_s=tokens_per_s,
-                acceptance=accepted / verified if verified else None,
-                row_share=row_share(profile),
-            )
-        self.progress(what, 1.0)
-
-
-def _own_version() -> str:
-    return runtimes.library_version(runtimes.REFERENCE)
-
-
-def _alone_or_together() -> Iterator[str]:
-    """The drafters that need nothing but the text, and those of them that may share a tree."""
-    found = factory.installed_traits()
-    alone = {name: traits for name, traits in found.items() if traits.needs_text_alone}
-    yield from alone
-    for name, traits in alone.items():
-        yield from (f"{other},{name}" for other in traits.planned_with if other in alone)
+def _by_text(default: str) -> Iterator[str]:
+    """Yield no drafter, the default, and the others that need nothing but the text. Those that keep
+    answers have none here."""
+    yield from ("none", default)
+    for name, traits in factory.installed_traits().items():
+        if traits.needs_text_alone and not traits.remembers:
+            yield name

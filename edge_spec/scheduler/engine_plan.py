@@ -459,6 +459,12 @@ def _token_s(costs: RowCosts) -> float:
     return costs.at(1) / max(gains)
 
 
+def default_drafter(profile: Profile) -> str:
+    """Return who drafts where nobody was asked for, and no second model."""
+    rows = widest_cheap(profile.costs(TYPICAL_TOKENS))
+    return ",".join(factory.auto_drafters(drafts=False, corpora=False, cheap_rows=rows))
+
+
 def widest_cheap(costs: RowCosts) -> int:
     """Return the widest measured pass that is still cheap for drafters that need many rows."""
     return costs.widest_free(max(0.0, _CHEAP - _UPKEEP_S / costs.at(1)))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
@@ -24,7 +24,13 @@ import numpy as np
 from edge_spec.core.model import HasOwnLoop, Model, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.scheduler.cost import RowCosts, costs_of
-from edge_spec.scheduler.profile import ContextCosts, PairFindings, Profile
+from edge_spec.scheduler.profile import (
+    LEAST_S,
+    USUAL_DRAFT_TOKENS,
+    ContextCosts,
+    PairFindings,
+    Profile,
+)
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _FEW_WIDTHS = (1, 2, 4, 8, 16)  # for models that are slow
@@ -34,7 +40,6 @@ _SPREAD = 0.04  # of the least certain median, at which no more rounds are made
 _LEAST_ROUNDS = 2  # however long they take: one alone does not tell how certain it is
 _FIRST_STEPS = 3  # the first ones bind buffers
 _PREFILL_SHARE = 1 / 3  # of the time, after which the long context is as long as it is
-LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
 SEED = 0
 
 # Without a profile:
@@ -67,7 +72,7 @@ class Stopwatch:
         self.total_s = 0.0
 
     def time(self, work: Callable[[], object]) -> float:
-        """Returns the seconds that it took."""
+        """Return the seconds that it took."""
         start = self._clock()
         work()
         taken_s = self._clock() - start
@@ -89,7 +94,7 @@ class _Samples:
 
 
 def uncertainty(seconds: Sequence[float]) -> float:
-    """Returns half of a median's 95 % interval over the median, by its quartiles (McGill, Tukey and
+    """Return half of a median's 95 % interval over the median, by its quartiles (McGill, Tukey and
     Larsen 1978, Variations of Box Plots)."""
     lower, middle, upper = np.quantile(seconds, [0.25, 0.5, 0.75])
     return float(1.57 * (upper - lower) / (max(middle, LEAST_S) * len(seconds) ** 0.5))
@@ -100,7 +105,7 @@ def measure_rows(
     widths: Sequence[int] = QUICK_WIDTHS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> RowCosts:
-    """Times passes of each width, in turns, after a short prompt: medians of a few.
+    """Time passes of each width, in turns, after a short prompt: medians of a few.
 
     Takes about as long as 80 plain steps of a model whose rows cost a quarter of a step each, and
     as 15 of a slow one.
@@ -109,7 +114,7 @@ def measure_rows(
 
 
 def median_seconds(passes: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Returns t(k), of the seconds of passes by their rows."""
+    """Return t(k), of the seconds of passes by their rows."""
     return {rows: _typical(seconds) for rows, seconds in passes.items()}
 
 
@@ -118,7 +123,7 @@ def quick_passes(
     widths: Sequence[int] = QUICK_WIDTHS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[int, list[float]]:
-    """Returns the seconds of each pass by its rows; of a model whose steps are slow, few passes."""
+    """Return the seconds of each pass by its rows; of a model whose steps are slow, few passes."""
     limit = min(model.capabilities.max_rows, model.config.context_length // 2)
     widths = [width for width in widths if width <= limit] or [1]
 
@@ -138,7 +143,7 @@ def passes_in_turns(
     watch: Stopwatch,
     is_enough: Callable[[Mapping[int, Sequence[float]]], bool],
 ) -> dict[int, list[float]]:
-    """Returns the seconds of passes by their rows, in turns, after a text of at most `context`
+    """Return the seconds of passes by their rows, in turns, after a text of at most `context`
     tokens, for `rounds` rounds or until it `is_enough`. widths: ascending."""
     config = model.config
     room = max(1, config.context_length - widths[-1])
@@ -164,7 +169,7 @@ def measure(
     on_step: Callable[[float], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Measures until it is certain enough. on_step: is given after every pass the share that is
+    """Measure until it is certain enough. on_step: is given after every pass the share that is
     done, 0 to 1; what it takes does not count. Sessions are the measurement's own, and closed
     however it ends.
 
@@ -217,7 +222,7 @@ def _prefill(
     watch: Stopwatch,
     on_step: Callable[[float], None],
 ) -> list[float]:
-    """Returns what a token of each pass took. Ends early once it has had its share of the time."""
+    """Return what a token of each pass took. Ends early once it has had its share of the time."""
     seconds: list[float] = []
     for start in range(0, len(tokens), effort.prefill_tokens):
         if start and watch.total_s > _PREFILL_SHARE * effort.max_s:
@@ -287,13 +292,12 @@ _ENOUGH_S, _LEAST_PAIR_ROUNDS = 1.5, 3
 _OWN_ROUNDS, _OWN_CONTEXT = 32, 320
 SLOWER_THAN_OWN = 1.05  # times a step of it, from which on users hear of it
 # Of a pair:
-_DRAFT_TOKENS = 4  # of a round
 _MOST_BESIDE = 64  # passes of the draft during one of the target
 _PAIR_ENOUGH_S = 6.0
 
 
 def relative_cost(model: Model, width: int) -> float:
-    """Returns the time of a pass of `width` rows over one of a single row: of each the lower
+    """Return the time of a pass of `width` rows over one of a single row: of each the lower
     quartile, in turns, since whatever else is running only makes a pass longer."""
     watch = Stopwatch(time.perf_counter)
 
@@ -305,7 +309,7 @@ def relative_cost(model: Model, width: int) -> float:
 
 
 def own_loop_cost(model: Model, clock: Callable[[], float] = time.perf_counter) -> float | None:
-    """Returns our plain step over that of the library's own loop, after as many tokens: of each the
+    """Return our plain step over that of the library's own loop, after as many tokens: of each the
     lower quartile, in turns. None where it has none, or a text of that length does not fit."""
     if not isinstance(model, HasOwnLoop):
         return None
@@ -335,71 +339,50 @@ def _quarter(seconds: Sequence[float]) -> float:
     return max(LEAST_S, float(np.quantile(seconds, 0.25)))
 
 
-@dataclass
-class _Seconds:
-    """Seconds of each round: of the target's pass, of a pass of the draft among others, of one of
-    several rows, of all in turns, and of each while the other model runs."""
-
-    target: list[float] = field(default_factory=list)
-    draft: list[float] = field(default_factory=list)
-    turns: list[float] = field(default_factory=list)
-    draft_wide: list[float] = field(default_factory=list)  # a pass of several rows
-    target_beside: list[float] = field(default_factory=list)
-    draft_beside: list[float] = field(default_factory=list)
-
-
 def probe_pair(
     target: Model,
     draft: Model,
     on_step: Callable[[float], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> PairFindings:
-    """Times a round's passes of each model alone, in turns, and at the same time, in rounds that
-    follow each other; medians. Of the draft, passes of several rows, too: what a call of its device
-    takes is what does not grow with the rows."""
-    found = _Seconds()
+    """Time the passes of a step of each model alone, of both in turns, and at the same time, in
+    rounds that follow each other; medians."""
+    samples: list[tuple[float, ...]] = []
     watch = Stopwatch(clock)
-    wide = min(_DRAFT_TOKENS, draft.capabilities.max_rows)
     with (
-        _passes(target, _DRAFT_TOKENS + 1) as verify,
+        _passes(target, USUAL_DRAFT_TOKENS + 1) as verify,
         _passes(draft, 1) as read,
-        _passes(draft, wide) as read_wide,
         ThreadPoolExecutor(1) as pool,
     ):
-        chain = partial(_times, read, _DRAFT_TOKENS)
+        chain = partial(_times, read, USUAL_DRAFT_TOKENS)
 
         def in_turns() -> None:
             chain()
             verify()
 
         for done in range(_ROUNDS + 1):
-            into = found if done else _Seconds()  # the first passes bind buffers
             read()  # after the other model's pass
-            into.draft.append(watch.time(chain) / _DRAFT_TOKENS)
-            into.draft_wide.append(watch.time(read_wide))
+            draft_s = watch.time(chain) / USUAL_DRAFT_TOKENS
             verify()
-            into.target.append(watch.time(verify))
-            into.turns.append(watch.time(in_turns))
+            target_s = watch.time(verify)
+            turns_s = watch.time(in_turns)
             # The draft is busy for as long as the target.
-            count = 1 + min(_MOST_BESIDE, int(into.target[-1] / max(LEAST_S, into.draft[-1])))
+            count = 1 + min(_MOST_BESIDE, int(target_s / max(LEAST_S, draft_s)))
             beside = pool.submit(Stopwatch(clock).time, partial(_times, read, count))
-            into.target_beside.append(watch.time(verify))
-            into.draft_beside.append(beside.result() / count)
+            target_beside_s = watch.time(verify)
+            draft_beside_s = beside.result() / count
+            if done:  # the first passes bind buffers
+                samples.append((target_s, draft_s, turns_s, target_beside_s, draft_beside_s))
             on_step(done / _ROUNDS)
             if done >= _LEAST_PAIR_ROUNDS and watch.total_s > _PAIR_ENOUGH_S:
                 break
-    return _findings(found, wide)
-
-
-def _findings(found: _Seconds, wide: int) -> PairFindings:
-    target_s, draft_s = max(LEAST_S, median(found.target)), max(LEAST_S, median(found.draft))
-    row_s = max(0.0, median(found.draft_wide) - draft_s) / max(1, wide - 1)
+    medians = map(_typical, zip(*samples, strict=True))
+    target_s, draft_s, turns_s, target_beside_s, draft_beside_s = medians
     return PairFindings(
-        switch_s=max(0.0, median(found.turns) - target_s - _DRAFT_TOKENS * draft_s),
-        target_slowdown=max(1.0, median(found.target_beside) / target_s),
-        draft_slowdown=max(1.0, median(found.draft_beside) / draft_s),
-        call_s=max(0.0, draft_s - row_s),
-        row_s=row_s,
+        switch_s=max(0.0, turns_s - target_s - USUAL_DRAFT_TOKENS * draft_s),
+        target_slowdown=max(1.0, target_beside_s / target_s),
+        draft_slowdown=max(1.0, draft_beside_s / draft_s),
+        draft_token_s=draft_s,
     )
 
 
@@ -410,7 +393,7 @@ def _times(work: Callable[[], object], count: int) -> None:
 
 @contextmanager
 def _passes(model: Model, rows: int) -> Iterator[Callable[[], None]]:
-    """Gives a pass of `rows` rows, as a round makes it: its scores are copied, since a device may
+    """Yield a pass of `rows` rows, as a round makes it: its scores are copied, since a device may
     give them when they are read; one row of it is kept, and forgotten again."""
     rng = np.random.default_rng(SEED)
     context = max(1, min(_CONTEXT, model.config.context_length - rows))

@@ -18,7 +18,6 @@ from edge_spec.models.source import Source
 from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Share = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,12 @@ class Place:
 class Placement:
     """One way to run a model, with its rate.
 
-    drafter: as after --drafter; "none" is no speculation. tokens_per_s: as texts were written here
-    if it `is_measured`, else a forecast; None where the model was not opened, since it does not
-    fit. step_s: of the fastest plain step at its place. speedup: over the fastest plain steps of
-    all places. draft_tokens: of a round, that a draft model's forecast is best with. overlapped:
-    whether it is best where the draft goes on while the target verifies, by what the pair was
-    measured at. memory_bytes: of all its models with PLANNED_TOKENS of text, None where a runtime
-    cannot tell; on_devices: in devices' own memory, by the labels of `DeviceMemories`.
+    drafter: as after --drafter; "none" is no speculation. step_s: of plain decoding at its place,
+    by passes; None where the model was not opened, since it does not fit.
+    tokens_per_s: as short texts were written here where there is a `speedup`, over plain decoding
+    beside them; else of plain steps, None for a draft that was not tried. memory_bytes: of all its
+    models with PLANNED_TOKENS of text, None where a runtime cannot tell; on_devices: in devices'
+    own memory, by the labels of `DeviceMemories`.
     """
 
     target: Place
@@ -61,17 +59,12 @@ class Placement:
     tokens_per_s: _Rate | None = None
     speedup: _Rate | None = None
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None  # of verified draft tokens
-    row_share: _Share | None = None  # what one row more costs of a step
-    guess_share: _Share | None = None  # what a draft token of the draft costs
     memory_bytes: int | None = None
     reason: str = ""  # why it is not the first
     lossless: str = ""  # what holds for texts there by default, where that is known
     # KL divergence of the weights there from those they were converted from, nats a token.
     loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     on_devices: Mapping[str, int] = field(default_factory=dict)
-    draft_tokens: int | None = None
-    overlapped: bool = False
-    is_measured: bool = False
     step_s: _Rate | None = None
 
     def shortage(self, free: FreeMemory) -> str | None:
@@ -86,9 +79,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """Placements, the best first; those that did not fit when it was made come last. notes: a line
-    for each place or drafter without a forecast, or with an uncertain one. places: all that were
-    looked at, for either model. made_by: the version of edge-spec."""
+    """Placements, the best first. notes: a line for each place or drafter that cannot be used, and
+    for what is uncertain."""
 
     version: Literal[1]  # raise it when a plan means something else
     model: str
@@ -98,8 +90,6 @@ class Plan:
     placements: Annotated[tuple[Placement, ...], Field(min_length=1)]
     notes: tuple[str, ...] = ()
     prefer: Literal["speed"] = "speed"  # one of before that preferred energy is to be made again
-    places: tuple[Place, ...] = ()
-    made_by: str = ""
 
 
 _PLAN = TypeAdapter(Plan)

@@ -1,5 +1,5 @@
-"""Profiles: the time of one model's passes on one runtime and device, and what use has taught of
-it."""
+"""Profiles: the time of one model's passes on one runtime and device, what follows from it for a
+step, and what use has taught of the model."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from edge_spec.storage.measurements import Quantity
 
 TYPICAL_TOKENS = 256  # of context: of the costs that policies know
 
+LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
+USUAL_DRAFT_TOKENS = 4
+
 MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -32,7 +35,7 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def was_busy(spread: float) -> bool:
-    """Says whether times that are off by this share of them are of a machine that was too busy."""
+    """Return whether the machine was too busy for times that are off by this share."""
     return spread > MOST_SPREAD
 
 
@@ -95,11 +98,11 @@ class Profile:
 
     @property
     def is_certain(self) -> bool:
-        """Says whether the machine was free enough for it to be used again."""
+        """Return whether the machine was free enough for it to be used again."""
         return not was_busy(self.spread)
 
     def seconds(self, context_tokens: int) -> dict[int, float]:
-        """Returns t(k) between the measured contexts, and beyond the longest as it grew between
+        """Return t(k) between the measured contexts, and beyond the longest as it grew between
         them."""
         first, last = self.contexts[0], self.contexts[-1]
         span = last.context_tokens - first.context_tokens
@@ -113,33 +116,43 @@ class Profile:
     def costs(self, context_tokens: int) -> RowCosts:
         return RowCosts(self.seconds(context_tokens), self.num_experts, self.experts_used)
 
+    def step_s(self, rows: int = 1) -> float:
+        """Return the seconds of a step without its drafting: the pass, reading its logits, and its
+        commit."""
+        return self.costs(TYPICAL_TOKENS).at(rows) + rows * self.logits_row_s + self.commit_s
+
 
 @dataclass(frozen=True)
 class PairFindings:
-    """The times of a target and its draft beside each other, as `pair_probe` measures them.
+    """The times of a target and its draft beside each other, as `measure.probe_pair` finds them.
 
-    switch_s: of a round, more than its passes take where each model runs alone: for the other
+    switch_s: of a step, more than its passes take where each model runs alone: for the other
     model's data in caches, threads and clocks of devices that have gone to sleep, and copies.
     target_slowdown, draft_slowdown: a pass while the other model runs over one alone.
-    call_s, row_s: of the draft's passes that follow each other, with their scores in main memory,
-    what each takes and what each of its rows adds; None where that was not measured.
+    draft_token_s: of passes that follow each other, with their scores in main memory; None where
+    that was not measured.
     """
 
     switch_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     target_slowdown: _Seconds
     draft_slowdown: _Seconds
-    call_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    row_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    draft_token_s: _Seconds | None = None
 
-    @property
-    def draft_token_s(self) -> float | None:
-        """Returns what a draft token takes, as measured among others; None where it was not."""
-        return None if self.call_s is None or self.row_s is None else self.call_s + self.row_s
+    def overlap_saves_s(self, target: RowCosts, draft_s: float) -> float:
+        """Return the seconds of a usual step that are saved where the draft goes on while the
+        target verifies, if all that it reads meanwhile is of use. Not positive: it never pays."""
+        pass_s = target.at(USUAL_DRAFT_TOKENS + 1)
+        beside_s = draft_s * self.draft_slowdown  # of a draft token, meanwhile
+        # Its last pass is waited for: half of one, as they come. One of them reads the token that
+        # the target adds.
+        waited_s = pass_s * self.target_slowdown + beside_s / 2
+        ready = max(0, int(waited_s / max(beside_s, LEAST_S)) - 1)
+        return min(USUAL_DRAFT_TOKENS, ready) * draft_s - (waited_s - pass_s)
 
 
 _PROFILE = Quantity("profile", ProfileKey, TypeAdapter(Profile))
 # By the digest of the draft's key.
-_PAIRS = Quantity("pairs", ProfileKey, TypeAdapter(dict[str, PairFindings]))
+_PAIRS = Quantity("pair", ProfileKey, TypeAdapter(dict[str, PairFindings]))
 _LEARNT = Quantity("learnt", ProfileKey, TypeAdapter(dict[str, list[_Finite]]))
 
 
@@ -155,8 +168,29 @@ class _File:
 _FILE = TypeAdapter(_File)
 
 
+def draft_token_s(costs: RowCosts, draft: Profile | None, findings: PairFindings | None) -> float:
+    """Return the seconds of a draft token, with the call of its device and the way of its scores to
+    main memory: as the pair was measured, else as the draft was alone. costs: of the draft."""
+    if findings is not None and findings.draft_token_s is not None:
+        return findings.draft_token_s
+    return costs.at(1) + (0.0 if draft is None else draft.logits_row_s + draft.commit_s)
+
+
+def usual_step_s(
+    target: Profile, draft: Profile, findings: PairFindings | None, overlaps: bool
+) -> float:
+    """Return the seconds of a step with USUAL_DRAFT_TOKENS draft tokens. overlaps: whether the
+    draft can go on while the target verifies."""
+    draft_s = draft_token_s(draft.costs(TYPICAL_TOKENS), draft, findings)
+    taken_s = target.step_s(USUAL_DRAFT_TOKENS + 1) + USUAL_DRAFT_TOKENS * draft_s
+    if findings is None:
+        return taken_s
+    saved_s = findings.overlap_saves_s(target.costs(TYPICAL_TOKENS), draft_s) if overlaps else 0.0
+    return taken_s + findings.switch_s - max(0.0, saved_s)
+
+
 def profile_key(source: Source, prepared: PreparedModel, options: RuntimeOptions) -> ProfileKey:
-    """Returns what a profile of this model depends on. The context's length is no part of it: t(k)
+    """Return what a profile of this model depends on. The context's length is no part of it: t(k)
     is kept for a short and a long context."""
     return ProfileKey(
         model=source.name,
@@ -173,7 +207,7 @@ def profile_key(source: Source, prepared: PreparedModel, options: RuntimeOptions
 
 
 def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
-    """Returns those that were set and that a key has no field for."""
+    """Return those that were set and that a key has no field for."""
     apart = (
         *("threads", "providers", "context_length", "prefers_cpu", "may_hold_less"),
         "scored_tokens",  # of the weights
@@ -193,7 +227,7 @@ def kept_profiles(source: Source) -> Iterator[tuple[ProfileKey, Profile]]:
 
 
 def stored_weights(prepared: PreparedModel) -> str:
-    """Returns what kernels are chosen by, of a model as it is stored."""
+    """Return what kernels are chosen by, of a model as it is stored."""
     if isinstance(prepared.source, Bundle):
         manifest = prepared.source.manifest
         form = " stacked" if manifest.kv_cache == "whole" else ""  # other kernels, and other costs
@@ -204,7 +238,7 @@ def stored_weights(prepared: PreparedModel) -> str:
 
 
 def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None:
-    """Returns the certain profile that holds for this key; None where there is none.
+    """Return the certain profile that holds for this key; None where there is none.
 
     bundled: a directory of profiles that came with the model. Looked into where none is known:
     what was measured on this very device says more than what was on one like it.
@@ -218,13 +252,13 @@ def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None
 
 
 def write_profiles(source: Source, directory: Path) -> None:
-    """Writes what is known of this model, to travel with it. Raises OSError."""
+    """Write what is known of this model, to travel with it. Raises OSError."""
     for key, profile in kept_profiles(source):
         write_sealed(directory / key.file_name, _FILE, _File(1, key, profile))
 
 
 def save_profile(key: ProfileKey, profile: Profile) -> None:
-    """Keeps a profile in place of another one, unless it is uncertain and the other one is not.
+    """Keep a profile in place of another one, unless it is uncertain and the other one is not.
     Pairs were measured beside the one of before, so they are not known any more."""
     _PAIRS.keep(key, {})
     if profile.is_certain or load_profile(key) is None:
@@ -232,7 +266,7 @@ def save_profile(key: ProfileKey, profile: Profile) -> None:
 
 
 def load_pair(target: ProfileKey, draft: ProfileKey) -> PairFindings | None:
-    """Returns how the two run beside each other; None where they were not measured together."""
+    """Return how the two run beside each other; None where they were not measured together."""
     return (_PAIRS.known(target) or {}).get(draft.digest)
 
 
@@ -242,11 +276,11 @@ def save_pair(target: ProfileKey, draft: ProfileKey, found: PairFindings) -> Non
 
 
 def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:
-    """Returns what live use has learnt, by name; empty where there is nothing. It outlives a change
+    """Return what live use has learnt, by name; empty where there is nothing. It outlives a change
     of the runtime's library."""
     return _LEARNT.known(replace(key, library="")) or {}
 
 
 def save_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
-    """Adds to what is there; of one name, the last writer's stays."""
+    """Add to what is there; of one name, the last writer's stays."""
     _LEARNT.update(replace(key, library=""), lambda old: {**(old or {}), **learnt})

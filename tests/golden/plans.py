@@ -17,8 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
-
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.metrics import DraftRounds
 from edge_spec.core.model import RuntimeOptions
@@ -33,10 +31,10 @@ from edge_spec.models.model_plan import ModelPlan, ways_to_run
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import add_rounds, pair_key
 from edge_spec.models.source import Source
-from edge_spec.placement.gains import Pair, default_drafter, plain_rate, with_draft
-from edge_spec.placement.replay import Recording
-from edge_spec.placement.trial import ranked, why_no_draft
-from edge_spec.scheduler.engine_plan import plan_engine, rank_ways
+from edge_spec.placement.candidates import Candidate
+from edge_spec.placement.planner import Pair, rank_drafters, rank_pairs, rank_places, why_no_draft
+from edge_spec.placement.survey import MeasuredPlace
+from edge_spec.scheduler.engine_plan import default_drafter, plan_engine, rank_ways
 from edge_spec.scheduler.machine import cpu_name
 from edge_spec.scheduler.plan_file import Place, Placement
 from edge_spec.scheduler.profile import (
@@ -53,7 +51,6 @@ from fixtures.silence import quiet
 
 MB = 1_000_000
 MACHINES = Path(__file__).parents[1] / "fixtures" / "machines.json"
-TEXT = Recording("", (1, 2), (0,) * 1000, np.zeros((1000, 1), np.int32), np.zeros((1000, 1)))
 
 NUM_ROUNDS = 400  # with a draft token, that a share of right ones is of
 CHEAP_ROWS = {1: 1.0, 2: 1.03, 4: 1.16, 8: 1.8, 16: 3.2}  # times of a plain step
@@ -68,6 +65,7 @@ def record() -> dict[str, Any]:
         return {
             "rankings of pairs": dict(_machines()),
             "rankings of places": dict(_places()),
+            "rankings of drafters": dict(_drafters()),
             "default drafters": dict(_default_drafters()),
             "orders of runtimes": dict(_orders(here / "orders")),
             "plans in use": dict(_plans_in_use(here / "plans")),
@@ -81,22 +79,17 @@ def _empty_cache(folder: Path) -> Iterator[None]:
         yield
 
 
-def _told(placements: Sequence[Placement]) -> dict[str, Any]:
-    """Return the order of placements, with what each does and why it lost."""
-    return {
-        "order": [
-            {
-                "target": f"{each.target.runtime} {each.target.device}",
-                "draft": each.draft and f"{each.draft.runtime} {each.draft.device}",
-                "drafter": each.drafter,
-                "draft tokens": each.draft_tokens,
-                "overlapped": each.overlapped,
-                "reason": each.reason,
-            }
-            for each in placements
-        ],
-        "why no draft": why_no_draft(placements),
-    }
+def _told(placements: Sequence[Placement]) -> list[dict[str, Any]]:
+    """Return the order of placements, with the reason why each is not the first."""
+    return [
+        {
+            "target": f"{each.target.runtime} {each.target.device}",
+            "draft": each.draft and f"{each.draft.runtime} {each.draft.device}",
+            "drafter": each.drafter,
+            "reason": each.reason,
+        }
+        for each in placements
+    ]
 
 
 # Pairs of models on machines with several devices.
@@ -105,19 +98,18 @@ def _told(placements: Sequence[Placement]) -> dict[str, Any]:
 def _machines() -> Iterator[tuple[str, Any]]:
     table = json.loads(MACHINES.read_text(encoding="utf-8"))
     for case in table["cases"]:
-        yield case["name"], _told(ranking(table, case))
-        for acceptance in (0.0, 0.3, 0.95):
-            changed = {**case, "acceptance": acceptance}
-            yield f"{case['name']}; acceptance {acceptance}", _told(ranking(table, changed))
         short = {**case, "free_mb": 300}
         short["devices"] = [{**each, "free_mb": 300} for each in case["devices"]]
-        yield f"{case['name']}; 300 MB free everywhere", _told(ranking(table, short))
-        apart = {**case, "pairs": {}}
-        yield f"{case['name']}; not measured together", _told(ranking(table, apart))
+        changed = {"": case, "; 300 MB free everywhere": short}
+        changed["; not measured together"] = {**case, "pairs": {}}
+        for name, each in changed.items():
+            places, pairs = ranking(table, each)
+            told = {"places": _told(places), "pairs": _told([pair.placement for pair in pairs])}
+            yield f"{case['name']}{name}", told
 
 
-def ranking(table: Any, case: Any) -> tuple[Placement, ...]:
-    """Rank all pairs of places, and each place of the target alone."""
+def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
+    """Rank the places of the target, and those of the draft beside its best one."""
     devices = [
         Device(
             *("llamacpp", each["name"], each["kind"], "", each["free_mb"] * MB),
@@ -138,25 +130,34 @@ def ranking(table: Any, case: Any) -> tuple[Placement, ...]:
         needs = memories.needs(told)
         return replace(placement, memory_bytes=main + needs.main, on_devices=needs.on_devices)
 
-    targets, drafts = (case["costs"][case[role]] for role in ("target", "draft"))
-    right = (np.random.default_rng(0).random(len(TEXT.tokens)) < case["acceptance"]).tolist()
-    found = []
-    for name, costs in targets.items():
-        profile = _of_table(costs)
-        rate = plain_rate(profile, [TEXT])
-        alone = Placement(_place("llamacpp", name), None, "none", rate, step_s=1 / rate)
-        found.append(sized(alone, (case["target"], name)))
-    for target, draft in product(targets, drafts):
-        beside = case.get("pairs", {}).get(f"{target} {draft}")
+    def measured(model: str, name: str) -> MeasuredPlace:
+        key = ProfileKey(model, "", "", "llamacpp", "1", name, None, (), "")
+        missing: Any = None
+        device = Device("llamacpp", name, None, "")
+        candidate = Candidate(missing, device, missing, missing, key)
+        return MeasuredPlace(candidate, _of_table(case["costs"][model][name]))
+
+    target, draft = case["target"], case["draft"]
+    free = FreeMemory(case["free_mb"] * MB, memories.free())
+    alone = []
+    for name, costs in case["costs"][target].items():
+        step_s = _of_table(costs).step_s()
+        plain = Placement(_place("llamacpp", name), None, "none", 1 / step_s, step_s=step_s)
+        alone.append(sized(plain, (target, name)))
+    places = rank_places(alone, free)
+    best = places[0]
+    pairs = []
+    for name in case["costs"][draft]:
+        on = best.target.device
+        beside = case.get("pairs", {}).get(f"{on} {name}")
         findings = beside and PairFindings(
             beside["switch_ms"] / 1e3, beside["target_slowdown"], beside["draft_slowdown"]
         )
-        has_devices = case.get("overlaps", True) and target != draft
-        costs = Pair(_of_table(targets[target]), _of_table(drafts[draft]), findings, has_devices)
-        bare = Placement(_place("llamacpp", target), _place("llamacpp", draft), "draft-model")
-        paired = with_draft(bare, costs, [TEXT], [right])
-        found.append(sized(paired, (case["target"], target), (case["draft"], draft)))
-    return ranked(found, FreeMemory(case["free_mb"] * MB, memories.free()))
+        placement = replace(best, draft=_place("llamacpp", name), drafter="draft-model")
+        placement = sized(placement, (target, on), (draft, name))
+        pair = Pair(measured(target, on), measured(draft, name), placement, None)
+        pairs.append(pair.measured(findings))
+    return places, rank_pairs(pairs, free)
 
 
 def _of_table(costs: Any) -> Profile:
@@ -172,41 +173,60 @@ def _place(runtime: str, device: str = "cpu") -> Place:
 
 
 def _places() -> Iterator[tuple[str, Any]]:
-    def at(
-        runtime: str, drafter: str = "none", rate: float | None = 100.0, **more: Any
-    ) -> Placement:
+    def at(runtime: str, step_s: float | None = 0.01, **more: Any) -> Placement:
         device = more.pop("device", "cpu")
-        found = Placement(_place(runtime, device), None, drafter, rate, memory_bytes=100 * MB)
-        return replace(found, **{"step_s": 0.01, "acceptance": 0.5, "row_share": 0.2, **more})
+        rate = None if step_s is None else 1 / step_s
+        found = Placement(_place(runtime, device), None, "none", rate, memory_bytes=100 * MB)
+        return replace(found, **{"step_s": step_s, **more})
 
-    gpu = at("llamacpp", "suffix", 300.0, device="cuda0", step_s=0.004)
-    busy = at("llamacpp", "suffix", 40.0, device="cuda0", step_s=0.03)
-    slow, fast = at("ort", "none", 50.0, step_s=0.02), at("llamacpp", "suffix", 200.0)
+    gpu = at("llamacpp", 0.004, device="cuda0")
+    busy = at("llamacpp", 0.03, device="cuda0")
+    slow, fast = at("ort", 0.02), at("llamacpp", 0.005)
     cases = {
         "one place": [fast],
-        "a fast target alone": [at("llamacpp", "none", 300.0), fast],
-        "drafting pays": [at("llamacpp"), fast, slow],
+        "two runtimes": [slow, fast],
         "a GPU beside a processor": [slow, fast, gpu],
         "a busy GPU beside a processor": [fast, busy],
-        "within noise": [at("llamacpp", "suffix", 101.0), at("ort", "suffix", 100.0)],
-        "equal": [at("ort", "suffix"), at("llamacpp", "suffix")],
-        "too few right": [at("llamacpp"), at("llamacpp", "jacobi", 80.0, acceptance=0.1)],
-        "nothing found": [at("llamacpp"), at("llamacpp", "suffix", 99.0, acceptance=None)],
-        "dear rows": [at("llamacpp"), at("llamacpp", "lookahead", 70.0, row_share=0.9)],
-        "dear draft tokens": [at("llamacpp"), at("llamacpp", "draft-model", 70.0, guess_share=0.6)],
+        "within noise": [at("llamacpp", 0.0101), at("ort")],
+        "equal": [at("ort"), at("llamacpp")],
         "the fastest does not fit": [replace(fast, memory_bytes=600 * MB), slow],
         "nothing fits": [
             replace(fast, memory_bytes=600 * MB),
             replace(slow, memory_bytes=700 * MB),
         ],
-        "nothing was measured": [at("ort", "none", None), at("llamacpp", "none", None)],
+        "one was not measured": [at("ort", None), slow, fast],
+        "nothing was measured": [at("ort", None), at("llamacpp", None)],
         "the fastest loses what weights say": [replace(fast, loss=0.2), replace(slow, loss=0.0)],
         "the fastest loses little": [replace(fast, loss=0.004), replace(slow, loss=0.0)],
-        "the fastest keeps answers": [replace(fast, drafter="answers"), slow],
     }
     for name, placements in cases.items():
-        yield name, _told(ranked(placements, FreeMemory(500 * MB)))
-    yield "free memory is not known", _told(ranked(cases["nothing fits"], FreeMemory(None)))
+        yield name, _told(rank_places(placements, FreeMemory(500 * MB)))
+    yield "free memory is not known", _told(rank_places(cases["nothing fits"], FreeMemory(None)))
+
+
+def _drafters() -> Iterator[tuple[str, Any]]:
+    def wrote(drafter: str, rate: float, draft: bool = False) -> Placement:
+        here = _place("llamacpp")
+        return Placement(here, here if draft else None, drafter, rate, speedup=rate / 50)
+
+    plain, default = wrote("none", 50.0), wrote("suffix", 55.0)
+    cases = {
+        "the default is the fastest": [plain, default],
+        "plain decoding is as fast": [wrote("none", 56.0), default],
+        "plain decoding is faster": [wrote("none", 57.0), default],
+        "another is as fast": [plain, default, wrote("jacobi", 60.0)],
+        "another is faster": [plain, default, wrote("jacobi", 61.0)],
+        "plain decoding is faster, another a little": [
+            wrote("none", 57.0),
+            default,
+            wrote("jacobi", 58.0),
+        ],
+        "the draft pays": [plain, default, wrote("suffix,cascade", 80.0, draft=True)],
+        "the draft does not pay": [plain, default, wrote("suffix,cascade", 45.0, draft=True)],
+    }
+    for name, placements in cases.items():
+        found = rank_drafters(placements, "suffix")
+        yield name, {"order": _told(found), "why no draft": why_no_draft(found)}
 
 
 def _profile(step_s: float, rows: dict[int, float], **more: Any) -> Profile:

@@ -25,10 +25,9 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.pair_history import counted_rounds, pair_key
 from edge_spec.models.source import Source
-from edge_spec.placement.gains import pass_costs
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 from edge_spec.scheduler.engine_plan import EnginePlan, choose_plan, plan_engine
-from edge_spec.scheduler.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key
+from edge_spec.scheduler.profile import Profile, load_profile, profile_key
 from edge_spec.scheduler.row_findings import ROWS, rows_key
 from edge_spec.text.vocabulary import Compared, compare
 
@@ -303,9 +302,8 @@ def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:
     found = [profile for profile in profiles if profile is not None]
     if len(found) < len(profiles):
         return None
-    pass_s = pass_costs(found[0])
-    costs = RowCosts({rows: pass_s(rows, TYPICAL_TOKENS) for rows in _WIDTHS})
-    draft_s = pass_costs(found[1])(1, TYPICAL_TOKENS) if len(found) > 1 else 0.0
+    costs = RowCosts({rows: found[0].step_s(rows) for rows in _WIDTHS})
+    draft_s = found[1].step_s() if len(found) > 1 else 0.0
     if chosen.tokens is not None and chosen.is_retokenized:
         draft_s *= chosen.tokens.ratio  # draft tokens for each of the target's
     return Costs(costs, draft_s)

@@ -69,7 +69,7 @@ def top_tokens(logits: np.ndarray, count: int) -> np.ndarray:
 
 class RecyclingDrafter(Drafter):
     name = "recycling"
-    traits = DrafterTraits(trees=True, auto=True, auto_rows=8, planned_with=("suffix",))
+    traits = DrafterTraits(trees=True, auto=True, auto_rows=8)
 
     def __init__(self) -> None:
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])

@@ -46,7 +46,7 @@ class Theirs(Drafter):
     """Proposes the last two tokens again, and tells what it was asked."""
 
     name = "theirs"
-    traits = DrafterTraits(options=frozenset({"lookahead"}), planned_with=("suffix",))
+    traits = DrafterTraits(options=frozenset({"lookahead"}))
 
     def __init__(self, context):
         self.calls, self.sampler, self.session, self.rights = [], None, None, 0.0

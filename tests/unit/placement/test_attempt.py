@@ -1,51 +1,82 @@
-"""What a place that fails is said to have failed by, and what is not tried again."""
+"""What a place that fails is said to have failed by; and a device has to compute right."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from edge_spec.core.isolated import IsolatedError
-from edge_spec.core.model import RuntimeOptions
-from edge_spec.models.devices import Device
-from edge_spec.models.source import Source
-from edge_spec.placement import place_work
-from edge_spec.placement.candidates import Candidate
-from edge_spec.placement.place_work import Faults, PlaceError, attempt, measure_place
-from edge_spec.scheduler.profile import ProfileKey
-from fixtures.silence import quiet
+from edge_spec.core.isolated import NoAnswerError
+from edge_spec.errors import SessionError
+from edge_spec.placement import survey
+from edge_spec.placement.survey import PlaceError, attempt, attempt_apart, require_right
+from edge_spec.testing import ScriptedModel
+from edge_spec.testing.scripted import random_logits
 
 
-def candidate(device: str, kind: str | None, model: str = "target") -> Candidate:
-    key = ProfileKey(model, "0", "Q4_0", "rig", "1", device, None, (), "a processor")
-    options = RuntimeOptions(providers=(device,))
-    prepared: Any = None
-    return Candidate(Source(model, quiet), Device("rig", device, kind, ""), prepared, options, key)
+def fails(work: Any, apart: bool = False) -> PlaceError:
+    def on_step(fraction: float) -> None: ...
 
-
-def fails(place: Candidate, work: Any = measure_place) -> PlaceError:
     with pytest.raises(PlaceError) as caught:
-        attempt(work, place, 1.0, lambda fraction: None)
+        attempt_apart(work, [], on_step) if apart else attempt(work, on_step)
     assert "\n" not in str(caught.value)
     return caught.value
 
 
-@pytest.mark.parametrize("kind", ["gpu", "npu", "remote", None])
-def test_all_but_the_processor_is_tried_in_another_process(
-    kind: str | None, monkeypatch: pytest.MonkeyPatch
+def test_what_a_library_raises_is_a_reason_in_one_line() -> None:
+    def work(on_step: Any) -> None:
+        raise RuntimeError("a\nlong story")
+
+    assert str(fails(work)) == "a long story"
+
+
+@pytest.mark.parametrize(
+    ("done", "reason"),
+    [(None, "no answer"), (0.3, "it is too slow: 30% was done within 300 s")],
+)
+def test_a_silent_device_is_told_from_a_slow_one(
+    done: float | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def isolated(*given: object, **more: object) -> None:
-        raise IsolatedError("elsewhere")
+    def isolated(*given: object, on_step: Any, **more: object) -> None:
+        if done is not None:
+            on_step(done)
+        raise NoAnswerError("no answer")
 
-    monkeypatch.setattr(place_work, "isolated", isolated)
-    assert str(fails(candidate("x", kind))) == "elsewhere"
+    monkeypatch.setattr(survey, "isolated", isolated)
+    error = fails(print, apart=True)
+    assert error.is_silent and str(error) == reason
 
 
-def test_a_silent_device_is_not_waited_for_again_and_another_fault_is_one_models() -> None:
-    faults = Faults()
-    faults.add(candidate("hangs", "gpu"), PlaceError("no answer", is_silent=True))
-    faults.add(candidate("full", "gpu"), PlaceError("no memory"))
-    assert faults.of(candidate("hangs", "gpu", "draft")) == "no answer"
-    assert faults.of(candidate("full", "gpu")) == "no memory"
-    assert faults.of(candidate("full", "gpu", "draft")) is None
+SIZE = 50
+RIGHT = random_logits(SIZE)
+PROMPT = [3, 1, 4]
+
+
+def greedy(num_tokens: int = 40) -> list[int]:
+    text = list(PROMPT)
+    for _ in range(num_tokens):
+        text.append(int(RIGHT(tuple(text)).argmax()))
+    return text[len(PROMPT) :]
+
+
+def test_a_model_agrees_with_its_own_texts_in_passes_of_many_rows() -> None:
+    require_right(ScriptedModel(RIGHT, SIZE), [(PROMPT, greedy())])
+    require_right(ScriptedModel(RIGHT, SIZE), [])
+
+
+@pytest.mark.parametrize(
+    ("logits", "reason"),
+    [
+        (lambda tokens: np.roll(RIGHT(tokens), 1), "it computes wrong: 0% of its tokens"),
+        (lambda tokens: np.full(SIZE, np.nan, np.float32), "its scores are no numbers"),
+    ],
+)
+def test_a_device_that_computes_wrong_is_refused(logits: Any, reason: str) -> None:
+    with pytest.raises(SessionError, match=reason):
+        require_right(ScriptedModel(logits, SIZE), [(PROMPT, greedy())])
+
+
+def test_scores_have_to_be_numbers_also_where_nothing_tells_what_is_right() -> None:
+    with pytest.raises(SessionError, match="no numbers"):
+        require_right(ScriptedModel(lambda tokens: np.full(SIZE, np.inf, np.float32), SIZE), [])

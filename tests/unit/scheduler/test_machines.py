@@ -16,16 +16,18 @@ TABLE = json.loads(
 CASES = {each["name"]: each for each in TABLE["cases"]}
 
 
+def choice(case: dict[str, Any]) -> tuple[str, str | None]:
+    """Return the place of the target, and of the draft that is tried there."""
+    places, pairs = ranking(TABLE, case)
+    best, fitting = pairs[0], "does not fit" not in pairs[0].placement.reason
+    draft = best.placement.draft if best.can_pay and fitting else None
+    return places[0].target.device, draft and draft.device
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_choice_is_the_one_that_these_costs_and_this_memory_call_for(name: str) -> None:
-    case, wanted = CASES[name], CASES[name]["best"]
-    best = ranking(TABLE, case)[0]
-    assert best.target.device == wanted["target"]
-    assert (best.draft and best.draft.device) == wanted["draft"]
-    assert best.overlapped == wanted.get("overlapped", False)
-    if wanted["tokens"] is not None:
-        least, most = wanted["tokens"]
-        assert best.draft_tokens is not None and least <= best.draft_tokens <= most
+    wanted = CASES[name]["best"]
+    assert choice(CASES[name]) == (wanted["target"], wanted["draft"])
 
 
 def without(name: str, *path: str, **changed: Any) -> dict[str, Any]:
@@ -48,14 +50,12 @@ def without(name: str, *path: str, **changed: Any) -> dict[str, Any]:
         (3, ("costs", "270M with 262k tokens", "cpu", "ms"), {"1": 6.0, "4": 9.0}, "cpu"),
         (4, (), {"pairs": {}}, "gpu"),
         (6, (), {"pairs": {}}, "cpu"),
-        (8, ("costs", "270M with 262k tokens", "cpu", "ms"), {"1": 9.0, "2": 10.0}, "cpu"),
     ],
 )
 def test_what_decides_is_what_the_case_is_named_after(
     name: int, path: tuple[str, ...], changed: dict[str, Any], draft: str
 ) -> None:
-    best = ranking(TABLE, without(list(CASES)[name], *path, **changed))[0]
-    assert best.draft is not None and best.draft.device == draft
+    assert choice(without(list(CASES)[name], *path, **changed))[1] == draft
 
 
 def test_every_figure_has_a_source() -> None:

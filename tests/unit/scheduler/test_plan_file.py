@@ -34,7 +34,7 @@ def place(runtime: str = "ort", device: str = "cpu", threads: int | None = None)
 def placement(
     target: Place, drafter: str = "suffix", rate: float = 100.0, **more: Any
 ) -> Placement:
-    found = Placement(target, None, drafter, rate, speedup=1.25, acceptance=0.5, row_share=0.2)
+    found = Placement(target, None, drafter, rate, speedup=1.25, acceptance=0.5)
     return replace(found, memory_bytes=100 * MB, **more)
 
 

@@ -104,7 +104,7 @@ def replay(
     """Returns statistics of each recording, with times of a clock on which a pass takes `pass_s`.
 
     speculate: makes the drafters and the policy, once for all recordings, as in one session.
-    Drafters take no time on that clock unless they advance it (`Charged`, `gains.RealTime`).
+    Drafters take no time on that clock unless they advance it, as `Charged` does.
     """
     clock = VirtualClock()
     drafters, policy = speculate(clock)

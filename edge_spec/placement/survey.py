@@ -1,0 +1,386 @@
+"""Measures the places where a model could run.
+
+Where a driver takes part, a process of its own does the work, since a driver may crash, hang, or
+take all memory. A profile is kept only of a place that computes right: before a device's is, the
+device has to agree with texts that the processor wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from edge_spec.core.isolated import IsolatedError, NoAnswerError, isolated, reason_of, tell
+from edge_spec.core.model import Model, Progress
+from edge_spec.core.modes import LosslessMode
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import SessionError
+from edge_spec.models.devices import PLANNED_TOKENS, Device, Sizing, free_bytes, resident_bytes
+from edge_spec.models.memory import DeviceMemories, FreeMemory, forecast
+from edge_spec.models.model_plan import PreparedModel
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+from edge_spec.placement.candidates import Candidate, candidate_of, candidates, described
+from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
+from edge_spec.scheduler.measure import SLOWER_THAN_OWN, Effort, measure, own_loop_cost, probe_pair
+from edge_spec.scheduler.plan_file import Placement, apply_placement
+from edge_spec.scheduler.profile import (
+    PairFindings,
+    Profile,
+    ProfileKey,
+    load_profile,
+    save_profile,
+)
+from edge_spec.scheduler.row_findings import ROWS, RowFindings, rows_key, settle_rows
+from edge_spec.storage.measurements import Quantity
+from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
+
+OnStep = Callable[[float], None]  # is told the share that is done
+Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its greedy answer
+
+MOST_TOKENS = 64  # of an answer to a short prompt
+MEASURE_S = 15.0  # for all places of a model together that are not known
+_MOST_S, _LEAST_S = 8.0, 3.0  # for one of them
+_TIMEOUT_S = 300.0  # more than a driver takes to compile its kernels, and we to measure
+_SHORT_PROMPTS = 3
+_TEXTS, _TEXT_TOKENS = 2, 32
+_TEXT_ROWS = 32  # that are read in one pass
+_LEAST_AGREEING = 0.25  # of the tokens; other weights and kernels agree on most
+
+_PAIR = TypeAdapter(PairFindings)
+_PROFILE = TypeAdapter(Profile)
+# Why a place cannot be used, so that nobody waits for it twice; "" where it can again.
+FAULTS = Quantity("fault", ProfileKey, TypeAdapter(str))
+_Found = TypeVar("_Found")
+
+
+class PlaceError(Exception):
+    """A place did not do its work; `str()` is the reason, one line. is_silent: it never
+    answered, and is not worth waiting for again."""
+
+    def __init__(self, reason: str, is_silent: bool = False) -> None:
+        super().__init__(reason)
+        self.is_silent = is_silent
+
+
+def attempt(work: Callable[[OnStep], _Found], on_step: OnStep) -> _Found:
+    """Do work in this process. Raises PlaceError, whatever a library raises."""
+    try:
+        return work(on_step)
+    except Exception as error:
+        raise PlaceError(reason_of(error)) from error
+
+
+def attempt_apart(work: Callable[[Any, OnStep], Any], request: Any, on_step: OnStep) -> Any:
+    """Do the work of a module's function in a process of its own. What it takes and returns can be
+    written as JSON. Raises PlaceError."""
+    done = 0.0
+
+    def on_done(fraction: float) -> None:
+        nonlocal done
+        done = fraction
+        on_step(fraction)
+
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "request"  # longer than a command line may be
+        file.write_text(json.dumps([work.__module__, work.__name__, request]), encoding="utf-8")
+        try:
+            return isolated(do_request, str(file), timeout_s=_TIMEOUT_S, on_step=on_done)
+        except NoAnswerError as error:
+            slow = f"it is too slow: {done:.0%} was done within {_TIMEOUT_S:g} s"
+            raise PlaceError(slow if done else str(error), is_silent=True) from error
+        except IsolatedError as error:
+            raise PlaceError(str(error)) from error
+
+
+def do_request(file: str) -> Any:
+    """Do the work in the other process."""
+    module, name, request = json.loads(Path(file).read_text(encoding="utf-8"))
+    return getattr(import_module(module), name)(request, tell)
+
+
+def measure_place(
+    place: Candidate, max_s: float, on_step: OnStep, texts: Sequence[Text] = ()
+) -> Profile:
+    """Measure a place that computes right, and keep its profile and what is found of its rows.
+    max_s: of its passes. texts: that it has to agree with."""
+    before = resident_bytes()
+    with closing(place.prepared.open(place.options)) as model:
+        require_right(model, texts)
+        key = rows_key(place.key, place.prepared.config)
+        rows = settle_rows(model, key, USUAL_WIDTHS, LosslessMode.AUTO)
+        profile = measure(model, Effort(max_s=max_s), on_step)
+        own_loop = own_loop_cost(model)
+        after = resident_bytes()
+        trees = model.capabilities.trees
+    # Memory that another model has left may be used again: then less than it takes is seen.
+    grown = None if before is None or after is None else max(0, after - before)
+    branches = trees and rows.batch_invariance.branch_invariant
+    profile = replace(profile, resident_bytes=grown, branches=branches, own_loop_cost=own_loop)
+    save_profile(place.key, profile)
+    return profile
+
+
+def require_right(model: Model, texts: Sequence[Text]) -> None:
+    """Raise SessionError where scores are no numbers, or the model prefers other tokens than those
+    of the texts."""
+    rows = min(_TEXT_ROWS, model.capabilities.max_rows)
+    right: list[bool] = []
+    with closing(model.open_session()) as session:
+        for prompt, tokens in texts or [((0, 0), (0,))]:
+            session.rollback(0)
+            session.prefill(prompt[:-1])
+            read = [prompt[-1], *tokens[:-1]]
+            for start in range(0, len(read), rows):
+                chain = TokenTree.chain(read[start], read[start + 1 : start + rows])
+                logits = session.forward(chain).logits
+                if not np.isfinite(logits.max(axis=1)).all():
+                    raise SessionError(
+                        "it computes wrong: its scores are no numbers",
+                        remedy="Choose another device.",
+                    )
+                right += (logits.argmax(axis=1) == tokens[start : start + rows]).tolist()
+                session.commit(range(len(chain)))
+    share = sum(right) / len(right)
+    if texts and share < _LEAST_AGREEING:
+        raise SessionError(
+            f"it computes wrong: {share:.0%} of its tokens are the processor's",
+            remedy="Choose another device.",
+        )
+
+
+def write_texts(place: Candidate) -> list[Text]:
+    """Write greedy answers to short prompts."""
+    found: list[Text] = []
+    with (
+        closing(place.prepared.open(place.options)) as model,
+        closing(model.open_session()) as session,
+    ):
+        for prompt in short_prompts(place.prepared)[:_TEXTS]:
+            session.rollback(0)
+            session.prefill(prompt[:-1])
+            token = prompt[-1]
+            tokens: list[int] = []
+            while len(tokens) < _TEXT_TOKENS:
+                logits = session.forward(TokenTree.chain(token)).logits
+                session.commit([0])
+                token = int(logits[0].argmax())
+                tokens.append(token)
+            found.append((prompt, tokens))
+    return found
+
+
+def short_prompts(prepared: PreparedModel) -> list[list[int]]:
+    """Return the shortest packaged prompts, cut where MOST_TOKENS after them would not fit."""
+    room = max(2, prepared.config.context_length - MOST_TOKENS)
+    prompts = read_prompts(OWN_PROMPTS, per_category=1)
+    return sorted((prepared.text.prompt_of(each.text)[:room] for each in prompts), key=len)[
+        :_SHORT_PROMPTS
+    ]
+
+
+def measure_described(request: Any, on_step: OnStep) -> Any:
+    """Measure a place in another process."""
+    place = candidate_of(request["place"])
+    profile = measure_place(place, request["max_s"], on_step, request["texts"])
+    return _PROFILE.dump_python(profile, mode="json")
+
+
+def measure_pair_described(request: Any, on_step: OnStep) -> Any:
+    """Measure two places together in another process."""
+    target, draft = (candidate_of(each) for each in request)
+    with (
+        closing(target.prepared.open(target.options)) as target_model,
+        closing(draft.prepared.open(draft.options)) as draft_model,
+    ):
+        return _PAIR.dump_python(probe_pair(target_model, draft_model, on_step), mode="json")
+
+
+def measure_pair(target: Candidate, draft: Candidate, on_step: OnStep) -> PairFindings:
+    """Measure how two places run beside each other, one of which is a device. Raises PlaceError."""
+    places = [described(each.source.model, each.device, each.options) for each in (target, draft)]
+    return _PAIR.validate_python(attempt_apart(measure_pair_described, places, on_step))
+
+
+@dataclass(frozen=True)
+class MeasuredPlace:
+    """A place with its profile; None where the model does not fit there."""
+
+    candidate: Candidate
+    profile: Profile | None
+    rows: RowFindings | None = None  # None where they are not known
+
+    @property
+    def plain_rows(self) -> int:
+        """Return the rows of a plain step's pass, as the promise about texts asks for."""
+        return 1 if self.rows is None else self.rows.lossless(LosslessMode.AUTO).plain_width
+
+
+class Surveyor:
+    """Measures the places of a target, and of its draft.
+
+    notes: a line for each place that cannot be used, or whose profile is uncertain. is_certain:
+    whether no profile is uncertain. has_measured: whether anything was not known. refresh: measure
+    what is known, too, and try again what failed.
+    """
+
+    def __init__(self, devices: Sequence[Device], progress: Progress, refresh: bool) -> None:
+        self.notes: list[str] = []
+        self.is_certain = True
+        self.has_measured = False
+        self.room = Room.now(devices)
+        self.refresh = refresh
+        self._devices = devices
+        self._progress = progress
+        self._silent: dict[tuple[str, str], str] = {}  # by runtime and device
+
+    def survey(self, source: Source, options: LoadOptions, role: str = "") -> list[MeasuredPlace]:
+        """Return the places that work. One model is open at a time, and none that does not fit.
+        role: "draft: " for one.
+
+        A profile is saved as soon as it is complete, so that after an interrupt the rest is left to
+        do. Raises an EdgeSpecError where there is no place at all, OSError.
+        """
+        places, refused = candidates(
+            source, options, self._devices, self._progress, is_draft=bool(role)
+        )
+        for line in refused:
+            self.note(f"{role}{line}")
+        fitting = [each for each in places if self.room.fits(each)]
+        num_new = sum(self._known(each) is None and not self._fault(each) for each in fitting)
+        max_s = min(_MOST_S, max(_LEAST_S, MEASURE_S / max(1, num_new)))
+        found: list[MeasuredPlace] = []
+        texts = cache(partial(self._texts, found))
+        # The processor first, which cannot crash: it writes what devices have to agree with.
+        for place in sorted(fitting, key=lambda each: each.is_risky):
+            try:
+                profile = self._known(place) or self._measure(place, max_s, texts)
+            except PlaceError as error:
+                self.note(f"{role}{place.place}: {error}")
+                continue
+            rows = ROWS.known(rows_key(place.key, place.prepared.config))
+            found.append(MeasuredPlace(place, profile, rows))
+            self._note_profile(place, profile, role)
+        return found + [MeasuredPlace(each, None) for each in places if each not in fitting]
+
+    def note(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def _known(self, place: Candidate) -> Profile | None:
+        if self.refresh or self._fault(place):
+            return None
+        # What came with the model was measured elsewhere: a driver may compute wrong here.
+        bundled = None if place.is_risky else place.prepared.profiles
+        return load_profile(place.key, bundled)
+
+    def _fault(self, place: Candidate) -> str:
+        """Return why a place is not worth trying; "" where it is."""
+        known = None if self.refresh else FAULTS.known(place.key)
+        if known:
+            return f"{known} (--refresh tries it again)"
+        return self._silent.get((place.key.runtime, place.key.device), "")
+
+    def _measure(self, place: Candidate, max_s: float, texts: Callable[[], list[Text]]) -> Profile:
+        """texts: that a device has to agree with. Raises PlaceError."""
+        if fault := self._fault(place):
+            raise PlaceError(fault)
+        self.has_measured = True
+        what = f"Measuring {place.prepared.name} on {place.place}"
+        on_step = partial(self._progress, what)
+        try:
+            if not place.is_risky:
+                profile = attempt(partial(measure_place, place, max_s), on_step)
+            else:
+                request = {
+                    "place": described(place.source.model, place.device, place.options),
+                    "max_s": max_s,
+                    "texts": texts(),
+                }
+                profile = _PROFILE.validate_python(
+                    attempt_apart(measure_described, request, on_step)
+                )
+        except PlaceError as error:
+            FAULTS.keep(place.key, str(error))
+            if error.is_silent:
+                self._silent[place.key.runtime, place.key.device] = str(error)
+            raise
+        if FAULTS.known(place.key):
+            FAULTS.keep(place.key, "")
+        on_step(1.0)
+        return profile
+
+    def _texts(self, found: Sequence[MeasuredPlace]) -> list[Text]:
+        """Return texts that the processor wrote; none where it cannot, and nothing tells what is
+        right."""
+        for each in found:
+            place = each.candidate
+            if place.is_risky:
+                break
+            self._progress(f"Writing texts on {place.place}", 0.0)
+            try:
+                return write_texts(place)
+            except Exception as error:  # of any library
+                self.note(f"{place.place}: {reason_of(error)}")
+        return []
+
+    def _note_profile(self, place: Candidate, profile: Profile, role: str) -> None:
+        if not profile.is_certain:
+            self.is_certain = False
+            self.note(
+                f"{role}{place.place}: the machine was busy, the times are uncertain by "
+                f"{profile.spread:.0%}: the next plan measures them again"
+            )
+        cost = profile.own_loop_cost
+        if cost and cost > SLOWER_THAN_OWN:
+            self.note(
+                f"{role}{place.place}: our plain step takes {cost:.2f} times as long as one of "
+                f"{place.key.runtime}'s own loop"
+            )
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory that is free before any model is open."""
+
+    devices: DeviceMemories
+    free: FreeMemory
+
+    @classmethod
+    def now(cls, devices: Sequence[Device]) -> Room:
+        memories = DeviceMemories(devices)
+        return cls(memories, FreeMemory(free_bytes(), memories.free()))
+
+    def fits(self, place: Candidate) -> bool:
+        """Return whether a model fits; True also where that is not known."""
+        runtime = place.prepared.runtime
+        if not isinstance(runtime, Sizing):
+            return True
+        memory = runtime.memory(place.prepared.source, place.options, PLANNED_TOKENS)
+        needs = self.devices.needs([(runtime.name, memory)])
+        return self.free.shortage(replace(needs, main=needs.main + memory.total)) is None
+
+    def with_memory(
+        self,
+        placement: Placement,
+        target: Candidate,
+        draft: Candidate | None = None,
+    ) -> Placement:
+        """Complete a placement with what its models need together, where their runtimes can
+        tell."""
+        model, drafts = (None, []) if draft is None else (draft.source.model, [draft.prepared])
+        options = apply_placement(LoadOptions(), placement, model)
+        found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self.devices)
+        if found is None:
+            return placement
+        return replace(placement, memory_bytes=found.needs.main, on_devices=found.needs.on_devices)
