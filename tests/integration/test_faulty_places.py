@@ -15,7 +15,7 @@ from edge_spec.core import entry_points
 from edge_spec.core.isolated import isolated
 from edge_spec.loader.plan_trial import EngineTrial
 from edge_spec.placement import survey as survey_module
-from edge_spec.placement.planner import Pair
+from edge_spec.placement.planner import Pair, Tried
 from edge_spec.placement.survey import PlaceError
 from edge_spec.scheduler import profile as profile_module
 from edge_spec.scheduler.plan_file import Place, Placement
@@ -90,6 +90,17 @@ def test_a_device_that_crashes_when_it_is_tried_is_a_reason_in_one_line(
     with pytest.raises(PlaceError, match="SIGABRT") as refused:
         TRY(EngineTrial(str(gguf("llama")), None), [there], [[1, 2]], 4, lambda fraction: None)
     assert "\n" not in str(refused.value)
+
+
+def test_drafters_are_tried_on_a_device_in_another_process(
+    gguf: Callable[..., Path], machine: Callable[[str], None]
+) -> None:
+    machine("fast")
+    there = Place("rig", "fast", None, "F32", "1")
+    ways = [Placement(there, None, name) for name in ("none", "suffix", "nonesuch")]
+    found = TRY(EngineTrial(str(gguf("llama")), None), ways, [[1, 2]], 4, lambda fraction: None)
+    assert isinstance(found["none"], Tried) and isinstance(found["suffix"], Tried)
+    assert "nonesuch" in str(found["nonesuch"])
 
 
 def test_where_nothing_works_all_reasons_are_told(
