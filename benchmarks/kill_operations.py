@@ -18,8 +18,8 @@ from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import may_replace, open_bundle
-from edge_spec.models.hub.client import HubReference
-from edge_spec.models.hub.download import find_cached, pull
+from edge_spec.models.hub import HubReference
+from edge_spec.models.hub_download import find_cached, pull
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts, saved_parts
 from edge_spec.placement.plan import Place, Placement, Plan, read_plan, write_plan

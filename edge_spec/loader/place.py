@@ -17,7 +17,7 @@ from edge_spec.errors import DeviceMemoryError, EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.draft_choice import cheapest, chosen_drafts, trained_drafter
-from edge_spec.models.hub.client import is_on_hub
+from edge_spec.models.hub import is_on_hub
 from edge_spec.models.memory import forecast, require_fit, require_room_to_convert
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import (

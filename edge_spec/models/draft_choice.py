@@ -24,7 +24,7 @@ from edge_spec.drafters import factory
 from edge_spec.errors import BundleError, EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, open_bundle, read_manifest
-from edge_spec.models.hub.download import list_cached
+from edge_spec.models.hub_download import list_cached
 from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
