@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from edge_spec.core.config import ModelConfig, config_problem
 from edge_spec.errors import BundleError, UsageError, readable
 from edge_spec.storage.atomic import atomic_file, is_work, sha256_file
-from edge_spec.storage.digests import known_sha256
+from edge_spec.storage.measurements import known_sha256
 
 EXPORT_AGAIN = "Delete the directory and export the model again."
 # Windows opens these as devices, whatever the folder and the ending.

@@ -332,9 +332,13 @@ def fetch_blobs(reference: HubReference, commit: str, files: Files, say: Progres
     say(what, arrived / max(total, 1))
     before = 0  # bytes of the files so far
     for each in missing:
-        each.run(lambda size, before=before: say(what, (before + size) / total))
+        each.run(partial(_tell, say, what, before, total))
         before += each.file.num_bytes
     say(what, 1.0)
+
+
+def _tell(say: Progress, what: str, before: int, total: int, arrived: int) -> None:
+    say(what, (before + arrived) / total)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle, Manifest
 from edge_spec.storage.atomic import atomic_file, cache_directory
-from edge_spec.storage.json_store import tell_unkept
+from edge_spec.storage.measurements import tell_unkept
 from edge_spec.text.chat_format import ChatFormat, with_every_end
 from edge_spec.text.tokenizer import SourceEnd, Tokenizer
 

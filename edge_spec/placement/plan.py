@@ -23,8 +23,7 @@ from edge_spec.models.devices import CPU, Device, free_bytes, list_devices
 from edge_spec.models.memory import DeviceMemories, FreeMemory, Needs
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
-from edge_spec.storage.measurements import Quantity
+from edge_spec.storage.measurements import DamagedError, Quantity, read_sealed, write_sealed
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from edge_spec.diagnostics.report_files import machine_line, markdown_table
 from edge_spec.errors import cut
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.digests import known_sha256
+from edge_spec.storage.measurements import known_sha256
 
 
 class Severity(StrEnum):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.storage import digests
+from edge_spec.storage import measurements as digests
 
 SETTLED_NS = 5_000_000_000  # before now: longer than a file system's clock may lag
 
