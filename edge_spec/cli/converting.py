@@ -16,9 +16,9 @@ from edge_spec.models.asked_options import option
 
 if TYPE_CHECKING:
     from edge_spec.core.export import ExportOptions
+    from edge_spec.models.bundle import PairManifest
     from edge_spec.models.hub import HubReference
     from edge_spec.models.hub_download import HubModel
-    from edge_spec.models.pair_bundle import PairManifest
     from edge_spec.models.pair_export import ExportChoices
 
 

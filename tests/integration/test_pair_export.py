@@ -20,7 +20,7 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.models import runtimes
-from edge_spec.models.pair_bundle import PairManifest, read_pair
+from edge_spec.models.bundle import PairManifest, read_pair
 from edge_spec.models.pair_export import (
     ExportChoices,
     PairPart,

@@ -17,11 +17,11 @@ from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined
 from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.models import runtimes
+from edge_spec.models.bundle import ROLES
 from edge_spec.models.devices import PLANNED_TOKENS, format_bytes
 from edge_spec.models.draft_choice import LARGEST_SHARE, cheapest
 from edge_spec.models.memory import forecast, what_fits
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.pair_history import counted_rounds, pair_key
 from edge_spec.models.resolve import Resolution, ResolvedModel, candidates_for, find_resolved
 from edge_spec.models.source import Source

@@ -31,30 +31,25 @@ from edge_spec.errors import (
 )
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import (
-    MANIFEST,
-    Bundle,
-    FileEntry,
-    Manifest,
-    check_file,
-    is_bundle,
-    open_bundle,
-    read_manifest,
-)
-from edge_spec.models.model_text import text_of_bundle, text_of_info, text_with
-from edge_spec.models.pair_bundle import (
     ROLES,
+    Bundle,
+    Manifest,
     PairManifest,
     Variant,
+    check_file,
+    find_foreign,
     find_member,
-    foreign_files,
+    is_bundle,
     is_pair,
+    open_bundle,
+    read_manifest,
     read_pair,
 )
-from edge_spec.models.pair_export import prove
+from edge_spec.models.model_text import text_of_bundle, text_of_info, text_with
+from edge_spec.models.pair_export import prove_vocabulary
 from edge_spec.text.chat_format import BY_NAME, BY_TEMPLATE, ChatFormat
 from edge_spec.text.plain_messages import Message
 from edge_spec.text.tokenizer import Tokenizer
-from edge_spec.text.vocabulary import require_same_vocabulary
 
 # What architectures are converted to that our own readers do not know.
 OTHER_FORMAT = next(iter(runtimes.OTHER_ARCHITECTURES))
@@ -202,10 +197,11 @@ HASHED_BYTES = 1_000_000_000  # in all; more takes seconds, and is hashed where 
 
 def check_files(subject: Subject) -> Iterator[Finding]:
     """Size and sha256 of each, and what is there without being listed."""
-    listed = _listed(subject)
-    if listed is None:
+    manifest = _manifest(subject)
+    if manifest is None:
         yield _unlisted(subject)
         return
+    listed = manifest.files
     total = sum(entry.num_bytes for entry in listed.values())
     hashed = subject.hashes or total <= HASHED_BYTES
     problems: list[BundleError] = []
@@ -220,7 +216,7 @@ def check_files(subject: Subject) -> Iterator[Finding]:
         yield fault("files", problem.shown, problem.remedy)
     if len(problems) > _SHOWN:
         yield fault("files", f"{len(problems) - _SHOWN} more are wrong", _EXPORT_AGAIN)
-    foreign = _foreign(subject, set(listed))
+    foreign = find_foreign(subject.path, manifest)
     if foreign:
         names = ", ".join(foreign[:_SHOWN]) + (", ..." if len(foreign) > _SHOWN else "")
         yield warning("files", f"not listed and not used: {names}", "Delete them.")
@@ -243,19 +239,10 @@ def _unlisted(subject: Subject) -> Finding:
     return ok("files", f"{form}, {size / 1e6:.1f} MB{whole}; it has no hashes")
 
 
-def _listed(subject: Subject) -> dict[str, FileEntry] | None:
+def _manifest(subject: Subject) -> Manifest | PairManifest | None:
     if subject.pair is not None:
-        return subject.pair.files
-    manifest = subject.variants[0].manifest
-    return None if manifest is None or subject.is_other else manifest.files
-
-
-def _foreign(subject: Subject, listed: set[str]) -> list[str]:
-    if subject.pair is not None:
-        return foreign_files(subject.path, subject.pair)
-    found = (path for path in sorted(subject.path.rglob("*")) if not path.is_dir())
-    names = (path.relative_to(subject.path).as_posix() for path in found)
-    return [name for name in names if name not in listed | {MANIFEST}]
+        return subject.pair
+    return None if subject.is_other else subject.variants[0].manifest
 
 
 CONVERSATION: tuple[Message, ...] = (
@@ -319,8 +306,7 @@ def check_vocabulary(subject: Subject) -> Iterator[Finding]:
     # A GGUF file spells its tokens again, so that digests are compared of a tokenizer.json.
     target, draft = (sorted(roles[role], key=lambda each: not each.is_bundle)[0] for role in ROLES)
     known, drafted = (each.text.tokenizer.vocabulary() for each in (target, draft))
-    require_same_vocabulary(known, drafted, str(target), str(draft))
-    proof = prove(known, drafted)
+    proof = prove_vocabulary(known, drafted, str(target), str(draft))
     if target.is_bundle and draft.is_bundle and proof != subject.pair.vocabulary:
         stated = "it is not the one that pair.json states"
         yield fault("vocabulary", stated, _EXPORT_AGAIN).of("pair")
