@@ -406,39 +406,33 @@ class _Download:
             sync(self.blob.parent)
 
     def _receive(self, out: _Bounded) -> None:
-        """Resume after a cut connection as long as each brings something: not all versions of
-        huggingface_hub do."""
-        while True:
-            before = out.tell()
-            try:
-                return self._request(out)
-            except UnreachableError:
-                if out.tell() == before or not self.file.is_large:
-                    raise
-
-    def _request(self, out: _Bounded) -> None:
-        hub = library()
-        where = f"{self.reference.repository}/resolve/{self.commit}/{quote(self.name)}"
+        hub, where = library(), f"{self.reference.repository}/resolve/{self.commit}"
         headers = hub.utils.build_hf_headers(
             library_name="edge-spec", library_version=version("edge-spec")
         )
-        try:
-            with _explained(self.reference), _without_bars():
-                hub.file_download.http_get(
-                    f"{hub.constants.ENDPOINT}/{where}",
-                    out,
-                    resume_size=out.tell(),
-                    headers=headers,
-                    expected_size=self.file.num_bytes,
-                )
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            # _Bounded's, or huggingface_hub's own for fewer bytes than expected.
-            raise DownloadError(
-                f"{self.name} of {self.reference} arrived with another size than the hub states",
-                remedy=_CHANGED,
-            ) from None
+        while True:
+            before = out.tell()
+            try:
+                with _explained(self.reference), _without_bars():
+                    return hub.file_download.http_get(
+                        f"{hub.constants.ENDPOINT}/{where}/{quote(self.name)}",
+                        out,
+                        resume_size=before,
+                        headers=headers,
+                        expected_size=self.file.num_bytes,
+                    )
+            except UnreachableError:  # not all versions of huggingface_hub resume a cut connection
+                if out.tell() == before or not self.file.is_large:
+                    raise
+            except OSError as error:
+                if error.errno is not None:
+                    raise
+                # _Bounded's, or huggingface_hub's own for fewer bytes than expected.
+                raise DownloadError(
+                    f"{self.name} of {self.reference} arrived with another size than the hub "
+                    "states",
+                    remedy=_CHANGED,
+                ) from None
 
 
 class _Bounded(io.BufferedWriter):

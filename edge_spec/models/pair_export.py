@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge_spec.core import entry_points
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import Checkpoint
@@ -280,19 +279,8 @@ def _check_request(request: PairRequest) -> None:
                 f"none of {', '.join(sorted(formats))} has an option {option.replace('_', '-')}",
                 remedy="Leave it out.",
             )
-    if request.choices.kind is None:
-        for format in sorted(formats):
-            if not _is_installed(format):
-                raise UsageError(
-                    f"nothing is installed that writes {format}",
-                    remedy="Name the formats to write, such as --format onnx,gguf, or choose them "
-                    "with --for.",
-                )
-            runtimes.load_exporter(format)  # raises where its library is missing
-
-
-def _is_installed(format: str) -> bool:
-    return format in entry_points.names("exporters")
+    for format in sorted(formats) if request.choices.kind is None else ():
+        runtimes.load_exporter(format)  # raises for an unknown name, or if its library is missing
 
 
 def _open_models(request: PairRequest) -> tuple[_Model, _Model | None]:
@@ -374,10 +362,6 @@ class _Model:
     def _write_variant(
         self, choice: ExportChoice, asked: ExportOptions, work: Path, progress: Progress
     ) -> Variant:
-        if not _is_installed(choice.format):
-            raise MissingDependencyError(
-                f"nothing is installed that writes {choice.format}", remedy="Install its exporter."
-            )
         own = {
             option: getattr(asked, option)
             for option, owners in _OWN_OPTIONS.items()
