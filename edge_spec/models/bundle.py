@@ -426,15 +426,11 @@ def write_manifest(
     manifest = Manifest.model_validate(
         {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}
     )
-    _write(path, manifest)
+    write_listing(path, manifest)
     return manifest
 
 
-def write_pair(path: Path, manifest: PairManifest) -> None:
-    _write(path, manifest)
-
-
-def _write(directory: Path, manifest: Manifest | PairManifest) -> None:
+def write_listing(directory: Path, manifest: Manifest | PairManifest) -> None:
     with atomic_file(directory / manifest.file_name) as work:
         work.write_bytes((manifest.model_dump_json(indent=2) + "\n").encode())
 
@@ -442,12 +438,12 @@ def _write(directory: Path, manifest: Manifest | PairManifest) -> None:
 def add_file(bundle: Bundle, name: str, content: bytes) -> Bundle:
     """Add or replace a file. Interrupted at any moment, the bundle stays valid."""
     others = {other: entry for other, entry in bundle.manifest.files.items() if other != name}
-    _write(bundle.path, bundle.manifest.model_copy(update={"files": others}))
+    write_listing(bundle.path, bundle.manifest.model_copy(update={"files": others}))
     with atomic_file(bundle.path / name) as work:
         work.write_bytes(content)
     entry = FileEntry(sha256=hashlib.sha256(content).hexdigest(), num_bytes=len(content))
     manifest = bundle.manifest.model_copy(update={"files": {**others, name: entry}})
-    _write(bundle.path, manifest)
+    write_listing(bundle.path, manifest)
     return Bundle(bundle.path, manifest)
 
 

@@ -414,13 +414,14 @@ class _Download:
             before = out.tell()
             try:
                 with _explained(self.reference), _without_bars():
-                    return hub.file_download.http_get(
+                    hub.file_download.http_get(
                         f"{hub.constants.ENDPOINT}/{where}/{quote(self.name)}",
                         out,
                         resume_size=before,
                         headers=headers,
                         expected_size=self.file.num_bytes,
                     )
+                return
             except UnreachableError:  # not all versions of huggingface_hub resume a cut connection
                 if out.tell() == before or not self.file.is_large:
                     raise

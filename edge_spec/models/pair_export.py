@@ -37,7 +37,7 @@ from edge_spec.models.bundle import (
     may_replace,
     read_manifest,
     require_readable,
-    write_pair,
+    write_listing,
 )
 from edge_spec.models.resolve import joined_types
 from edge_spec.models.source import Source
@@ -249,7 +249,7 @@ def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairMani
             vocabulary=proof,
             versions=runtimes.writer_versions(sorted(formats)),
         )
-        write_pair(work, manifest)
+        write_listing(work, manifest)
     return manifest
 
 

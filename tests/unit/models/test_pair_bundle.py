@@ -22,7 +22,7 @@ from edge_spec.models.bundle import (
     list_files,
     may_replace,
     read_pair,
-    write_pair,
+    write_listing,
 )
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
@@ -67,7 +67,7 @@ def write(directory: Path, weights: bytes = b"weights") -> Path:
         vocabulary=PROOF,
         versions={"edge-spec": "0"},
     )
-    write_pair(directory, manifest)
+    write_listing(directory, manifest)
     return directory
 
 
