@@ -84,20 +84,21 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 
 def _replace(work: Path, final: Path) -> None:
+    lock = _lock(final.parent, waits=True)  # for two renames, which another process may make, too
     try:
-        work.rename(final)  # in place of nothing, or of an empty directory
-        return
-    except OSError:
         if not final.exists():
-            raise
-    with scratch_beside(final) as aside:
-        old = aside / final.name
-        final.rename(old)
-        try:
             work.rename(final)
-        except BaseException:
-            old.rename(final)
-            raise
+            return
+        with scratch_beside(final) as aside:
+            old = aside / final.name
+            final.rename(old)
+            try:
+                work.rename(final)
+            except BaseException:
+                old.rename(final)
+                raise
+    finally:
+        _unlock(lock)
 
 
 @contextmanager
@@ -134,7 +135,7 @@ def scratch_beside(final: Path, is_file: bool = False) -> Iterator[Path]:
             else:
                 made = tempfile.mkdtemp(*names)
         work = Path(made)
-        lock = _try_lock(work)
+        lock = _lock(work)
         try:
             yield work
         finally:
@@ -142,8 +143,7 @@ def scratch_beside(final: Path, is_file: bool = False) -> Iterator[Path]:
                 work.unlink(missing_ok=True)
             else:
                 shutil.rmtree(work, ignore_errors=True)
-            if lock is not None:
-                os.close(lock)
+            _unlock(lock)
 
 
 def is_work(path: Path) -> bool:
@@ -168,25 +168,30 @@ def _is_abandoned(path: Path) -> bool:
     age_s = time.time() - path.stat().st_mtime
     if age_s < _UNLOCKED_AFTER_S:
         return False
-    lock = _try_lock(path)
-    if lock is not None:
-        os.close(lock)
+    lock = _lock(path)
+    _unlock(lock)
     return lock is not None or age_s > _ABANDONED_AFTER_S
 
 
-def _try_lock(path: Path) -> int | None:
-    """Return a descriptor that locks it until it is closed; None if it cannot be locked, or is."""
+def _lock(path: Path, waits: bool = False) -> int | None:
+    """Return a descriptor that locks it until it is closed; None if it cannot be locked, or is.
+    waits: until another process gives it back."""
     try:
         import fcntl
     except ImportError:  # Windows
         return None
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def _unlock(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def _require_free(final: Path, or_directory: bool = False) -> None:

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -115,6 +117,23 @@ def test_a_rename_that_fails_leaves_the_old_directory(
     with pytest.raises(PermissionError), atomic_directory(tmp_path / "bundle") as work:
         (work / "new.bin").write_text("new")
     assert listing(tmp_path) == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="nothing is locked there")
+def test_of_many_that_replace_a_directory_at_once_each_finds_it_whole(tmp_path: Path) -> None:
+    write_old(tmp_path / "bundle")
+    start = Barrier(8)
+
+    def replace(number: int) -> None:
+        with atomic_directory(tmp_path / "bundle") as work:
+            (work / "model.bin").write_text(str(number))
+            start.wait(60)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(replace, range(8))) == [None] * 8
+    found = listing(tmp_path)
+    assert found.keys() == {"bundle", "bundle/model.bin"}
+    assert found["bundle/model.bin"] in map(str, range(8))
 
 
 def test_of_two_that_write_at_once_the_later_one_wins_whole(tmp_path: Path) -> None:
