@@ -17,9 +17,9 @@ from edge_spec.engine.snapshot_file import Description, Snapshot, read_snapshot,
 from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.models.bundle import may_replace, open_bundle
-from edge_spec.models.hub.client import HubReference
-from edge_spec.models.hub.download import find_cached, pull
+from edge_spec.models.bundle import Manifest, may_replace, open_bundle
+from edge_spec.models.hub import HubReference
+from edge_spec.models.hub_download import find_cached, pull
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts, saved_parts
 from edge_spec.scheduler.plan_file import Place, Placement, Plan, read_plan, write_plan
@@ -76,7 +76,7 @@ def exports(model: Path, folder: Path) -> dict[str, Operation]:
 
     def read_bundle() -> int | None:
         path = Source(str(bundle), quiet).path
-        if not may_replace(path):
+        if not may_replace(path, Manifest):
             raise MisloadError("it cannot be replaced")
         return int(open_bundle(bundle).manifest.quantization.startswith("int8"))
 
@@ -91,7 +91,7 @@ def exports(model: Path, folder: Path) -> dict[str, Operation]:
         return int("Q8_0" in opened.weight_types)
 
     return {
-        "export": Operation(write_bundle, read_bundle, is_ordered=False),
+        "export": Operation(write_bundle, read_bundle, is_ordered=False, may_vanish=True),
         "gguf": Operation(write_gguf, read_gguf, is_ordered=False),
     }
 
@@ -102,7 +102,7 @@ def parts_of(bundle: Path) -> Operation:
         save_parts(open_bundle(bundle), {"layer-skip": part})
 
     def read() -> int | None:
-        if not may_replace(bundle):
+        if not may_replace(bundle, Manifest):
             raise MisloadError("it cannot be replaced")
         found = saved_parts(open_bundle(bundle))
         return found["layer-skip"].skipped[0] if found else None

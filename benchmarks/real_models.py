@@ -24,7 +24,7 @@ from typing import BinaryIO
 from edge_spec.core.model import Progress
 from edge_spec.errors import DownloadError, EdgeSpecError, ModelFileError
 from edge_spec.storage.atomic import atomic_file, cache_directory, single_flight
-from edge_spec.storage.digests import known_sha256
+from edge_spec.storage.measurements import known_sha256
 
 _SHOWN = 300  # characters of what pip says
 

@@ -17,6 +17,7 @@ from edge_spec.exporters.parity import Parity
 from edge_spec.models.bundle import (
     TOKENIZER,
     Bundle,
+    Manifest,
     may_replace,
     open_bundle,
     require_readable,
@@ -145,7 +146,7 @@ def require_replaceable(out: Path) -> None:
     """Raises UsageError where a bundle at `out` would take the place of something else, or could
     not be opened there."""
     require_readable(out)
-    if out.exists() and not may_replace(out):
+    if out.exists() and not may_replace(out, Manifest):
         raise UsageError(
             f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
         )

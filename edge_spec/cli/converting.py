@@ -16,9 +16,9 @@ from edge_spec.models.asked_options import option
 
 if TYPE_CHECKING:
     from edge_spec.core.export import ExportOptions
-    from edge_spec.models.hub.client import HubReference
-    from edge_spec.models.hub.download import HubModel
-    from edge_spec.models.pair_bundle import PairManifest
+    from edge_spec.models.bundle import PairManifest
+    from edge_spec.models.hub import HubReference
+    from edge_spec.models.hub_download import HubModel
     from edge_spec.models.pair_export import ExportChoices
 
 
@@ -39,8 +39,8 @@ def pull(
 
     What is here already is not fetched again; an interrupted download goes on.
     """
-    from edge_spec.models.hub.client import HubReference
-    from edge_spec.models.hub.download import pull as fetch
+    from edge_spec.models.hub import HubReference
+    from edge_spec.models.hub_download import pull as fetch
 
     reference = HubReference.parse(model)
     smaller = None if draft in (None, "none") else _draft(reference, draft)
@@ -60,7 +60,7 @@ def pull(
 
 
 def _draft(target: HubReference, draft: str) -> HubReference | None:
-    from edge_spec.models.hub.client import DRAFTS, HEADS, PREFIX, HubReference, known
+    from edge_spec.models.hub import DRAFTS, HEADS, PREFIX, HubReference, known
 
     if draft != "auto":
         return HubReference.parse(draft)
@@ -101,7 +101,7 @@ def _compare(target: HubModel, draft: HubModel) -> None:
 
 
 def _document(model: HubModel) -> dict[str, Any]:
-    from edge_spec.models.hub.download import content_sha256
+    from edge_spec.models.hub_download import content_sha256
 
     files = [
         {"name": name, "num_bytes": path.stat().st_size, "sha256": content_sha256(path)}

@@ -170,10 +170,9 @@ def tune_skip(
     """
     from edge_spec.errors import UsageError
     from edge_spec.loader import load_engine
-    from edge_spec.models.bundle import Bundle
+    from edge_spec.models.bundle import Bundle, is_in_pair
     from edge_spec.models.model_plan import prepare_model
     from edge_spec.models.options import LoadOptions
-    from edge_spec.models.pair_bundle import is_in_pair
     from edge_spec.models.source import Source
     from edge_spec.placement.layer_selection import save_parts
 

@@ -23,7 +23,7 @@ from edge_spec.distill.request import KINDS, DistillRequest, Kind
 from edge_spec.loader.head import SAMPLE, StoredTables, target_sample
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.machine import describe_machine
-from edge_spec.storage.atomic import as_storage_error, atomic_file, scratch_directory
+from edge_spec.storage.atomic import as_storage_error, atomic_file, scratch_beside
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _untrained_token_s(
     trainee: Trainee, folder: Path, digest: str, measure: Callable[[Path], float]
 ) -> float:
     """Times the drafter that has not learnt yet: the same arithmetic on other numbers."""
-    with scratch_directory(folder / "untrained") as scratch:
+    with scratch_beside(folder / "untrained") as scratch:
         path = scratch / f"{UNTRAINED}-{digest}"
         path.mkdir()
         _drafter(trainee).write(path)

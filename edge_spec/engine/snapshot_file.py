@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from edge_spec.core.model import STATE_TYPES, StateType
 from edge_spec.errors import SnapshotError
 from edge_spec.storage.atomic import atomic_file
-from edge_spec.storage.json_store import tell_unkept
+from edge_spec.storage.measurements import tell_unkept
 
 VERSION = 1  # raise it when a snapshot means something else
 MAX_HEADER_BYTES = 16_000_000

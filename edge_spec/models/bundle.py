@@ -1,7 +1,15 @@
-"""A bundle: a directory with a converted model and the manifest that describes it.
+"""Bundles: directories with converted models, and the manifests that describe them.
 
-Exporters write bundles, runtimes read them. Nothing in a bundle is executed: the manifest is
-JSON, the chat template runs in a sandbox.
+Exporters write bundles, runtimes read them. Nothing in a bundle is executed: a manifest is JSON,
+the chat template runs in a sandbox. A pair bundle has a target, and perhaps a draft, each in
+several formats:
+
+    pair.json               its manifest
+    tokenizer.json          the target's
+    target/onnx/            an ordinary bundle, with a manifest.json
+    target/gguf/model.gguf
+    draft/...               the same
+    profiles/               what passes take on a device; added later, listed nowhere
 """
 
 from __future__ import annotations
@@ -10,29 +18,37 @@ import hashlib
 import json
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from edge_spec.core.config import ModelConfig, config_problem
 from edge_spec.errors import BundleError, UsageError, readable
 from edge_spec.storage.atomic import atomic_file, is_work, sha256_file
-from edge_spec.storage.digests import known_sha256
+from edge_spec.storage.measurements import known_sha256
 
+MANIFEST = "manifest.json"
+PAIR_MANIFEST = "pair.json"
+TOKENIZER = "tokenizer.json"
+PARTS_FILE = "parts.json"  # is added later; a kill may leave it unlisted
+PROFILES = "profiles"
+ROLES = ("target", "draft")
+MAX_MANIFEST_BYTES = 16_000_000
+MAX_TEXT_CHARACTERS = 2000  # of one text in pair.json
 EXPORT_AGAIN = "Delete the directory and export the model again."
+
 # Windows opens these as devices, whatever the folder and the ending.
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", "conin$", "conout$"}
     | {f"{port}{number}" for port in ("com", "lpt") for number in "0123456789\u00b9\u00b2\u00b3"}
 )
 _FORBIDDEN = frozenset({"\\", ":", *map(chr, range(32))})
-MANIFEST = "manifest.json"
-TOKENIZER = "tokenizer.json"
-PARTS_FILE = "parts.json"  # is added later; a kill may leave it unlisted
-MAX_MANIFEST_BYTES = 16_000_000
-_SHOWN = 200  # characters of a name or a value in a message
+_SHOWN = 200  # characters of a file's content in a message
+_MAX_FILES = 10_000  # of one variant; a Core ML package has fewer than ten
 # Several times what any model has, and little enough to compute with. intermediate_size is 0 in
 # bundles of architectures that do not state it.
 _MAX_COUNTS = {
@@ -47,83 +63,30 @@ _MAY_BE_NONE = ("intermediate_size", "num_experts", "experts_used")
 _MAX_NUMBER = 2.0**64  # of any in an architecture
 _MAX_BLOCK = 1 << 16  # weights of one scale
 _BLOCK = re.compile(r"block (\d+)")  # of a quantization
-_Model = TypeVar("_Model", bound=BaseModel)
 _ARCHITECTURE = TypeAdapter(ModelConfig)
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+# Becomes a part of file names in the cache.
+_Name = Annotated[str, Field(pattern=r"^[^/\\:\x00-\x1f]{1,200}$")]
+_Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
 
 
-class FileEntry(BaseModel):
-    """Holds what a manifest says of one file."""
+class _Stated(BaseModel):
+    """What a manifest states."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+class FileEntry(_Stated):
+    sha256: _Digest
     num_bytes: int = Field(ge=0)
 
 
-def regular_size(path: Path) -> int:
-    """Returns the size in bytes. Raises OSError for what is no file, nor a link to one: it may have
-    no end."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError("it is no regular file")
-    return found.st_size
-
-
-def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
-    """The files at or below `start`, by their paths in `directory`, with sizes and hashes."""
-    found = sorted(start.rglob("*")) if start.is_dir() else [start]
-    named = {file.relative_to(directory).as_posix(): file for file in found if not file.is_dir()}
-    return {
-        name: FileEntry(sha256=sha256_file(file), num_bytes=file.stat().st_size)
-        for name, file in named.items()
-    }
-
-
-def check_file(directory: Path, name: str, entry: FileEntry, hashed: bool = True) -> None:
-    """Raises BundleError unless it is below the directory, no link, and what `entry` says. hashed:
-    else it stays unread, and its content may be another."""
-    if not is_below(name):
-        raise BundleError(
-            f"{directory} lists a file outside itself: {_shown(name)}", remedy=EXPORT_AGAIN
-        )
-    file = directory / name
-    links = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
-    if links or not file.is_file():
-        raise BundleError(f"{file} is missing", remedy=EXPORT_AGAIN)
-    size = file.stat().st_size
-    if size != entry.num_bytes:
-        raise BundleError(
-            f"{file} has {size} bytes, expected {entry.num_bytes}", remedy=EXPORT_AGAIN
-        )
-    if hashed and known_sha256(file) != entry.sha256:
-        raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=EXPORT_AGAIN)
-
-
-def _shown(name: str) -> str:
-    """Cut, and on one line."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name[:_SHOWN])
-
-
-def is_below(name: str) -> bool:
-    """Says whether it is a plain relative path on every system: no root, drive, device or step
-    upwards, and nothing that a system would read as another name."""
-    return all(
-        part
-        and part[-1] not in ". "  # Windows leaves them out
-        and _FORBIDDEN.isdisjoint(part)
-        and part.partition(".")[0].rstrip(" ").lower() not in _DEVICES
-        for part in name.split("/")
-    )
-
-
-class CompiledFor(BaseModel):
+class CompiledFor(_Stated):
     """The part of a manifest that binds a bundle to one NPU.
 
     versions: of the compiler's parts, by their names. outside: operators that the compiler left to
     the CPU, counted by name, of each function.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     soc: str = Field(pattern=r"^[A-Z0-9]{1,20}$")
     htp_arch: int = Field(ge=1, le=999)
@@ -135,10 +98,11 @@ class CompiledFor(BaseModel):
         return f"{self.soc} (HTP v{self.htp_arch})"
 
 
-class Manifest(BaseModel):
+class Manifest(_Stated):
     """The content of manifest.json."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    file_name: ClassVar[str] = MANIFEST
+    remedy: ClassVar[str] = EXPORT_AGAIN
 
     schema_version: Literal[1] = 1
     format: str  # the exporter that wrote it, for example "onnx"
@@ -164,89 +128,155 @@ class Manifest(BaseModel):
     files: dict[str, FileEntry]  # by its path in the bundle, with "/"
 
 
-class Bundle:
-    """An opened bundle whose manifest is valid and whose files are the ones it lists."""
+class Variant(_Stated):
+    """One model in one format."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path = path
-        self.manifest = manifest
-
-    @property
-    def config(self) -> ModelConfig:
-        return ModelConfig.from_dict(self.manifest.architecture)
+    format: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,40}$")]
+    quantization: _Text  # as the weights are stored, such as "int4 block 32"
+    compute: _Text | None = None  # the unit that it was laid out for, where it was for one
+    path: _Text  # in the pair bundle, with "/": of a bundle's directory, or of a file
+    parity: dict[str, float] = {}  # distance from the source, where it was checked
+    why: _Text = ""  # this format and quantization
+    files: Annotated[dict[str, FileEntry], Field(min_length=1, max_length=_MAX_FILES)]
 
     @property
     def num_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.manifest.files.values())
+        return sum(entry.num_bytes for entry in self.files.values())
 
-    def file(self, name: str) -> Path:
-        """Raises BundleError for a file that the manifest does not list."""
-        if name not in self.manifest.files:
-            raise BundleError(f"{self.path} has no file {name}", remedy=EXPORT_AGAIN)
-        return self.path / name
-
-
-def is_bundle(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
+    @property
+    def is_bundle(self) -> bool:
+        """Say whether it is an ordinary bundle, whose manifest vouches for its other files."""
+        return f"{self.path}/{MANIFEST}" in self.files
 
 
-def require_readable(path: Path, user: str = "a bundle") -> None:
-    """Raises UsageError for a path that is not UTF-8: JSON cannot name it, and no library can."""
-    if readable(str(path.absolute())) != str(path.absolute()):
-        raise UsageError(
-            f"{path} is no path in UTF-8, as {user} needs", remedy="Choose another name."
-        )
+class Member(_Stated):
+    """One model, in all formats that were written of it."""
+
+    name: _Name
+    num_layers: Annotated[int, Field(ge=1)]
+    source_sha256: _Digest | None  # of the file it was made from, where it was one file
+    variants: Annotated[tuple[Variant, ...], Field(min_length=1, max_length=20)]
+
+    @property
+    def formats(self) -> list[str]:
+        return [variant.format for variant in self.variants]
 
 
-def may_replace(out: Path) -> bool:
-    """Says whether `out` is an empty directory, or holds only what its manifest lists."""
-    if not out.is_dir():
-        return False
-    found = {
-        path.relative_to(out).as_posix()
-        for path in out.rglob("*")
-        if not (path.is_dir() or is_work(path))
-    }
-    if not found:
-        return True
+class VocabularyProof(_Stated):
+    """Proves that the draft's tokens are the target's, by digests as `Vocabulary` makes them."""
+
+    target_sha256: _Digest
+    target_size: int
+    draft_sha256: _Digest
+    draft_size: int
+    num_shared: int  # ids that both have; all of them stand for the same token, padding apart
+
+
+class PairManifest(_Stated):
+    """The content of pair.json."""
+
+    file_name: ClassVar[str] = PAIR_MANIFEST
+    remedy: ClassVar[str] = "Delete the directory and export the pair again."
+
+    schema_version: Literal[1] = 1
+    name: _Name
+    kind: _Text | None  # of device that formats and quantizations were chosen for
+    notes: tuple[_Text, ...] = ()  # what that kind of device does without, and why
+    target: Member
+    draft: Member | None
+    tokenizer: FileEntry
+    chat_template_sha256: _Digest | None
+    vocabulary: VocabularyProof | None  # None without a draft
+    versions: dict[str, str]  # of edge-spec and of the libraries that wrote the formats
+
+    @model_validator(mode="after")
+    def _check_paths(self) -> PairManifest:
+        for role, member in self.members():
+            if len(set(member.formats)) < len(member.formats):
+                raise ValueError(f"the {role} has a format twice")
+            for variant in member.variants:
+                for name in (variant.path, *variant.files):
+                    if not is_below(name) or not name.startswith(f"{role}/"):
+                        raise ValueError(f"a file outside of {role}/ is listed: {name}")
+                if not all(f"{name}/".startswith(f"{variant.path}/") for name in variant.files):
+                    raise ValueError(f"a file outside of {variant.path} is listed for it")
+        if (self.draft is None) != (self.vocabulary is None):
+            raise ValueError("a draft and the proof of its vocabulary come together")
+        return self
+
+    def members(self) -> Iterator[tuple[str, Member]]:
+        """Yield each role with its model."""
+        yield ROLES[0], self.target
+        if self.draft is not None:
+            yield ROLES[1], self.draft
+
+    @property
+    def files(self) -> dict[str, FileEntry]:
+        """Return all that is listed, by its path in the pair bundle."""
+        listed = {TOKENIZER: self.tokenizer}
+        for _, member in self.members():
+            for variant in member.variants:
+                listed |= variant.files
+        return listed
+
+
+_Manifest = TypeVar("_Manifest", Manifest, PairManifest)
+
+
+def read_listing(directory: Path, kind: type[_Manifest]) -> _Manifest:
+    """Read what a manifest lists; the files, and the model's architecture, are not looked at.
+
+    Raises BundleError.
+    """
+    path = directory / kind.file_name
     try:
-        manifest = read_model(out / MANIFEST, Manifest, EXPORT_AGAIN)
-    except BundleError:
-        return False
-    return found <= {MANIFEST, PARTS_FILE, *manifest.files}
+        size = regular_size(path)
+        if size > MAX_MANIFEST_BYTES:
+            raise BundleError(f"{path} is too large", remedy=kind.remedy)
+        with path.open("rb") as file:
+            return kind.model_validate_json(file.read(size))
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error}", remedy=kind.remedy) from None
+    except ValidationError as error:
+        raise _invalid(path, error, kind.remedy) from None
 
 
-def open_bundle(path: Path, hashed: bool = True) -> Bundle:
-    """Reads the manifest and checks size and sha256 of every file. hashed: else only the sizes, for
-    a look at the model alone. Raises BundleError."""
-    manifest = read_manifest(path)
-    for name, entry in manifest.files.items():
-        check_file(path, name, entry, hashed)
-    return Bundle(path, manifest)
+def _invalid(path: Path, error: ValidationError, remedy: str) -> BundleError:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "the file"
+    what = f"{where[:_SHOWN]}: {first['msg'][:_SHOWN]}"
+    return BundleError(f"{path} is not valid: {what}", remedy=remedy)
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Reads the manifest of the bundle at `path`, whose files are not looked at. Raises
-    BundleError, and UsageError for a path that is not UTF-8."""
-    require_readable(path)
-    manifest = read_model(path / MANIFEST, Manifest, EXPORT_AGAIN)
+def read_pair(directory: Path) -> PairManifest:
+    """Read a pair.json; the files are not looked at. Raises BundleError."""
+    return read_listing(directory, PairManifest)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read a manifest.json with the architecture that it describes; the files are not looked at.
+
+    Raises BundleError, and UsageError for a path that is not UTF-8.
+    """
+    require_readable(directory)
+    path, manifest = directory / MANIFEST, read_listing(directory, Manifest)
     try:
         ModelConfig.from_dict(manifest.architecture)
         _ARCHITECTURE.validate_json(json.dumps(manifest.architecture), strict=True)
     except ValidationError as error:
-        raise _not_valid(path / MANIFEST, error, EXPORT_AGAIN) from None
+        raise _invalid(path, error, EXPORT_AGAIN) from None
     except (TypeError, AttributeError) as error:
         raise BundleError(
-            f"{path / MANIFEST}: bad architecture: {str(error)[:_SHOWN]}", remedy=EXPORT_AGAIN
+            f"{path}: bad architecture: {str(error)[:_SHOWN]}", remedy=EXPORT_AGAIN
         ) from None
-    problem = _problem(manifest)
+    problem = _find_problem(manifest)
     if problem:
-        raise BundleError(f"{path / MANIFEST}: {problem}", remedy=EXPORT_AGAIN)
+        raise BundleError(f"{path}: {problem}", remedy=EXPORT_AGAIN)
     return manifest
 
 
-def _problem(manifest: Manifest) -> str | None:
-    """Why no model can be so; the tensors, which a runtime reads, are not looked at."""
+def _find_problem(manifest: Manifest) -> str | None:
+    """Return why no model can be so; the tensors, which a runtime reads, are not looked at."""
     config = ModelConfig.from_dict(manifest.architecture)
     for name, largest in _MAX_COUNTS.items():
         least = 0 if name in _MAY_BE_NONE else 1
@@ -267,57 +297,230 @@ def _problem(manifest: Manifest) -> str | None:
     return None
 
 
-def read_model(path: Path, kind: type[_Model], remedy: str) -> _Model:
-    """A JSON file of at most MAX_MANIFEST_BYTES. Raises BundleError with this remedy."""
+def require_readable(path: Path, user: str = "a bundle") -> None:
+    """Raise UsageError for a path that is not UTF-8: JSON cannot name it, and no library can."""
+    if readable(str(path.absolute())) != str(path.absolute()):
+        raise UsageError(
+            f"{path} is no path in UTF-8, as {user} needs", remedy="Choose another name."
+        )
+
+
+def regular_size(path: Path) -> int:
+    """Return the size in bytes. Raises OSError for what is no file, nor a link to one: it may have
+    no end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is no regular file")
+    return found.st_size
+
+
+def is_below(name: str) -> bool:
+    """Say whether it is a plain relative path on every system: no root, drive, device or step
+    upwards, and nothing that a system would read as another name."""
+    return all(
+        part
+        and part[-1] not in ". "  # Windows leaves them out
+        and _FORBIDDEN.isdisjoint(part)
+        and part.partition(".")[0].rstrip(" ").lower() not in _DEVICES
+        for part in name.split("/")
+    )
+
+
+def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
+    """Return the files at or below `start`, by their paths in `directory`, with their hashes."""
+    found = sorted(start.rglob("*")) if start.is_dir() else [start]
+    named = {file.relative_to(directory).as_posix(): file for file in found if not file.is_dir()}
+    return {
+        name: FileEntry(sha256=sha256_file(file), num_bytes=file.stat().st_size)
+        for name, file in named.items()
+    }
+
+
+def check_file(directory: Path, name: str, entry: FileEntry, hashed: bool = True) -> None:
+    """Raise BundleError unless it is below the directory, no link, and what `entry` says.
+
+    hashed: else it stays unread, and its content may be another.
+    """
+    file = directory / name
+    if not is_below(name):
+        problem = f"{directory} lists a file outside itself: {name[:_SHOWN]}"
+    elif not file.is_file() or any(
+        part.is_symlink() for part in (file, *file.parents[: name.count("/")])
+    ):
+        problem = f"{file} is missing"
+    elif (size := file.stat().st_size) != entry.num_bytes:
+        problem = f"{file} has {size} bytes, expected {entry.num_bytes}"
+    elif hashed and known_sha256(file) != entry.sha256:
+        problem = f"{file} does not match the sha256 in its manifest"
+    else:
+        return
+    raise BundleError(problem, remedy=EXPORT_AGAIN)
+
+
+def find_foreign(directory: Path, manifest: Manifest | PairManifest | None) -> list[str]:
+    """Return files and links that are not listed, nor added later. manifest: None lists nothing."""
+    known = {manifest.file_name, *manifest.files} if manifest else set()
+    if isinstance(manifest, PairManifest):
+        known |= {f"{PROFILES}/{path.name}" for path in (directory / PROFILES).glob("*.json")}
+    elif manifest:
+        known.add(PARTS_FILE)
+    found = (
+        path.relative_to(directory).as_posix()
+        for path in sorted(directory.rglob("*"))
+        if path.is_symlink() or not (path.is_dir() or is_work(path))
+    )
+    return [name for name in found if name not in known]
+
+
+def may_replace(out: Path, kind: type[_Manifest]) -> bool:
+    """Say whether `out` is an empty directory, or holds only what its manifest lists."""
+    if not out.is_dir():
+        return False
     try:
-        size = regular_size(path)
-        if size > MAX_MANIFEST_BYTES:
-            raise BundleError(f"{path} is too large", remedy=remedy)
-        with path.open("rb") as file:
-            return kind.model_validate_json(file.read(size))
-    except OSError as error:
-        raise BundleError(f"cannot read {path}: {error}", remedy=remedy) from None
-    except ValidationError as error:
-        raise _not_valid(path, error, remedy) from None
+        return not find_foreign(out, read_listing(out, kind))
+    except BundleError:
+        return not find_foreign(out, None)
 
 
-def _not_valid(path: Path, error: ValidationError, remedy: str) -> BundleError:
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "the file"
-    what = f"{where[:_SHOWN]}: {first['msg'][:_SHOWN]}"
-    return BundleError(f"{path} is not valid: {what}", remedy=remedy)
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """An opened bundle whose manifest is valid and whose files are the ones it lists."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def config(self) -> ModelConfig:
+        return ModelConfig.from_dict(self.manifest.architecture)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.manifest.files.values())
+
+    def file(self, name: str) -> Path:
+        """Raises BundleError for a file that the manifest does not list."""
+        if name not in self.manifest.files:
+            raise BundleError(f"{self.path} has no file {name}", remedy=EXPORT_AGAIN)
+        return self.path / name
+
+
+def is_bundle(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def open_bundle(path: Path, hashed: bool = True) -> Bundle:
+    """Read the manifest and check size and sha256 of every file. hashed: else only the sizes, for
+    a look at the model alone. Raises BundleError."""
+    manifest = read_manifest(path)
+    for name, entry in manifest.files.items():
+        check_file(path, name, entry, hashed)
+    return Bundle(path, manifest)
 
 
 def write_manifest(
     path: Path, hashed: Mapping[str, FileEntry] | None = None, **fields: object
 ) -> Manifest:
-    """Writes the manifest of the files below `path`. hashed: what `list_files` says of them, where
+    """Write the manifest of the files below `path`. hashed: what `list_files` says of them, where
     that is known; nothing else in `fields` takes its place."""
     files = list_files(path, path) if hashed is None else hashed
     manifest = Manifest.model_validate(
         {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}
     )
-    (path / MANIFEST).write_bytes(_json(manifest))
+    write_listing(path, manifest)
     return manifest
 
 
+def write_listing(directory: Path, manifest: Manifest | PairManifest) -> None:
+    with atomic_file(directory / manifest.file_name) as work:
+        work.write_bytes((manifest.model_dump_json(indent=2) + "\n").encode())
+
+
 def add_file(bundle: Bundle, name: str, content: bytes) -> Bundle:
-    """Adds or replaces a file. Interrupted at any moment, the bundle stays valid."""
+    """Add or replace a file. Interrupted at any moment, the bundle stays valid."""
     others = {other: entry for other, entry in bundle.manifest.files.items() if other != name}
-    without = bundle.manifest.model_copy(update={"files": others})
-    _replace(bundle.path / MANIFEST, _json(without))
-    _replace(bundle.path / name, content)
-    digest = hashlib.sha256(content).hexdigest()
-    entry = FileEntry(sha256=digest, num_bytes=len(content))
-    manifest = without.model_copy(update={"files": {**others, name: entry}})
-    _replace(bundle.path / MANIFEST, _json(manifest))
+    write_listing(bundle.path, bundle.manifest.model_copy(update={"files": others}))
+    with atomic_file(bundle.path / name) as work:
+        work.write_bytes(content)
+    entry = FileEntry(sha256=hashlib.sha256(content).hexdigest(), num_bytes=len(content))
+    manifest = bundle.manifest.model_copy(update={"files": {**others, name: entry}})
+    write_listing(bundle.path, manifest)
     return Bundle(bundle.path, manifest)
 
 
-def _replace(path: Path, content: bytes) -> None:
-    with atomic_file(path) as work:
-        work.write_bytes(content)
+@dataclass(frozen=True)
+class PairMember:
+    """The target or the draft of an opened pair bundle."""
+
+    directory: Path  # of the pair bundle
+    role: str
+    pair: PairManifest
+
+    @cached_property
+    def member(self) -> Member:
+        member = dict(self.pair.members()).get(self.role)
+        if member is None:
+            raise UsageError(
+                f"{self.directory} has no {self.role}", remedy="Export it again with --draft."
+            )
+        return member
+
+    @property
+    def identity(self) -> str:
+        """Changes with the model's files, and with nothing else: a copy on another device has it,
+        too."""
+        files = [
+            (name, entry.sha256) for v in self.member.variants for name, entry in v.files.items()
+        ]
+        return hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest()[:16]
+
+    @property
+    def draft(self) -> Path | None:
+        """Return where the draft for this model is; None for a draft, and if there is none."""
+        if self.role == ROLES[1] or self.pair.draft is None:
+            return None
+        return self.directory / ROLES[1]
+
+    @property
+    def profiles(self) -> Path:
+        return self.directory / PROFILES
+
+    def path(self, format: str) -> Path:
+        """Return the path of the variant in this format, whose files, or whose manifest, are what
+        pair.json says.
+
+        Raises UsageError where there is none, BundleError.
+        """
+        formats = self.member.formats
+        if format not in formats:
+            raise UsageError(
+                f"{self.directory} has its {self.role} as {' and '.join(formats)}, not as {format}",
+                remedy="Choose a --runtime that reads one of these, or export the pair again with "
+                f"{format}.",
+            )
+        variant = self.member.variants[formats.index(format)]
+        vouching = [f"{variant.path}/{MANIFEST}"] if variant.is_bundle else list(variant.files)
+        for name in vouching:
+            check_file(self.directory, name, variant.files[name])
+        return self.directory / variant.path
 
 
-def _json(manifest: Manifest) -> bytes:
-    return (manifest.model_dump_json(indent=2) + "\n").encode()
+def is_pair(path: Path) -> bool:
+    return (path / PAIR_MANIFEST).is_file()
+
+
+def is_in_pair(path: Path) -> bool:
+    """Say whether it is a pair bundle, or a bundle or file in one."""
+    return any(is_pair(directory) for directory in (path, *path.parents[:3]))
+
+
+def find_member(path: Path) -> PairMember | None:
+    """Return the model that a path in a pair bundle names: the bundle its target, the directories
+    target/ and draft/ one of the two.
+
+    None for any other path. Raises BundleError for a pair.json that is not valid.
+    """
+    if is_pair(path):
+        return PairMember(path, ROLES[0], read_pair(path))
+    if path.name in ROLES and is_pair(path.parent):
+        return PairMember(path.parent, path.name, read_pair(path.parent))
+    return None

@@ -25,8 +25,8 @@ from edge_spec.errors import BundleError, EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import is_bundle, open_bundle, read_manifest
-from edge_spec.models.hub.client import is_on_hub
-from edge_spec.models.hub.download import list_cached
+from edge_spec.models.hub import is_on_hub
+from edge_spec.models.hub_download import list_cached
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
 from edge_spec.models.options import LoadOptions

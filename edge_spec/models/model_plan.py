@@ -38,7 +38,7 @@ from edge_spec.models.bundle import Bundle, is_bundle, open_bundle, read_manifes
 from edge_spec.models.model_text import text_of_bundle, text_of_info
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_file, sha256_file, single_flight
-from edge_spec.storage.digests import known_sha256
+from edge_spec.storage.measurements import known_sha256
 from edge_spec.text.chat_format import ChatFormat
 
 _log = logging.getLogger(__name__)

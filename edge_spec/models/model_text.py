@@ -1,17 +1,16 @@
 """Makes what reads and writes a model's text: tokenizer, chat template and end tokens.
 
-Tokenizers that were made of a model file's metadata are kept in the cache: to make one of 262,144
-tokens takes seconds. The first line of such a file is the SHA-256 of the file's own name, without
-the ending, and of all that follows: a tokenizer.json. The name is the digest of what the tokenizer
-is made of (`DigestedTokenizer`), so that a file of another model, version or library is never
-looked at.
+Tokenizers that were made of a model file's metadata are kept in the cache, as making one of 262,144
+tokens takes seconds: each as a tokenizer.json that is sealed with its name. The name is the digest
+of what the tokenizer is made of (`DigestedTokenizer`), so a file of another model, version or
+library is never used.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle, Manifest
 from edge_spec.storage.atomic import atomic_file, cache_directory
-from edge_spec.storage.json_store import tell_unkept
+from edge_spec.storage.measurements import DamagedError, seal, tell_unkept, unseal
 from edge_spec.text.chat_format import ChatFormat, with_every_end
 from edge_spec.text.tokenizer import SourceEnd, Tokenizer
 
 MAX_TOKENIZER_BYTES = 100_000_000  # several times what any has
-SUFFIX = ".tokenizer"
-_DIGEST_BYTES = 64
+SUFFIX = ".tokenizer.json"
+_SEAL_BYTES = len(seal(b"{")) - 1
 _FIELDS = (  # of what a model says of its text
     *("chat_template", "named_templates", "special_tokens", "sampling"),
     *("eos_ids", "bos_id", "end_sources"),
@@ -40,7 +39,8 @@ _log = logging.getLogger(__name__)
 
 
 def text_of_bundle(bundle: Bundle) -> ChatFormat:
-    """Raises ModelFileError for a tokenizer that cannot be read, or is larger than any is."""
+    """Make the text of a bundle. Raises ModelFileError for a tokenizer that cannot be read, or is
+    larger than any is."""
     manifest = bundle.manifest
     file = bundle.file(TOKENIZER)
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
@@ -62,7 +62,7 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
 
 
 def source_end(config: ModelConfig, eos_ids: Sequence[int]) -> SourceEnd | None:
-    """Returns what stands between a source and its answer; None where a model has no encoder."""
+    """Return what separates a source from its answer; None for a model without an encoder."""
     encoder = config.encoder
     if encoder is None:
         return None
@@ -75,9 +75,9 @@ def _tokenizer(json: str, stated: Manifest | ModelInfo, config: ModelConfig) -> 
 
 
 def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) -> ChatFormat:
-    """keeps: in the cache, a tokenizer that takes long to make.
+    """Make the text of a model file. keeps: in the cache, a tokenizer that takes long to make.
 
-    Raises UnsupportedModelError where neither we nor the runtime can have its tokenizer.
+    Raises UnsupportedModelError if neither we nor the runtime can read its tokenizer.
     """
     try:
         json = kept_tokenizer_json(published) if keeps else published.tokenizer_json()
@@ -90,14 +90,14 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
 
 
 def text_with(tokenizer: TextCodec, published: Any, vocab_size: int, **own: Any) -> ChatFormat:
-    """Returns what a file says of its text, beside its tokenizer. published: a `ModelInfo`, or what
-    has its fields of text, but for those that are `own`."""
+    """Join a tokenizer with what a file says of its text. published: a `ModelInfo`, or what has its
+    fields of text, except those that are `own`."""
     said = {name: getattr(published, name) for name in _FIELDS if name not in own}
     return with_every_end(ChatFormat(tokenizer=tokenizer, **said, **own), vocab_size)
 
 
 def kept_tokenizer_json(published: ModelInfo) -> str:
-    """`published.tokenizer_json()`, from the cache where it is there, else kept there from now on.
+    """Return `published.tokenizer_json()`, from the cache if it is there, else keep it there.
 
     Raises as that does; a cache that cannot be written costs only time.
     """
@@ -112,35 +112,24 @@ def kept_tokenizer_json(published: ModelInfo) -> str:
     except (ModelFileError, OSError) as error:
         _log.warning("%s", error)
     json = published.tokenizer_json()
-    _keep(path, json.encode())
+    if len(json.encode()) <= MAX_TOKENIZER_BYTES:
+        try:
+            with atomic_file(path) as work:
+                work.write_bytes(seal(json.encode(), path.name))
+        except OSError as error:
+            tell_unkept(path, error)
     return json
 
 
 def read_kept_tokenizer(path: Path) -> str:
-    """Returns the tokenizer.json. Raises ModelFileError for a damaged file, OSError."""
+    """Return the tokenizer.json. Raises ModelFileError for a damaged file, OSError."""
     with path.open("rb") as file:
-        seal = file.readline(_DIGEST_BYTES + 1)
-        body = file.read(MAX_TOKENIZER_BYTES + 1)
-    if len(body) > MAX_TOKENIZER_BYTES or seal != _seal(path, body):
-        raise ModelFileError(
-            f"{path} is damaged, the tokenizer is made again",
-            remedy="Check the disk it is on if that happens again.",
-        )
-    return body.decode()
-
-
-def _keep(path: Path, body: bytes) -> None:
-    if len(body) > MAX_TOKENIZER_BYTES:
-        return
-    try:
-        with atomic_file(path) as work, work.open("wb") as file:
-            file.write(_seal(path, body))
-            file.write(body)
-    except OSError as error:
-        tell_unkept(path, error)
-
-
-def _seal(path: Path, body: bytes) -> bytes:
-    digest = hashlib.sha256(path.stem.encode() + b"\n")
-    digest.update(body)
-    return digest.hexdigest().encode() + b"\n"
+        sealed = file.read(MAX_TOKENIZER_BYTES + _SEAL_BYTES)
+        is_whole = not file.read(1)
+    with suppress(DamagedError):
+        if is_whole:
+            return unseal(sealed, path.name).decode()
+    raise ModelFileError(
+        f"{path} is damaged, the tokenizer is made again",
+        remedy="Check the disk it is on if that happens again.",
+    )

@@ -1,19 +1,18 @@
 """Composes a pair bundle of what the installed exporters write, in formats and quantizations that
 are chosen for a kind of device.
 
-The reason of a choice names what reads the format and where that can be looked up; none rests on a
-rate that was not measured.
+Each choice says why: what reads the format, and where that can be looked up. None rests on a rate
+that was not measured.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge_spec.core import entry_points
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import Checkpoint
@@ -25,25 +24,22 @@ from edge_spec.errors import (
 )
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import (
-    TOKENIZER,
-    FileEntry,
-    is_bundle,
-    list_files,
-    read_manifest,
-    require_readable,
-)
-from edge_spec.models.model_plan import joined_types
-from edge_spec.models.pair_bundle import (
     MAX_TEXT_CHARACTERS,
     PROFILES,
     ROLES,
+    TOKENIZER,
     Member,
     PairManifest,
     Variant,
     VocabularyProof,
-    may_replace_pair,
-    write_pair,
+    is_bundle,
+    list_files,
+    may_replace,
+    read_manifest,
+    require_readable,
+    write_listing,
 )
+from edge_spec.models.model_plan import joined_types
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_directory, sha256_file
 from edge_spec.text.tokenizer import Tokenizer
@@ -66,6 +62,7 @@ class ExportChoice:
     """One format. None leaves the quantization, or the unit it is laid out for, to its exporter.
 
     is_required: of a format whose exporter must be installed, as what was asked for by name.
+    role: of the only model that it is for.
     """
 
     format: str
@@ -73,6 +70,7 @@ class ExportChoice:
     why: str
     compute: str | None = None
     is_required: bool = False
+    role: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,14 +81,16 @@ class ExportChoices:
     the user named the formats, and all of them are written or none.
     """
 
-    target: tuple[ExportChoice, ...]
-    draft: tuple[ExportChoice, ...]
+    choices: tuple[ExportChoice, ...]
     kind: str | None = None
     notes: tuple[str, ...] = ()  # what that kind of device does without
 
     @property
     def formats(self) -> set[str]:
-        return {choice.format for choice in self.target + self.draft}
+        return {choice.format for choice in self.choices}
+
+    def of(self, role: str) -> list[ExportChoice]:
+        return [choice for choice in self.choices if choice.role in (None, role)]
 
 
 _COREML_GPU = ExportChoice(
@@ -99,6 +99,7 @@ _COREML_GPU = ExportChoice(
     "for the GPU: from iOS 18 and macOS 15 on, Core ML reads 4-bit weights with a scale a block "
     "(coremltools, What's New)",
     "gpu",
+    role=ROLES[0],
 )
 _COREML_ANE = ExportChoice(
     "coreml",
@@ -106,6 +107,7 @@ _COREML_ANE = ExportChoice(
     "for the Neural Engine, which has lookup tables but no scales a block (ANEMLL), beside a "
     "target on the GPU",
     "ane",
+    role=ROLES[1],
 )
 _METAL = ExportChoice("gguf", "Q4_0", "what apps with llama.cpp read, whose Metal kernels know it")
 _REPACKED = ExportChoice(
@@ -118,17 +120,17 @@ _ONNX = ExportChoice(
 )
 
 _KINDS: Mapping[str, ExportChoices] = {
-    "ios": ExportChoices((_COREML_GPU, _METAL), (_COREML_ANE, _METAL)),
-    "macos": ExportChoices((_COREML_GPU, _METAL, _ONNX), (_COREML_ANE, _METAL, _ONNX)),
-    "windows-npu": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED), notes=(_IDLE,)),
-    "android": ExportChoices((_REPACKED, _ONNX), (_REPACKED, _ONNX), notes=(_IDLE,)),
-    "linux": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED)),
+    "ios": ExportChoices((_COREML_GPU, _COREML_ANE, _METAL)),
+    "macos": ExportChoices((_COREML_GPU, _COREML_ANE, _METAL, _ONNX)),
+    "windows-npu": ExportChoices((_ONNX, _REPACKED), notes=(_IDLE,)),
+    "android": ExportChoices((_REPACKED, _ONNX), notes=(_IDLE,)),
+    "linux": ExportChoices((_ONNX, _REPACKED)),
 }
 KINDS = tuple(_KINDS)
 
 
 def choices_for(kind: str) -> ExportChoices:
-    """Raises UsageError that lists the kinds there are."""
+    """Return what a kind of device is given. Raises UsageError that lists the kinds there are."""
     if kind not in _KINDS:
         raise UsageError(
             f"there is no kind of device called {kind!r}",
@@ -138,7 +140,7 @@ def choices_for(kind: str) -> ExportChoices:
 
 
 def compiled_choices(choices: ExportChoices, soc: str | None) -> ExportChoices:
-    """Adds, first of all, a binary for Qualcomm's NPU. soc: of which processor; None: the usual one
+    """Add, first of all, a binary for Qualcomm's NPU. soc: of which processor; None: the usual one
     of the kind. Raises UsageError for a kind of device that has none."""
     if choices.kind is None or choices.kind not in _SOCS:
         raise UsageError(
@@ -153,21 +155,19 @@ def compiled_choices(choices: ExportChoices, soc: str | None) -> ExportChoices:
         is_required=True,
     )
     notes = tuple(note for note in choices.notes if note != _IDLE)
-    return replace(
-        choices, target=(binary, *choices.target), draft=(binary, *choices.draft), notes=notes
-    )
+    return replace(choices, choices=(binary, *choices.choices), notes=notes)
 
 
 def named_formats(formats: Sequence[str]) -> ExportChoices:
-    """These formats in their default quantizations. Raises UsageError for a name given twice."""
+    """Return these formats, in their default quantizations. Raises UsageError for a name given
+    twice."""
     if len(set(formats)) < len(formats):
         raise UsageError(f"{','.join(formats)} names a format twice", remedy="Name each once.")
-    chosen = tuple(ExportChoice(format, None, "asked for") for format in formats)
-    return ExportChoices(chosen, chosen)
+    return ExportChoices(tuple(ExportChoice(format, None, "asked for") for format in formats))
 
 
 def with_quantizations(choices: ExportChoices, asked: str | None) -> ExportChoices:
-    """asked: FORMAT=NAME, joined by commas, for target and draft alike.
+    """Replace quantizations. asked: FORMAT=NAME, joined by commas, for target and draft alike.
 
     Raises UsageError for any other form, and for a format that is not written.
     """
@@ -182,15 +182,13 @@ def with_quantizations(choices: ExportChoices, asked: str | None) -> ExportChoic
             )
         names[format] = name
 
-    def changed(chosen: tuple[ExportChoice, ...]) -> tuple[ExportChoice, ...]:
-        return tuple(
-            replace(each, quantization=names[each.format], why="asked for")
-            if each.format in names
-            else each
-            for each in chosen
-        )
-
-    return replace(choices, target=changed(choices.target), draft=changed(choices.draft))
+    changed = (
+        replace(choice, quantization=names[choice.format], why="asked for")
+        if choice.format in names
+        else choice
+        for choice in choices.choices
+    )
+    return replace(choices, choices=tuple(changed))
 
 
 @dataclass(frozen=True)
@@ -212,59 +210,57 @@ class PairRequest:
     options: ExportOptions = field(default_factory=ExportOptions)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    role: str
-    name: str
-    checkpoint: Checkpoint
-    num_layers: int | None
-    vocabulary: dict[str, int]
-
-
 def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairManifest:
-    """Writes a pair bundle at `out`; its manifest says what was chosen and left out, and why.
+    """Write a pair bundle at `out`; its manifest says what was chosen and left out, and why.
 
-    Raises UsageError where `out` must not be replaced, for a draft with other tokens and for
-    options that no format has; what the exporters raise; ExportError where nothing could be written
-    of a model. Then, or when interrupted, `out` is left as it was.
+    Raises UsageError if `out` must not be replaced, for a draft with other tokens and for options
+    that no format has; what the exporters raise; ExportError if nothing could be written of a
+    model. Then, or when interrupted, `out` is left as it was.
     """
     out = out.absolute()
-    if out.exists() and not may_replace_pair(out):
+    if out.exists() and not may_replace(out, PairManifest):
         raise UsageError(
             f"{out} exists and is no pair bundle, or has more in it",
             remedy="Choose an empty or new directory.",
         )
     require_readable(out)
     _check_request(request)
-    opened = list(_open(request))
+    target, draft = _open_models(request)
     proof = None
-    for draft in opened[1:]:
-        require_same_vocabulary(opened[0].vocabulary, draft.vocabulary, opened[0].name, draft.name)
-        proof = prove(opened[0].vocabulary, draft.vocabulary)
+    if draft is not None:
+        names = target.name, draft.name
+        proof = prove_vocabulary(target.vocabulary, draft.vocabulary, *names)
     notes = list(request.choices.notes)
     with atomic_directory(out) as work:
         (work / PROFILES).mkdir()
-        tokenizer = work / TOKENIZER
-        tokenizer.write_text(opened[0].checkpoint.tokenizer_json(), encoding="utf-8")
-        members = [_Writer(request, part, work, progress).write(notes) for part in opened]
-        template = opened[0].checkpoint.chat_template
+        (work / TOKENIZER).write_text(target.checkpoint.tokenizer_json(), encoding="utf-8")
+        template = target.checkpoint.chat_template
+        written = target.write(request, work, progress, notes)
+        drafting = None if draft is None else draft.write(request, work, progress, notes)
+        formats = {*written.formats, *(drafting.formats if drafting else ())}
         manifest = PairManifest(
-            name=opened[0].name,
+            name=target.name,
             kind=request.choices.kind,
             notes=tuple(notes),
-            target=members[0],
-            draft=members[1] if len(members) > 1 else None,
-            tokenizer=FileEntry(sha256=sha256_file(tokenizer), num_bytes=tokenizer.stat().st_size),
+            target=written,
+            draft=drafting,
+            tokenizer=list_files(work, work / TOKENIZER)[TOKENIZER],
             chat_template_sha256=template and hashlib.sha256(template.encode()).hexdigest(),
             vocabulary=proof,
-            versions=runtimes.writer_versions(sorted({f for m in members for f in m.formats})),
+            versions=runtimes.writer_versions(sorted(formats)),
         )
-        write_pair(work, manifest)
+        write_listing(work, manifest)
     return manifest
 
 
-def prove(target: Mapping[str, int], draft: Mapping[str, int]) -> VocabularyProof:
-    """target, draft: token -> id, which `require_same_vocabulary` has let pass."""
+def prove_vocabulary(
+    target: Mapping[str, int], draft: Mapping[str, int], target_name: str, draft_name: str
+) -> VocabularyProof:
+    """Prove that the draft's tokens are the target's. target, draft: token -> id.
+
+    Raises UsageError that lists the first differences.
+    """
+    require_same_vocabulary(target, draft, target_name, draft_name)
     first, second = Vocabulary.of(target), Vocabulary.of(draft)
     return VocabularyProof(
         target_sha256=first.sha256,
@@ -283,128 +279,124 @@ def _check_request(request: PairRequest) -> None:
                 f"none of {', '.join(sorted(formats))} has an option {option.replace('_', '-')}",
                 remedy="Leave it out.",
             )
-    if request.choices.kind is None:
-        for format in sorted(formats):
-            if format not in entry_points.names("exporters"):
-                raise UsageError(
-                    f"nothing is installed that writes {format}",
-                    remedy="Name the formats to write, such as --format onnx,gguf, or choose them "
-                    "with --for.",
-                )
-            runtimes.load_exporter(format)  # raises where its library is missing
+    for format in sorted(formats) if request.choices.kind is None else ():
+        runtimes.load_exporter(format)  # raises for an unknown name, or if its library is missing
 
 
-def _open(request: PairRequest) -> Iterator[_Opened]:
+def _open_models(request: PairRequest) -> tuple[_Model, _Model | None]:
     """Raises UsageError for more layers than there are, and for a draft that is the target."""
-    target = request.target
+    target, draft = request.target, request.draft
     checkpoint = runtimes.open_checkpoint(target.source.path)
-    yield _opened(ROLES[0], target, checkpoint)
-    draft = request.draft
+    opened = _Model.of(ROLES[0], target, checkpoint)
     if draft is None:
-        return
-    is_same = draft.source == target.source
-    kept = checkpoint.config.num_layers if target.num_layers is None else target.num_layers
-    if is_same and (draft.num_layers is None or draft.num_layers >= kept):
+        return opened, None
+    if draft.source != target.source:
+        checkpoint = runtimes.open_checkpoint(draft.source.path)
+    elif draft.num_layers is None or draft.num_layers >= opened.kept_layers:
         raise UsageError(
-            f"the draft would be {target.source.name} itself, with all of its {kept} layers",
+            f"the draft would be {target.source.name} itself, with all of its "
+            f"{opened.kept_layers} layers",
             remedy="Choose a smaller --draft, or fewer --draft-layers.",
         )
-    own = checkpoint if is_same else runtimes.open_checkpoint(draft.source.path)
-    yield _opened(ROLES[1], draft, own)
-
-
-def _opened(role: str, part: PairPart, checkpoint: Checkpoint) -> _Opened:
-    num_layers = checkpoint.config.num_layers
-    if part.num_layers is not None and not 1 <= part.num_layers <= num_layers:
-        raise UsageError(
-            f"{part.source.name} has {num_layers} layers, {part.num_layers} are asked for",
-            remedy=f"Choose 1 to {num_layers}.",
-        )
-    name = "".join("_" if c in "/\\:" or c < " " else c for c in part.source.name)[:150]
-    if part.num_layers is not None:
-        name += f"-{part.num_layers}-layers"
-    vocabulary = Tokenizer(checkpoint.tokenizer_json()).vocabulary()
-    return _Opened(role, name, checkpoint, part.num_layers, vocabulary)
+    return opened, _Model.of(ROLES[1], draft, checkpoint)
 
 
 @dataclass(frozen=True)
-class _Writer:
-    """Writes one model of the pair, in all of its formats, below `work`."""
+class _Model:
+    """A model of the pair, opened to be written in all of its formats."""
 
-    request: PairRequest
-    part: _Opened
-    work: Path
-    progress: Progress
+    role: str
+    name: str
+    checkpoint: Checkpoint
+    num_layers: int | None
+    vocabulary: dict[str, int]
 
-    def write(self, notes: list[str]) -> Member:
-        """Adds a note for each format that is left out. Raises ExportError where all are."""
-        part, choices = self.part, self.request.choices
+    @classmethod
+    def of(cls, role: str, part: PairPart, checkpoint: Checkpoint) -> _Model:
+        num_layers = checkpoint.config.num_layers
+        if part.num_layers is not None and not 1 <= part.num_layers <= num_layers:
+            raise UsageError(
+                f"{part.source.name} has {num_layers} layers, {part.num_layers} are asked for",
+                remedy=f"Choose 1 to {num_layers}.",
+            )
+        name = "".join("_" if c in "/\\:" or c < " " else c for c in part.source.name)[:150]
+        if part.num_layers is not None:
+            name += f"-{part.num_layers}-layers"
+        vocabulary = Tokenizer(checkpoint.tokenizer_json()).vocabulary()
+        return cls(role, name, checkpoint, part.num_layers, vocabulary)
+
+    @property
+    def kept_layers(self) -> int:
+        return self.num_layers or self.checkpoint.config.num_layers
+
+    def write(
+        self, request: PairRequest, work: Path, progress: Progress, notes: list[str]
+    ) -> Member:
+        """Write it below `work`, and add a note for each format that is left out. Raises
+        ExportError if all are."""
+        choices = request.choices
         variants = []
-        for choice in choices.target if part.role == ROLES[0] else choices.draft:
+        for choice in choices.of(self.role):
             try:
-                variant = self._variant(choice)
+                variants.append(self._write_variant(choice, request.options, work, progress))
             except (MissingDependencyError, UnsupportedModelError) as error:
                 is_missing = isinstance(error, MissingDependencyError)
                 if choices.kind is None or (is_missing and choice.is_required):
                     raise
-                shutil.rmtree(self.work / part.role / choice.format, ignore_errors=True)
-                note = f"{part.role} {choice.format} is left out: {error}"
+                shutil.rmtree(work / self.role / choice.format, ignore_errors=True)
+                note = f"{self.role} {choice.format} is left out: {error}"
                 notes.append(note[:MAX_TEXT_CHARACTERS])
-                continue
-            variants.append(variant)
         if not variants:
             raise ExportError(
-                f"the {part.role} could not be written for {choices.kind}: {'; '.join(notes)}",
+                f"the {self.role} could not be written for {choices.kind}: {'; '.join(notes)}",
                 remedy="Choose another model or --for another kind of device.",
             )
-        checkpoint = part.checkpoint
+        path = self.checkpoint.path
         return Member(
-            name=part.name,
-            num_layers=part.num_layers or checkpoint.config.num_layers,
-            source_sha256=sha256_file(checkpoint.path) if checkpoint.path.is_file() else None,
+            name=self.name,
+            num_layers=self.kept_layers,
+            source_sha256=sha256_file(path) if path.is_file() else None,
             variants=tuple(variants),
         )
 
-    def _variant(self, choice: ExportChoice) -> Variant:
-        if choice.format not in entry_points.names("exporters"):
-            raise MissingDependencyError(
-                f"nothing is installed that writes {choice.format}", remedy="Install its exporter."
-            )
-        exporter = runtimes.load_exporter(choice.format)
+    def _write_variant(
+        self, choice: ExportChoice, asked: ExportOptions, work: Path, progress: Progress
+    ) -> Variant:
         own = {
-            option: getattr(self.request.options, option)
+            option: getattr(asked, option)
             for option, owners in _OWN_OPTIONS.items()
             if choice.format in owners
         }
         options = ExportOptions(
             quantization=choice.quantization,
-            num_layers=self.part.num_layers,
-            check=self.request.options.check,
+            num_layers=self.num_layers,
+            check=asked.check,
             compute=choice.compute,
+            **own,
         )
-        path = f"{self.part.role}/{choice.format}"
+        path = f"{self.role}/{choice.format}"
         if choice.format == "gguf":
-            (self.work / path).mkdir(parents=True)
+            (work / path).mkdir(parents=True)
             path += "/model.gguf"
-        report = exporter.export(
-            self.part.checkpoint, self.work / path, replace(options, **own), self._say
-        )
+
+        def say(what: str, fraction: float) -> None:
+            progress(f"{self.role.capitalize()}: {what}", fraction)
+
+        exporter = runtimes.load_exporter(choice.format)
+        report = exporter.export(self.checkpoint, work / path, options, say)
         return Variant(
             format=choice.format,
-            quantization=stored_quantization(self.work / path),
+            quantization=_read_quantization(work / path),
             compute=choice.compute,
             path=path,
             parity=report.parity,
             why=choice.why,
-            files=list_files(self.work, self.work / path),
+            files=list_files(work, work / path),
         )
 
-    def _say(self, what: str, fraction: float) -> None:
-        self.progress(f"{self.part.role.capitalize()}: {what}", fraction)
 
-
-def stored_quantization(path: Path) -> str:
-    """Returns the quantization of a bundle, or of a GGUF file."""
+def _read_quantization(path: Path) -> str:
+    """Return the quantization of a bundle, or of a GGUF file."""
     if is_bundle(path):
         return read_manifest(path).quantization
     return joined_types(runtimes.open_model_info(path).weight_types)

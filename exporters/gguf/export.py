@@ -25,7 +25,7 @@ from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC
 from edge_spec.exporters.parity import Converted, check, scored_by
 from edge_spec.exporters.requests import gguf_architecture, require_unchanged
-from edge_spec.storage.atomic import atomic_file, scratch_directory
+from edge_spec.storage.atomic import atomic_file, scratch_beside
 
 # Of the types with about 4.5 bits, the one that loses least (docs/benchmarks.md); only the library
 # writes it.
@@ -98,7 +98,7 @@ class GgufExporter:
             if quantization.kind is not None:
                 write_gguf(work, architecture, metadata, tensors, progress)
             else:
-                with scratch_directory(out) as folder:
+                with scratch_beside(out) as folder:
                     whole = folder / "whole.gguf"
                     write_gguf(whole, architecture, metadata, tensors, progress)
                     kquants.quantize(whole, work, quantization.file_type, progress)

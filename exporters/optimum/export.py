@@ -49,7 +49,7 @@ from edge_spec.exporters.requests import (
     require_replaceable,
 )
 from edge_spec.models.bundle import TOKENIZER, open_bundle, write_manifest
-from edge_spec.storage.atomic import atomic_directory, scratch_directory
+from edge_spec.storage.atomic import atomic_directory, scratch_beside
 
 LIBRARY = "optimum-onnx"
 _STEP_S = 4 * 3600.0  # then it hangs
@@ -104,7 +104,7 @@ class OptimumExporter:
                 "the optimum exporter cannot leave layers out", remedy="Leave --layers out."
             )
         require_replaceable(out)
-        with scratch_directory(out) as scratch:
+        with scratch_beside(out) as scratch:
             making = _Making(source, scratch, options.check, progress)
             making.write_graph()
             sizes = [making.config[key] for key in ("num_heads", "hidden_size", "context_length")]

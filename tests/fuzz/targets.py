@@ -25,9 +25,8 @@ from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.stored_tensor import read_safetensors
-from edge_spec.models.bundle import open_bundle
-from edge_spec.models.hub.client import HubReference
-from edge_spec.models.pair_bundle import find_member
+from edge_spec.models.bundle import find_member, open_bundle
+from edge_spec.models.hub import HubReference
 from edge_spec.scheduler.plan_file import read_plan
 from edge_spec.scheduler.profile import ProfileKey, load_profile
 from edge_spec.text.chat_template import ChatTemplate

@@ -14,8 +14,7 @@ from edge_spec.diagnostics.doctor.report import Finding, Severity
 from edge_spec.diagnostics.doctor.subject import examine
 from edge_spec.errors import DeviceError
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import Bundle, list_files
-from edge_spec.models.pair_bundle import read_pair
+from edge_spec.models.bundle import Bundle, list_files, read_pair
 from fixtures.manifests import rewrite
 from fixtures.silence import quiet
 

@@ -64,7 +64,7 @@ def test_a_cache_that_is_no_directory_is_told(
     "name",
     [
         *("measurements/measurements.sqlite", "answers/x.json"),
-        *("tokenizers/x.tokenizer", "prompts/x.prompt"),
+        *("tokenizers/x.tokenizer.json", "prompts/x.prompt"),
         *("bundles/x.gguf", "bundles/x/manifest.json"),
     ],
 )

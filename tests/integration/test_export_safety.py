@@ -28,7 +28,6 @@ from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.onnx import export as onnx_export
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import open_bundle
-from edge_spec.storage import atomic as storage
 from edge_spec.storage.atomic import is_work
 
 Checkpoints = Callable[..., StoredCheckpoint]
@@ -229,7 +228,6 @@ def test_a_bundle_survives_when_the_next_cannot_take_its_place(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    monkeypatch.setattr(storage, "_swapped", lambda work, final: False)
     with pytest.raises(OSError, match="no space left"):
         write("onnx", checkpoint(), out, "int4")
     assert open_bundle(out).manifest.quantization == "fp32"

@@ -23,9 +23,8 @@ from edge_spec.cli.main import run
 from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
 from edge_spec.models import draft_choice
 from edge_spec.models.draft_choice import chosen_drafts
-from edge_spec.models.hub import download
-from edge_spec.models.hub.client import HubReference
-from edge_spec.models.hub.download import find_cached, pull
+from edge_spec.models.hub import HubReference
+from edge_spec.models.hub_download import find_cached, pull
 from edge_spec.models.source import Source
 from fixtures import fake_hub, heads
 from fixtures.silence import quiet
@@ -227,7 +226,7 @@ def test_too_little_space_is_told_before_anything_is_fetched(
 ) -> None:
     hub.add("org/one", models / "one.Q8_0.gguf")
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DownloadError, match=r"are to be fetched.*0\.0 MB free.*HF_HUB_CACHE"):
         fetch("hf:org/one")
     assert not hub.contents()

@@ -3,7 +3,6 @@ is damaged or no longer the file's."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from edge_spec.models.draft_choice import describe
 from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.model_text import kept_tokenizer_json
 from edge_spec.models.source import Source
+from edge_spec.storage.measurements import seal
 from edge_spec.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -68,7 +68,7 @@ def test_it_is_made_once_and_is_the_same_then(
     assert num_made() == 1 and not cache.exists()
     assert kept(gguf()) == fresh and num_made() == 2
     assert kept(gguf()) == fresh and num_made() == 2
-    assert [path.stem for path in cache.iterdir()] == [digest(gguf())]
+    assert [path.name for path in cache.iterdir()] == [f"{digest(gguf())}.tokenizer.json"]
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
@@ -127,10 +127,8 @@ def unsealed(path: Path) -> None:
 
 
 def of_another(path: Path) -> None:
-    """A whole and sealed one, which stands under the wrong name."""
-    body = json.dumps({"version": "1.0"}).encode()
-    sealed = hashlib.sha256(b"0" * 64 + b"\n" + body).hexdigest()
-    path.write_bytes(sealed.encode() + b"\n" + body)
+    """A whole and sealed one under the wrong name."""
+    path.write_bytes(seal(json.dumps({"version": "1.0"}).encode(), "0" * 64 + path.suffix))
 
 
 @pytest.mark.parametrize("damage", [cut, flipped, emptied, unsealed, of_another])

@@ -18,7 +18,7 @@ PLAIN = """
 import sys
 from contextlib import contextmanager
 import kills
-from edge_spec.storage import json_store as kept_file
+from edge_spec.storage import measurements as kept_file
 from edge_spec.engine import snapshot_file
 from edge_spec.exporters.gguf import export
 

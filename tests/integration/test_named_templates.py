@@ -16,7 +16,7 @@ from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.hf_source import open_directory
 from edge_spec.loader import load
 from edge_spec.models.bundle import open_bundle
-from edge_spec.models.hub.client import HubReference, choose
+from edge_spec.models.hub import HubReference, choose
 from edge_spec.models.model_text import text_of_bundle
 from edge_spec.models.runtimes import load_exporter
 from edge_spec.text.chat_format import ChatFormat

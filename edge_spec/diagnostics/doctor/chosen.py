@@ -17,12 +17,12 @@ from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warnin
 from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.models import runtimes
+from edge_spec.models.bundle import ROLES
 from edge_spec.models.devices import PLANNED_TOKENS, format_bytes
 from edge_spec.models.draft_choice import LARGEST_SHARE, cheapest
 from edge_spec.models.memory import forecast, what_fits
 from edge_spec.models.model_plan import ModelPlan, PreparedModel
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.pair_history import counted_rounds, pair_key
 from edge_spec.models.source import Source
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup

@@ -48,13 +48,12 @@ from edge_spec.errors import (
 )
 from edge_spec.loader.head import open_tables, require_own_target
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import is_bundle, open_bundle
+from edge_spec.models.bundle import ROLES, is_bundle, open_bundle
 from edge_spec.models.devices import Device, format_bytes, free_bytes, list_devices, total_bytes
 from edge_spec.models.draft_choice import chosen_drafts, head_path
 from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.model_text import SUFFIX, read_kept_tokenizer
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.source import Source
 from edge_spec.scheduler.machine import describe_machine
 from edge_spec.storage.atomic import cache_directory

@@ -20,7 +20,7 @@ from edge_spec.diagnostics.report_files import Page, Table, machine_line
 from edge_spec.errors import EdgeSpecError, MissingDependencyError, cut
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.digests import known_sha256
+from edge_spec.storage.measurements import known_sha256
 
 
 class Severity(StrEnum):

@@ -42,27 +42,24 @@ from edge_spec.errors import (
 )
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import (
-    MANIFEST,
+    ROLES,
     Bundle,
+    Manifest,
+    PairManifest,
     check_file,
+    find_foreign,
+    find_member,
     is_bundle,
+    is_pair,
     open_bundle,
     read_manifest,
-)
-from edge_spec.models.model_text import text_of_bundle, text_of_info, text_with
-from edge_spec.models.pair_bundle import (
-    ROLES,
-    PairManifest,
-    find_member,
-    foreign_files,
-    is_pair,
     read_pair,
 )
-from edge_spec.models.pair_export import prove
+from edge_spec.models.model_text import text_of_bundle, text_of_info, text_with
+from edge_spec.models.pair_export import prove_vocabulary
 from edge_spec.text.chat_format import BY_NAME, BY_TEMPLATE, ChatFormat
 from edge_spec.text.plain_messages import Message
 from edge_spec.text.tokenizer import Tokenizer
-from edge_spec.text.vocabulary import require_same_vocabulary
 
 # What architectures are converted to that our own readers do not know.
 OTHER_FORMAT = next(iter(runtimes.OTHER_ARCHITECTURES))
@@ -197,17 +194,11 @@ _EXPORT_AGAIN = "Export it again."
 
 def check_files(subject: Subject) -> Iterator[Finding]:
     """Compare sizes and hashes with the manifest's, and find files that it does not list."""
-    source = None if subject.pair is not None or subject.is_other else subject.variants[0].source
-    if subject.pair is not None:
-        listed, foreign = subject.pair.files, foreign_files(subject.path, subject.pair)
-    elif isinstance(source, Bundle):
-        listed, known = source.manifest.files, {*source.manifest.files, MANIFEST}
-        there = (path for path in sorted(subject.path.rglob("*")) if not path.is_dir())
-        names = (path.relative_to(subject.path).as_posix() for path in there)
-        foreign = [name for name in names if name not in known]
-    else:
+    manifest = _manifest(subject)
+    if manifest is None:
         yield _describe_unlisted(subject)
         return
+    listed = manifest.files
     total = sum(entry.num_bytes for entry in listed.values())
     hashed = subject.hashes or total <= HASHED_BYTES
     problems = []
@@ -220,7 +211,8 @@ def check_files(subject: Subject) -> Iterator[Finding]:
     subject.progress("Checking files", 1.0)
     yield from capped(problems)
     strange = (
-        warning("files", f"{name} is not listed, and not used", "Delete it.") for name in foreign
+        warning("files", f"{name} is not listed, and not used", "Delete it.")
+        for name in find_foreign(subject.path, manifest)
     )
     yield from capped(list(strange))
     count = f"{len(listed)} files, {total / 1e6:.1f} MB"
@@ -239,6 +231,11 @@ def _describe_unlisted(subject: Subject) -> Finding:
     whole = "" if subject.is_other and path.is_dir() else ", no tensor is cut off"
     form = "Hugging Face" if path.is_dir() else "GGUF"
     return ok("files", f"{form}, {size / 1e6:.1f} MB{whole}; it has no hashes to compare")
+
+
+def _manifest(subject: Subject) -> Manifest | PairManifest | None:
+    source = None if subject.pair is not None or subject.is_other else subject.variants[0].source
+    return source.manifest if isinstance(source, Bundle) else subject.pair
 
 
 CONVERSATION: tuple[Message, ...] = (
@@ -306,8 +303,7 @@ def check_vocabulary(subject: Subject) -> Iterator[Finding]:
         sorted(roles[role], key=lambda each: not is_bundle(each.path))[0] for role in ROLES
     )
     known, drafted = (each.text.tokenizer.vocabulary() for each in (target, draft))
-    require_same_vocabulary(known, drafted, str(target), str(draft))
-    proof = prove(known, drafted)
+    proof = prove_vocabulary(known, drafted, str(target), str(draft))
     are_bundles = is_bundle(target.path) and is_bundle(draft.path)
     if are_bundles and proof != subject.pair.vocabulary:
         found = "the proof in pair.json is of other tokenizers"

@@ -35,7 +35,7 @@ from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, CorpusIndex, Corpu
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.tree_builder import Candidate, LearntAcceptance, grow, nothing
 from edge_spec.storage.atomic import cache_directory, locked
-from edge_spec.storage.json_store import (
+from edge_spec.storage.measurements import (
     DamagedError,
     read_sealed,
     require_sealed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_spec.errors import UsageError
+from edge_spec.models.bundle import ROLES
 from edge_spec.models.pair_export import (
     ALL_FORMATS,
     KINDS,
@@ -18,7 +19,7 @@ from edge_spec.models.pair_export import (
 def test_every_kind_names_a_quantization_and_a_reason_for_each_format(kind: str) -> None:
     choices = choices_for(kind)
     assert choices.kind == kind
-    for chosen in (choices.target, choices.draft):
+    for chosen in map(choices.of, ROLES):
         formats = [choice.format for choice in chosen]
         assert len(set(formats)) == len(formats) and set(formats) <= set(ALL_FORMATS)
         assert all(choice.quantization and len(choice.why) > 20 for choice in chosen)
@@ -26,12 +27,12 @@ def test_every_kind_names_a_quantization_and_a_reason_for_each_format(kind: str)
 
 def test_a_binary_is_for_the_processor_that_is_named_or_the_usual_one() -> None:
     made = compiled_choices(choices_for("windows-npu"), None)
-    for chosen in (made.target, made.draft):
+    for chosen in map(made.of, ROLES):
         assert (chosen[0].format, chosen[0].compute) == ("qnn", "SC8380XP")
     assert made.notes == ()
     named = compiled_choices(choices_for("android"), "SM8750")
-    assert [choice.compute for choice in named.draft] == ["SM8750", None, None]
-    assert with_quantizations(named, "qnn=fp16").target[0].quantization == "fp16"
+    assert [choice.compute for choice in named.of("draft")] == ["SM8750", None, None]
+    assert with_quantizations(named, "qnn=fp16").of("target")[0].quantization == "fp16"
     with pytest.raises(UsageError, match=r"for ios\. --compile goes with --for android or windows"):
         compiled_choices(choices_for("ios"), None)
 

@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import BundleError
-from edge_spec.models.bundle import FileEntry, list_files
-from edge_spec.models.pair_bundle import (
+from edge_spec.models.bundle import (
     PAIR_MANIFEST,
+    FileEntry,
     Member,
     PairManifest,
     Variant,
     VocabularyProof,
+    find_foreign,
     find_member,
-    foreign_files,
-    may_replace_pair,
+    list_files,
+    may_replace,
     read_pair,
-    write_pair,
+    write_listing,
 )
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
@@ -66,7 +67,7 @@ def write(directory: Path, weights: bytes = b"weights") -> Path:
         vocabulary=PROOF,
         versions={"edge-spec": "0"},
     )
-    write_pair(directory, manifest)
+    write_listing(directory, manifest)
     return directory
 
 
@@ -174,27 +175,27 @@ def test_what_is_no_pair_json_is_refused(directory: Path, content: bytes) -> Non
 def test_only_profiles_may_be_added(directory: Path) -> None:
     (directory / "profiles").mkdir()
     (directory / "profiles" / "phone.json").touch()
-    assert foreign_files(directory, read_pair(directory)) == []
+    assert find_foreign(directory, read_pair(directory)) == []
     (directory / "profiles" / "notes.txt").touch()
     (directory / "target" / "extra").touch()
     (directory / "link").symlink_to(directory.parent)
     expected = ["link", "profiles/notes.txt", "target/extra"]
-    assert foreign_files(directory, read_pair(directory)) == expected
+    assert find_foreign(directory, read_pair(directory)) == expected
 
 
 def test_only_an_empty_directory_or_a_pair_alone_may_be_replaced(
     directory: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert may_replace_pair(tmp_path / "empty") and may_replace_pair(directory)
+    assert may_replace(tmp_path / "empty", PairManifest) and may_replace(directory, PairManifest)
     (directory / "diary.txt").touch()
-    assert not may_replace_pair(directory)
+    assert not may_replace(directory, PairManifest)
     (directory / "diary.txt").unlink()
     (tmp_path / "link").symlink_to(directory)
-    assert not may_replace_pair(tmp_path / "link")
+    assert may_replace(tmp_path / "link", PairManifest)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    assert not may_replace_pair(tmp_path / "other")
-    assert not may_replace_pair(tmp_path / "other" / "file")
+    assert not may_replace(tmp_path / "other", PairManifest)
+    assert not may_replace(tmp_path / "other" / "file", PairManifest)
     (directory / PAIR_MANIFEST).write_text("{}")
-    assert not may_replace_pair(directory)
+    assert not may_replace(directory, PairManifest)

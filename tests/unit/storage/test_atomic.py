@@ -10,21 +10,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 
 from edge_spec.errors import StorageError
-from edge_spec.storage import atomic as storage
 from edge_spec.storage.atomic import (
     CACHE_VARIABLE,
     atomic_directory,
     atomic_file,
     cache_directory,
     expanded,
-    scratch_directory,
+    scratch_beside,
     sha256_file,
 )
 
@@ -33,9 +34,9 @@ WAITING = """
 import sys
 import time
 from pathlib import Path
-from edge_spec.storage.atomic import scratch_directory
+from edge_spec.storage.atomic import scratch_beside
 
-with scratch_directory(Path(sys.argv[1])) as scratch:
+with scratch_beside(Path(sys.argv[1])) as scratch:
     (scratch / "weights").touch()
     print("ready", flush=True)
     time.sleep(600)
@@ -70,12 +71,7 @@ def test_a_directory_appears_when_the_block_ends(tmp_path: Path) -> None:
     assert final.stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.parametrize("swaps", [True, False])
-def test_a_directory_replaces_the_old_one_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool
-) -> None:
-    if not swaps:  # as on some systems and file systems
-        monkeypatch.setattr(storage, "_swapped", lambda work, final: False)
+def test_a_directory_replaces_the_old_one_whole(tmp_path: Path) -> None:
     write_old(tmp_path / "bundle")
     with atomic_directory(tmp_path / "bundle") as work:
         (work / "other.bin").write_text("new")
@@ -89,7 +85,7 @@ def write_half(work: Path) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("existed", [False, True])
-@pytest.mark.parametrize("atomic", [atomic_directory, atomic_file, scratch_directory])
+@pytest.mark.parametrize("atomic", [atomic_directory, atomic_file, scratch_beside])
 def test_an_error_in_the_block_leaves_what_was_there(
     atomic: Any, tmp_path: Path, existed: bool, error: type[BaseException]
 ) -> None:
@@ -107,7 +103,6 @@ def test_a_rename_that_fails_leaves_the_old_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     # As on Windows, where a directory with an open file cannot be renamed.
-    monkeypatch.setattr(storage, "_swapped", lambda work, final: False)
     write_old(tmp_path / "bundle")
     before, rename = listing(tmp_path), Path.rename
 
@@ -124,6 +119,23 @@ def test_a_rename_that_fails_leaves_the_old_directory(
     assert listing(tmp_path) == before
 
 
+@pytest.mark.skipif(os.name == "nt", reason="nothing is locked there")
+def test_of_many_that_replace_a_directory_at_once_each_finds_it_whole(tmp_path: Path) -> None:
+    write_old(tmp_path / "bundle")
+    start = Barrier(8)
+
+    def replace(number: int) -> None:
+        with atomic_directory(tmp_path / "bundle") as work:
+            (work / "model.bin").write_text(str(number))
+            start.wait(60)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(replace, range(8))) == [None] * 8
+    found = listing(tmp_path)
+    assert found.keys() == {"bundle", "bundle/model.bin"}
+    assert found["bundle/model.bin"] in map(str, range(8))
+
+
 def test_of_two_that_write_at_once_the_later_one_wins_whole(tmp_path: Path) -> None:
     final = tmp_path / "bundle"
     with atomic_directory(final) as later:
@@ -131,23 +143,6 @@ def test_of_two_that_write_at_once_the_later_one_wins_whole(tmp_path: Path) -> N
         with atomic_directory(final) as earlier:
             (earlier / "other.bin").write_text("earlier")
     assert listing(tmp_path) == {"bundle": None, "bundle/model.bin": "later"}
-
-
-@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="needs a system that swaps")
-def test_at_no_moment_is_there_neither_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_old(tmp_path / "bundle")
-    rename = Path.rename
-
-    def never_away(self: Path, target: Any) -> Any:
-        assert self != tmp_path / "bundle"
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", never_away)
-    with atomic_directory(tmp_path / "bundle") as work:
-        (work / "other.bin").write_text("new")
-    assert listing(tmp_path) == {"bundle": None, "bundle/other.bin": "new"}
 
 
 def test_a_link_stays_and_leads_to_the_new_directory(tmp_path: Path) -> None:
@@ -179,16 +174,16 @@ def test_what_is_being_written_is_left_alone_and_what_a_kill_left_is_not(
     }
 
 
-def test_a_scratch_directory_goes_with_its_block(tmp_path: Path) -> None:
+def test_a_scratch_goes_with_its_block(tmp_path: Path) -> None:
     final = tmp_path / "deep" / "bundle"
-    with scratch_directory(final) as scratch:
+    with scratch_beside(final) as scratch:
         (scratch / "sub").mkdir()
         assert scratch.parent == final.parent  # one file system: what is moved out is not copied
     assert listing(tmp_path) == {"deep": None}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="nothing is locked there")
-@pytest.mark.parametrize("writer", [scratch_directory, atomic_directory, atomic_file])
+@pytest.mark.parametrize("writer", [scratch_beside, atomic_directory, atomic_file])
 def test_what_a_killed_process_left_goes_before_the_next_writer_and_what_a_live_one_has_stays(
     tmp_path: Path, writer: Any
 ) -> None:
@@ -206,7 +201,7 @@ def test_what_a_killed_process_left_goes_before_the_next_writer_and_what_a_live_
 
 @contextmanager
 def inside(final: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process, in the block of `scratch_directory` until it is killed."""
+    """Another process, in the block of `scratch_beside` until it is killed."""
     command = [sys.executable, "-c", WAITING, str(final)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -277,7 +272,7 @@ def test_a_file_is_on_the_disk_before_it_takes_its_place(
         (errno.EFBIG, "file is larger than a file may be on .*ulimit -f"),
     ],
 )
-@pytest.mark.parametrize("atomic", [atomic_file, atomic_directory, scratch_directory])
+@pytest.mark.parametrize("atomic", [atomic_file, atomic_directory, scratch_beside])
 def test_a_full_disk_is_one_line_and_leaves_the_old_file(
     tmp_path: Path, atomic: Any, number: int, told: str
 ) -> None:

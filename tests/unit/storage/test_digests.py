@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.storage import digests
+from edge_spec.storage import measurements
 
 SETTLED_NS = 5_000_000_000  # before now: longer than a file system's clock may lag
 
@@ -18,18 +18,18 @@ SETTLED_NS = 5_000_000_000  # before now: longer than a file system's clock may 
 def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files as they are hashed, with a cache of its own and every file a large one."""
     found: list[Path] = []
-    really = digests.sha256_file
+    really = measurements.sha256_file
 
     def sha256_file(path: Path) -> str:
         found.append(path)
         return really(path)
 
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(digests, "LARGE_BYTES", 1)
-    monkeypatch.setattr(digests, "sha256_file", sha256_file)
+    monkeypatch.setattr(measurements, "LARGE_BYTES", 1)
+    monkeypatch.setattr(measurements, "sha256_file", sha256_file)
     # A file of a test is never old: its inode changed just now.
-    now_ns = digests.time.time_ns
-    monkeypatch.setattr(digests.time, "time_ns", lambda: now_ns() + SETTLED_NS)
+    now_ns = measurements.time.time_ns
+    monkeypatch.setattr(measurements.time, "time_ns", lambda: now_ns() + SETTLED_NS)
     return found
 
 
@@ -44,7 +44,7 @@ def sha256(content: bytes) -> str:
 
 def test_it_is_hashed_once(tmp_path: Path, hashed: list[Path]) -> None:
     path = write(tmp_path / "model", b"weights")
-    assert digests.known_sha256(path) == digests.known_sha256(path) == sha256(b"weights")
+    assert measurements.known_sha256(path) == measurements.known_sha256(path) == sha256(b"weights")
     assert hashed == [path]
 
 
@@ -71,9 +71,9 @@ def test_a_change_of_the_same_size_is_seen(
     tmp_path: Path, hashed: list[Path], change: Callable[[Path], None]
 ) -> None:
     path = write(tmp_path / "model", b"weights")
-    digests.known_sha256(path)
+    measurements.known_sha256(path)
     change(path)
-    assert digests.known_sha256(path) == sha256(b"wEights")
+    assert measurements.known_sha256(path) == sha256(b"wEights")
 
 
 def test_nothing_is_kept_of_a_file_that_just_changed(
@@ -82,13 +82,13 @@ def test_nothing_is_kept_of_a_file_that_just_changed(
     """It may change again before the clock of its file system moves on."""
     path = write(tmp_path / "model", b"weights")
     changed_ns = path.stat().st_ctime_ns
-    monkeypatch.setattr(digests.time, "time_ns", lambda: changed_ns)
-    digests.known_sha256(path)
-    digests.known_sha256(path)
+    monkeypatch.setattr(measurements.time, "time_ns", lambda: changed_ns)
+    measurements.known_sha256(path)
+    measurements.known_sha256(path)
     assert hashed == [path, path]
 
 
 def test_small_files_are_not_kept(tmp_path: Path, hashed: list[Path]) -> None:
     path = write(tmp_path / "model", b"")
-    assert digests.known_sha256(path) == sha256(b"")
+    assert measurements.known_sha256(path) == sha256(b"")
     assert not (tmp_path / "cache").exists()

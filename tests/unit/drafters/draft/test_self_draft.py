@@ -25,6 +25,7 @@ from edge_spec.placement.layer_selection import (
     saved_parts,
 )
 from edge_spec.scheduler.cost import RowCosts
+from edge_spec.storage.atomic import atomic_file
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB, LAYERS = 12, 6
@@ -208,18 +209,15 @@ def test_a_damaged_file_of_parts_is_one_line(content: bytes, bundle: Bundle) -> 
 def test_an_interrupt_while_a_file_is_added_leaves_a_valid_bundle(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace = bundle_module._replace
     for broken_at in range(3):
         calls = iter(range(9))
 
-        def interrupted(
-            path: Path, content: bytes, at: int = broken_at, calls: Any = calls
-        ) -> None:
+        def interrupted(path: Path, at: int = broken_at, calls: Any = calls) -> Any:
             if next(calls) == at:
                 raise KeyboardInterrupt
-            replace(path, content)
+            return atomic_file(path)
 
-        monkeypatch.setattr(bundle_module, "_replace", interrupted)
+        monkeypatch.setattr(bundle_module, "atomic_file", interrupted)
         with pytest.raises(KeyboardInterrupt):
             add_file(open_bundle(bundle.path), PARTS_FILE, b"{}" * (1 + broken_at))
         open_bundle(bundle.path)

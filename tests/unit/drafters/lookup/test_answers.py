@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from edge_spec.drafters.lookup import answers as kept_answers
 from edge_spec.drafters.lookup.answers import SAVE_AFTER_S, CorpusDrafter, KeptAnswers
-from edge_spec.storage import json_store
+from edge_spec.storage import measurements
 from edge_spec.storage.atomic import atomic_file
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.corpora import documents_of
@@ -50,9 +50,9 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def told_again() -> Iterator[None]:
     """What cannot be saved is said once in a process."""
-    json_store._tell_once.cache_clear()
+    measurements._tell_once.cache_clear()
     yield
-    json_store._tell_once.cache_clear()
+    measurements._tell_once.cache_clear()
 
 
 def opened(path: Path, **options: Any) -> KeptAnswers:
@@ -205,7 +205,7 @@ def test_a_failed_write_leaves_the_old_file_and_loses_nothing(
 
     answers = opened(path)
     with monkeypatch.context() as patch:
-        patch.setattr(json_store, "atomic_file", full_disk)
+        patch.setattr(measurements, "atomic_file", full_disk)
         for token in (5, 6):
             answer(answers, [1], token)
             assert not answers.save()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from edge_spec.storage import json_store as json_store
-from edge_spec.storage.json_store import DamagedError, read_sealed, tell_unkept, write_sealed
+from edge_spec.storage import measurements
+from edge_spec.storage.measurements import DamagedError, read_sealed, tell_unkept, write_sealed
 
 KIND = TypeAdapter(dict[str, Any])
 CONTENT = {"version": 1, "values": [0.1, 1e-300, "ü\n"]}
@@ -49,9 +49,9 @@ def test_what_a_person_wrote_needs_no_seal_where_none_is_required(path: Path) ->
 
 
 def test_a_file_is_not_read_beyond_its_bound(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_store, "MAX_FILE_BYTES", path.stat().st_size)
+    monkeypatch.setattr(measurements, "MAX_BYTES", path.stat().st_size)
     assert read_sealed(path, KIND) == CONTENT
-    monkeypatch.setattr(json_store, "MAX_FILE_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(measurements, "MAX_BYTES", path.stat().st_size - 1)
     with pytest.raises(DamagedError, match="more than"):
         read_sealed(path, KIND)
 

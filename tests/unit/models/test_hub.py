@@ -1,15 +1,27 @@
-"""What `hf:` names mean, which files of a repository are taken, and who drafts for whom."""
+"""What `hf:` names mean, which files of a repository are taken, who drafts for whom, and what a
+server may send in the place of a file."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import constants, file_download
 
-from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.models.hub.client import DRAFTS, HEADS, HubReference, choose, known
+from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
+from edge_spec.models.hub import DRAFTS, HEADS, HubReference, choose, known
+from edge_spec.models.hub_download import (
+    MAX_FILE_BYTES,
+    MAX_SMALL_BYTES,
+    RemoteFile,
+    check_sizes,
+    fetch_blobs,
+)
 
+CHUNK = b"x" * 40
+STATED_BYTES = 100
 DIRECTORY = ["config.json", "tokenizer.json"]
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
 INDEX = "model.safetensors.index.json"
@@ -124,7 +136,39 @@ def test_a_model_has_the_head_that_was_trained_for_it(target: str, head: str | N
 
 
 def test_the_documented_heads_are_those_of_the_table() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "drafters.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "drafters.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\w.-]+/[\w.-]+) \| ([\w.-]+/[\w.-]+) \|$", page, re.MULTILINE)
     assert len(rows) == 10
     assert all(known(HEADS, target) == head for target, head in rows)
+
+
+@pytest.mark.parametrize("digits", [64, 40], ids=["large", "small"])
+def test_a_file_without_end_is_cut_at_the_size_that_the_hub_states(
+    digits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = 0
+
+    def send(url: str, out: Any, **options: Any) -> None:
+        nonlocal sent
+        for _ in range(9):
+            out.write(CHUNK)
+            sent += len(CHUNK)
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(file_download, "http_get", send)
+    files = {"weights": RemoteFile(STATED_BYTES, "0" * digits)}
+    with pytest.raises(DownloadError, match="another size than the hub states"):
+        fetch_blobs(HubReference("org/model"), "0" * 40, files, lambda what, fraction: None)
+    assert sent == 80  # the third chunk would have gone beyond it
+    [partial] = tmp_path.rglob("*.incomplete")
+    assert partial.stat().st_size == sent
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("config.json", MAX_SMALL_BYTES), ("m.GGUF", MAX_FILE_BYTES)]
+)
+def test_a_file_of_absurd_size_is_refused(name: str, most: int) -> None:
+    reference = HubReference("org/small")
+    check_sizes(reference, {name: RemoteFile(most, "0" * 64)})
+    with pytest.raises(UsageError, match=rf"{name} of hf:org/small has .* at most"):
+        check_sizes(reference, {name: RemoteFile(most + 1, "0" * 64)})
