@@ -51,7 +51,7 @@ _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Description(BaseModel):
     """The description of what a snapshot is of. The text itself is an array."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     model: str  # its name, for messages
     fingerprint: str  # changes with the model
@@ -75,7 +75,7 @@ class Snapshot:
 
 
 class _Array(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     name: str
     type: StateType
@@ -87,7 +87,7 @@ class _Array(BaseModel):
 
 
 class _Header(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     description: Description
     arrays: tuple[_Array, ...]

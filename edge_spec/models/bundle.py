@@ -20,7 +20,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 
@@ -63,7 +63,13 @@ _MAY_BE_NONE = ("intermediate_size", "num_experts", "experts_used")
 _MAX_NUMBER = 2.0**64  # of any in an architecture
 _MAX_BLOCK = 1 << 16  # weights of one scale
 _BLOCK = re.compile(r"block (\d+)")  # of a quantization
-_ARCHITECTURE = TypeAdapter(ModelConfig)
+
+
+@cache
+def _architecture() -> TypeAdapter[ModelConfig]:
+    return TypeAdapter(ModelConfig)
+
+
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # Becomes a part of file names in the cache.
 _Name = Annotated[str, Field(pattern=r"^[^/\\:\x00-\x1f]{1,200}$")]
@@ -73,7 +79,7 @@ _Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
 class _Stated(BaseModel):
     """What a manifest states."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class FileEntry(_Stated):
@@ -262,7 +268,7 @@ def read_manifest(directory: Path) -> Manifest:
     path, manifest = directory / MANIFEST, read_listing(directory, Manifest)
     try:
         ModelConfig.from_dict(manifest.architecture)
-        _ARCHITECTURE.validate_json(json.dumps(manifest.architecture), strict=True)
+        _architecture().validate_json(json.dumps(manifest.architecture), strict=True)
     except ValidationError as error:
         raise _invalid(path, error, EXPORT_AGAIN) from None
     except (TypeError, AttributeError) as error:

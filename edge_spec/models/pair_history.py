@@ -45,7 +45,7 @@ class _Counts:
 
 
 _HISTORY: Quantity[PairKey, _Counts] = Quantity(
-    "history", tuple[str, str, str, str], TypeAdapter(_Counts)
+    "history", tuple[str, str, str, str], lambda: TypeAdapter(_Counts)
 )
 
 

@@ -30,8 +30,6 @@ from edge_spec.scheduler.profile import ProfileKey, profile_key
 _FOR_CHECKS = ("reference",)  # slower than any other runtime, and not made for more
 _CHEAP_BYTES = 150_000_000  # of a model's files, up to which a conversion takes half a minute
 
-_DEVICE, _OPTIONS = TypeAdapter(Device), TypeAdapter(RuntimeOptions)
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -70,8 +68,8 @@ def described(model: str, device: Device, options: RuntimeOptions) -> dict[str, 
 def candidate_of(found: Any) -> Candidate:
     """Resolve what `described` says, in another process. Raises as `prepare_model` does."""
     source = Source(found["model"], _quiet)
-    device = _DEVICE.validate_python(found["device"])
-    options = _OPTIONS.validate_python(found["options"])
+    device = TypeAdapter(Device).validate_python(found["device"])
+    options = TypeAdapter(RuntimeOptions).validate_python(found["options"])
     prepared = prepare_model(source, device.runtime, _quiet, options)
     if options.may_hold_less:  # which drafts alone may
         prepared = cheapest(prepared, source, _quiet)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from operator import attrgetter
 from statistics import median
 
@@ -65,7 +66,9 @@ class ChosenPart:
         return session.open_skipping(frozenset(self.skipped))
 
 
-_PARTS = TypeAdapter(dict[str, ChosenPart])
+@cache
+def _parts() -> TypeAdapter[dict[str, ChosenPart]]:
+    return TypeAdapter(dict[str, ChosenPart])
 
 
 class Judge:
@@ -274,7 +277,7 @@ def saved_parts(bundle: Bundle) -> dict[str, ChosenPart]:
         return {}
     path = bundle.file(PARTS_FILE)
     try:
-        return _PARTS.validate_json(path.read_bytes(), strict=True)
+        return _parts().validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
         raise BundleError(
             f"{path} is not valid: {error.errors()[0]['msg']}", remedy="Run tune-skip again."

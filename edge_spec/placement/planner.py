@@ -78,7 +78,7 @@ class TrialKey:
 
 
 Wrote = dict[str, Tried | str]  # by drafter; or why this model cannot have it
-TRIALS = Quantity("trial", TrialKey, TypeAdapter(Wrote))
+TRIALS = Quantity("trial", TrialKey, lambda: TypeAdapter(Wrote))
 
 Prompts = Sequence[Sequence[int]]
 # Placements at one place, and of one draft at most, plain decoding first; prompts; tokens of each

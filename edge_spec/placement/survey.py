@@ -57,10 +57,19 @@ _TEXTS, _TEXT_TOKENS = 2, 32
 _TEXT_ROWS = 32  # that are read in one pass
 _LEAST_AGREEING = 0.25  # of the tokens; other weights and kernels agree on most
 
-_PAIR = TypeAdapter(PairFindings)
-_PROFILE = TypeAdapter(Profile)
+
+@cache
+def _pair() -> TypeAdapter[PairFindings]:
+    return TypeAdapter(PairFindings)
+
+
+@cache
+def _profile() -> TypeAdapter[Profile]:
+    return TypeAdapter(Profile)
+
+
 # Why a place cannot be used, so that nobody waits for it twice; "" where it can again.
-FAULTS = Quantity("fault", ProfileKey, TypeAdapter(str))
+FAULTS = Quantity("fault", ProfileKey, lambda: TypeAdapter(str))
 _Found = TypeVar("_Found")
 
 
@@ -193,7 +202,7 @@ def measure_described(request: Any, on_step: OnStep) -> Any:
     """Measure a place in another process."""
     place = candidate_of(request["place"])
     profile = measure_place(place, request["max_s"], on_step, request["texts"])
-    return _PROFILE.dump_python(profile, mode="json")
+    return _profile().dump_python(profile, mode="json")
 
 
 def measure_pair_described(request: Any, on_step: OnStep) -> Any:
@@ -203,13 +212,13 @@ def measure_pair_described(request: Any, on_step: OnStep) -> Any:
         closing(target.prepared.open(target.options)) as target_model,
         closing(draft.prepared.open(draft.options)) as draft_model,
     ):
-        return _PAIR.dump_python(probe_pair(target_model, draft_model, on_step), mode="json")
+        return _pair().dump_python(probe_pair(target_model, draft_model, on_step), mode="json")
 
 
 def measure_pair(target: Candidate, draft: Candidate, on_step: OnStep) -> PairFindings:
     """Measure how two places run beside each other, one of which is a device. Raises PlaceError."""
     places = [described(each.source.model, each.device, each.options) for each in (target, draft)]
-    return _PAIR.validate_python(attempt_apart(measure_pair_described, places, on_step))
+    return _pair().validate_python(attempt_apart(measure_pair_described, places, on_step))
 
 
 @dataclass(frozen=True)
@@ -307,7 +316,7 @@ class Surveyor:
                     "max_s": max_s,
                     "texts": texts(),
                 }
-                profile = _PROFILE.validate_python(
+                profile = _profile().validate_python(
                     attempt_apart(measure_described, request, on_step)
                 )
         except PlaceError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -92,16 +93,18 @@ class Plan:
     prefer: Literal["speed"] = "speed"  # one of before that preferred energy is to be made again
 
 
-_PLAN = TypeAdapter(Plan)
+@cache
+def _plan() -> TypeAdapter[Plan]:
+    return TypeAdapter(Plan)
 
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Write a plan for `--plan`. Raises OSError."""
-    write_sealed(path, _PLAN, plan)
+    write_sealed(path, _plan(), plan)
 
 
 def plan_json(plan: Plan) -> str:
-    return _PLAN.dump_json(plan).decode()
+    return _plan().dump_json(plan).decode()
 
 
 def read_plan(path: Path) -> Plan:
@@ -111,7 +114,7 @@ def read_plan(path: Path) -> Plan:
     Raises UsageError for what is no plan of this version, OSError.
     """
     try:
-        return read_sealed(path, _PLAN, required=False)
+        return read_sealed(path, _plan(), required=False)
     except DamagedError as error:
         raise UsageError(
             f"{path} is no plan that this version can read: {error}",

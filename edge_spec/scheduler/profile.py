@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -149,10 +150,10 @@ class PairFindings:
         return min(USUAL_DRAFT_TOKENS, ready) * draft_s - (waited_s - pass_s)
 
 
-_PROFILE = Quantity("profile", ProfileKey, TypeAdapter(Profile))
+_PROFILE = Quantity("profile", ProfileKey, lambda: TypeAdapter(Profile))
 # By the digest of the draft's key.
-_PAIRS = Quantity("pair", ProfileKey, TypeAdapter(dict[str, PairFindings]))
-_LEARNT = Quantity("learnt", ProfileKey, TypeAdapter(dict[str, list[_Finite]]))
+_PAIRS = Quantity("pair", ProfileKey, lambda: TypeAdapter(dict[str, PairFindings]))
+_LEARNT = Quantity("learnt", ProfileKey, lambda: TypeAdapter(dict[str, list[_Finite]]))
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,9 @@ class _File:
     profile: Profile | None = None
 
 
-_FILE = TypeAdapter(_File)
+@cache
+def _file() -> TypeAdapter[_File]:
+    return TypeAdapter(_File)
 
 
 def draft_token_s(costs: RowCosts, draft: Profile | None, findings: PairFindings | None) -> float:
@@ -245,7 +248,7 @@ def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None
     found = _PROFILE.known(key)
     if (found is None or not found.is_certain) and bundled is not None:
         with suppress(OSError, DamagedError):
-            file = read_sealed(bundled / key.file_name, _FILE)
+            file = read_sealed(bundled / key.file_name, _file())
             found = file.profile if file.key == key else None
     return found if found is not None and found.is_certain else None
 
@@ -253,7 +256,7 @@ def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None
 def write_profiles(source: Source, directory: Path) -> None:
     """Write what is known of this model, to travel with it. Raises OSError."""
     for key, profile in kept_profiles(source):
-        write_sealed(directory / key.file_name, _FILE, _File(1, key, profile))
+        write_sealed(directory / key.file_name, _file(), _File(1, key, profile))
 
 
 def save_profile(key: ProfileKey, profile: Profile) -> None:

@@ -56,6 +56,7 @@ _SHARES = {1: 1.0, 2: 1.2, 4: 1.7, 8: 2.8, 16: 5.0}
 _OWN_SHARES = {1: 1.0, 2: 1.08, 4: 1.22, 8: 1.7, 16: 3.2}
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Rows = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,14 @@ class RowFindings:
 _BY_CONSTRUCTION = RowFindings((), BY_CONSTRUCTION, plain_cost=1.0)
 
 
-ROWS = Quantity("rows", RowsKey, TypeAdapter(RowFindings))
+ROWS = Quantity("rows", RowsKey, lambda: TypeAdapter(RowFindings))
 # t(k), with one row or more.
 SECONDS = Quantity(
     "row seconds",
     RowsKey,
-    TypeAdapter(Annotated[dict[Annotated[int, Field(ge=1)], _Seconds], Field(min_length=1)]),
+    lambda: TypeAdapter(
+        Annotated[dict[Annotated[int, Field(ge=1)], _Seconds], Field(min_length=1)]
+    ),
 )
 
 

@@ -86,12 +86,12 @@ class Quantity(Generic[_Key, _Value]):
     """One kind of measurement.
 
     what: its name in the file. keys: the type of its keys, which hold all that a value depends on.
-    values: checks a value when it is read.
+    values: makes what checks a value, when one is first read: that takes tens of milliseconds.
     """
 
     what: str
     keys: type[_Key]
-    values: TypeAdapter[_Value]
+    values: Callable[[], TypeAdapter[_Value]]
 
     def read(self, key: _Key) -> Measurement[_Key, _Value] | None:
         """Return the measurement for this key; None where there is none."""
@@ -127,7 +127,7 @@ class Quantity(Generic[_Key, _Value]):
                 rows = store.execute(_READ, (self.what, name)).fetchall()
                 old = next(self._parse(rows), None)
                 value = change(None if old is None else old.value)
-                content = self.values.dump_json(value).decode()
+                content = self._values.dump_json(value).decode()
                 seal = self._seal(name.encode(), content.encode())
                 row = self.what, name, content, n, disturbance, time.time(), seal
                 store.execute(_WRITE, row)
@@ -155,7 +155,7 @@ class Quantity(Generic[_Key, _Value]):
                     continue
                 yield Measurement(
                     self._keys.validate_json(key),
-                    self.values.validate_json(value),
+                    self._values.validate_json(value),
                     int(n),
                     float(disturbance),
                     float(at),
@@ -163,6 +163,10 @@ class Quantity(Generic[_Key, _Value]):
 
     def _seal(self, key: bytes, value: bytes) -> str:
         return hashlib.sha256(b"\0".join((self.what.encode(), key, value))).hexdigest()
+
+    @cached_property
+    def _values(self) -> TypeAdapter[_Value]:
+        return self.values()
 
     @cached_property
     def _keys(self) -> TypeAdapter[_Key]:
@@ -326,7 +330,7 @@ class _State(NamedTuple):
 
 
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-_DIGEST: Quantity[_State, str] = Quantity("sha256", _State, TypeAdapter(_Sha256))
+_DIGEST: Quantity[_State, str] = Quantity("sha256", _State, lambda: TypeAdapter(_Sha256))
 
 
 def known_sha256(path: Path) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import RLock
 from typing import Annotated, Literal
@@ -63,7 +64,9 @@ class _File:
     answers: list[list[Annotated[int, Field(ge=0)]]]
 
 
-_FILE = TypeAdapter(_File)
+@cache
+def _file() -> TypeAdapter[_File]:
+    return TypeAdapter(_File)
 
 
 class KeptAnswers:
@@ -192,7 +195,7 @@ class _Store:
             with locked(self._path, LOCK_TIMEOUT_S):
                 answers = _newest(_once([*self._read(), *self._new]), MAX_TOKENS)
                 kept = _File(1, self._vocabulary.sha256, answers)
-                write_sealed(self._path, _FILE, kept, _PRIVATE)
+                write_sealed(self._path, _file(), kept, _PRIVATE)
                 self._indexes = self._indexed("saved", answers)
         except TimeoutError:
             self._warn(f"another process saves {self._path}; the new answers wait")
@@ -207,7 +210,7 @@ class _Store:
     def _read(self) -> list[list[int]]:
         """Raises OSError where the file is there but cannot be read."""
         try:
-            kept = read_sealed(self._path, _FILE)
+            kept = read_sealed(self._path, _file())
         except (FileNotFoundError, NotADirectoryError):
             return []
         except DamagedError as error:
@@ -260,7 +263,7 @@ def kept_files() -> list[Path]:
 
 def check_answers(path: Path) -> None:
     """Raises ModelFileError for a file that is not as `KeptAnswers` writes it, OSError."""
-    require_sealed(path, _FILE, "answers")
+    require_sealed(path, _file(), "answers")
 
 
 def forget(path: Path) -> int:

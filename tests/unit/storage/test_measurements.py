@@ -36,9 +36,9 @@ class Key:
 
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-SECONDS = Quantity("seconds", Key, TypeAdapter(dict[int, Seconds]))
-OTHER = Quantity("other", Key, TypeAdapter(dict[int, Seconds]))
-COUNT = Quantity("count", str, TypeAdapter(int))
+SECONDS = Quantity("seconds", Key, lambda: TypeAdapter(dict[int, Seconds]))
+OTHER = Quantity("other", Key, lambda: TypeAdapter(dict[int, Seconds]))
+COUNT = Quantity("count", str, lambda: TypeAdapter(int))
 KEY = Key("m", None, ("kv_type=f16",))
 VALUE = {1: 0.1, 2: 1e-300}
 
@@ -306,7 +306,7 @@ WRITER = """
 import sys
 from pydantic import TypeAdapter
 from edge_spec.storage.measurements import Quantity
-COUNT = Quantity("count", str, TypeAdapter(int))
+COUNT = Quantity("count", str, lambda: TypeAdapter(int))
 print("ready", flush=True)
 sys.stdin.readline()
 for time in range(int(sys.argv[1])):
