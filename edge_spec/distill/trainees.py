@@ -16,16 +16,15 @@ import torch
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import Checkpoint, TensorRows
 from edge_spec.core.rope import Rope
-from edge_spec.distill.features import Batch
-from edge_spec.distill.request import (
-    DistillRequest,
+from edge_spec.distill.drafter_files import (
+    Drafter,
     draft_config,
-    kept_layers,
     layers_config,
-    num_kept,
-    stated_scaling,
+    rope_scaling_config,
     text_files,
 )
+from edge_spec.distill.features import Batch
+from edge_spec.distill.request import DistillRequest, num_kept
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.loader.head import StoredTables
 
@@ -104,16 +103,8 @@ class Trainee(ABC):
         return found
 
     @abstractmethod
-    def stored(self) -> dict[str, np.ndarray]:
-        """The tensors of the drafter's file."""
-
-    @abstractmethod
-    def description(self) -> dict[str, Any]:
-        """Its config.json."""
-
-    def texts(self) -> Mapping[str, str]:
-        """Returns what else is in its directory: name -> content."""
-        return {}
+    def drafter(self) -> Drafter:
+        """Return the files of the drafter as it is now."""
 
 
 def make_trainee(teacher: Teacher, source: Any, request: DistillRequest) -> Trainee:
@@ -287,21 +278,20 @@ class MedusaTrainee(Trainee):
         products, output = self._teacher.products, self._teacher.matrix
         return [products.of(self._head(states, head), output) for head in range(self.num_positions)]
 
-    def stored(self) -> dict[str, np.ndarray]:
-        ids = self._teacher.token_ids
-        return {
+    def drafter(self) -> Drafter:
+        ids, target = self._teacher.token_ids, self._teacher.config
+        tensors = {
             **as_arrays(self.parameters),
             "lm_head.weight": self._teacher.output,
             "d2t": ids - np.arange(len(ids)),
         }
-
-    def description(self) -> dict[str, Any]:
-        return {
+        config = {
             "medusa_num_heads": self.num_positions,
             "medusa_num_layers": 1,
-            "hidden_size": self._teacher.config.hidden_size,
-            "vocab_size": self._teacher.config.vocab_size,
+            "hidden_size": target.hidden_size,
+            "vocab_size": target.vocab_size,
         }
+        return Drafter(tensors, config)
 
     def _head(self, states: Tensor, head: int) -> Tensor:
         prefix, products = f"{head}.0.linear.", self._teacher.products
@@ -331,8 +321,8 @@ class Eagle3Trainee(Trainee):
         self.parameters = _eagle3_beginning(teacher, source, np.random.default_rng(seed))
         self._teacher = teacher
         self._tables = StoredTables(source)
-        # Trained as it will be read: what config.json cannot state is not there for either.
-        scaled = stated_scaling(teacher.config) is not None
+        # Trained as it will be read: without a scaling that config.json cannot express.
+        scaled = rope_scaling_config(teacher.config) is not None
         plain = replace(teacher.config, rope_scaling=None)
         self._rotation = Rotation(teacher.config if scaled else plain)
 
@@ -356,17 +346,15 @@ class Eagle3Trainee(Trainee):
         scores: list[Tensor] = list(layers.linear(torch.stack(normed), "lm_head").unbind())
         return scores
 
-    def stored(self) -> dict[str, np.ndarray]:
-        ids, vocab_size = self._teacher.token_ids, self._teacher.config.vocab_size
-        return {
+    def drafter(self) -> Drafter:
+        ids, target = self._teacher.token_ids, self._teacher.config
+        tensors = {
             **as_arrays(self.parameters),
             "d2t": ids - np.arange(len(ids)),
-            "t2d": np.isin(np.arange(vocab_size), ids),
+            "t2d": np.isin(np.arange(target.vocab_size), ids),
         }
-
-    def description(self) -> dict[str, Any]:
-        own = {"draft_vocab_size": len(self._teacher.token_ids), "fc_norm": True}
-        return layers_config(self._teacher.config, "llama", 1) | own
+        own = {"draft_vocab_size": len(ids), "fc_norm": True}
+        return Drafter(tensors, layers_config(target, "llama", 1) | own)
 
     def _embedded(self, tokens: np.ndarray) -> Tensor:
         """[windows, rows, hidden_size]. Nothing is learnt of what follows -1, which is no token."""
@@ -490,7 +478,7 @@ class SmallDraftTrainee(Trainee):
         self, teacher: Teacher, source: Checkpoint, num_layers: int, num_positions: int
     ) -> None:
         self.num_positions = num_positions
-        self.num_layers = num_layers
+        self._num_layers = num_layers
         self._teacher = teacher
         self._source = source
         self.parameters = _kept_beginning(
@@ -516,30 +504,32 @@ class SmallDraftTrainee(Trainee):
         drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).cpu().numpy()
         return drafts
 
-    def stored(self) -> dict[str, np.ndarray]:
+    def drafter(self) -> Drafter:
         tensors = {_EMBEDDING: self._embedding.cpu().numpy()} | as_arrays(self.parameters)
         if self._output is not self._embedding:
             tensors[_OUTPUT] = self._output.cpu().numpy()
-        return tensors
-
-    def description(self) -> dict[str, Any]:
-        return draft_config(self._source, self.num_layers)
-
-    def texts(self) -> Mapping[str, str]:
-        return text_files(self._source)
+        config = draft_config(self._source, self._num_layers)
+        return Drafter(tensors, config, text_files(self._source))
 
     def _states(self, batch: Batch) -> Tensor:
         """[windows, rows + positions, hidden_size], after the final norm."""
         layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
         stream = self._embedding[torch.as_tensor(batch.tokens)]
         positions = torch.arange(stream.shape[1])
-        for layer in (f"model.layers.{number}" for number in range(self.num_layers)):
+        for layer in (f"model.layers.{number}" for number in range(self._num_layers)):
             read = layers.normed(stream, f"{layer}.input_layernorm")
             q, k, v = (layers.heads(read, layer, name, positions) for name in "qkv")
             mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             mixed = mixed.transpose(1, 2).flatten(start_dim=2)
             stream = layers.after_attention(stream, mixed, layer)
         return layers.normed(stream, _NORM)
+
+
+def kept_layers(num_layers: int, count: int) -> dict[int, int]:
+    """Return layers of the target -> their numbers in the draft: the last one, and others evenly
+    spaced from the first one on (of one layer, the last)."""
+    chosen = np.linspace(num_layers - 1, 0, count).round().astype(int)[::-1]
+    return {int(layer): index for index, layer in enumerate(chosen)}
 
 
 def _kept_beginning(source: TensorRows, layers: Mapping[int, int]) -> dict[str, Tensor]:
