@@ -249,8 +249,8 @@ _SHARES = "a head that learns here shares"
 
 
 def require_learnable(asked: AskedOptions) -> None:
-    """Raises UsageError for drafters that what is learnt would not be one of,
-    MissingDependencyError without PyTorch."""
+    """Raises UsageError where other drafters were asked for, MissingDependencyError without
+    PyTorch."""
     if asked.draft not in (None, (), [], "none") or asked.drafter != "auto":
         raise UsageError(
             "--learn trains who drafts, and other drafters were asked for",
@@ -283,8 +283,8 @@ def start_learning(
 
 
 class Learner:
-    """Keeps answers and takes up heads; where another process learns from the same model's answers,
-    this one only drafts with what is learnt."""
+    """Keeps answers and opens trained heads. Where another process learns from the same model, this
+    one only drafts with what is learnt."""
 
     def __init__(
         self, placed: PlacedModels, models: OpenModels, is_free: Callable[[], bool]
@@ -335,7 +335,7 @@ class Learner:
             self._release = None
 
     def _write(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
-        """Keeps an answer, but none that was forgotten while it was on its way."""
+        """Keep an answer, unless it was forgotten while it was on its way."""
         try:
             if self._folder.is_forgotten:
                 self._report, self._head = None, None
@@ -375,7 +375,7 @@ class Learner:
             self._take_head()
 
     def _take_head(self) -> None:
-        """Opens the head that pays, where it is another one; a damaged one does not draft."""
+        """Open the head if it is a new one and pays; a damaged one does not draft."""
         report = self._folder.report()
         if report == self._report:
             return

@@ -55,7 +55,7 @@ def work_folder(source: Source, tasks: str) -> Iterator[Path]:
     """Yield the folder of this model and these tasks, which a later training of both continues.
 
     After an interrupt, or a disk that is full, a line says where it is. Folders that nobody has
-    used for KEPT_DAYS are removed, and so is one in which nothing was finished. Raises UsageError
+    used for KEPT_DAYS are removed, and so is one in which nothing was begun. Raises UsageError
     where another process works in it.
     """
     parent = cache_directory() / DIRECTORY
@@ -71,7 +71,7 @@ def work_folder(source: Source, tasks: str) -> Iterator[Path]:
         _remove_old(parent)
         yield folder
     except (KeyboardInterrupt, OSError):
-        if _has_answers(folder):
+        if (folder / ANSWERS_FILE).exists():
             _log.warning(
                 "what is finished is kept in %s for %d days: the same command goes on with it",
                 folder,
@@ -79,8 +79,8 @@ def work_folder(source: Source, tasks: str) -> Iterator[Path]:
             )
         raise
     finally:
-        if not _has_answers(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            folder.rmdir()  # where nothing was begun
         release()
 
 
@@ -90,12 +90,6 @@ def forget_training(folder: Path) -> None:
         if path.name != ANSWERS_FILE:
             with suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _has_answers(folder: Path) -> bool:
-    with suppress(OSError):
-        return (folder / ANSWERS_FILE).stat().st_size > 0
-    return False
 
 
 def _remove_old(parent: Path) -> None:

@@ -42,11 +42,11 @@ class Products:
     kind: str = "float32"
 
     def rounded(self, values: Tensor) -> Tensor:
-        """Returns them as they are multiplied. A matrix is made once for all products of a step."""
+        """Return the values as they are multiplied. A matrix is rounded once for a training step."""
         return values.to(self._type)
 
     def of(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """[..., outputs]. x: [..., inputs]; matrix: [outputs, inputs], rounded."""
+        """Return [..., outputs]. x: [..., inputs]; matrix: [outputs, inputs], rounded."""
         return torch.nn.functional.linear(self.rounded(x), matrix)
 
     @property
@@ -69,7 +69,7 @@ def fastest_products() -> Products:
 
 @contextmanager
 def training_device() -> Iterator[None]:
-    """Has PyTorch make its tensors there. Raises DeviceMemoryError where a GPU has too little
+    """Make PyTorch's tensors on the GPU, if any. Raises DeviceMemoryError where it has too little
     memory."""
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -93,11 +93,11 @@ class Trainee(ABC):
 
     @abstractmethod
     def scores(self, batch: Batch) -> list[Tensor]:
-        """Returns by position [anchors, scored tokens] logits after the target's own tokens."""
+        """Return logits by position, [anchors, scored tokens], after the target's own tokens."""
 
     def drafts(self, batch: Batch) -> np.ndarray:
-        """[anchors, positions] the likeliest tokens, as a greedy chain drafts them after the
-        target's own tokens. Called without gradients."""
+        """Return the likeliest tokens, [anchors, positions], as a greedy chain drafts them after
+        the target's own tokens. Called without gradients."""
         best = [logits.argmax(dim=-1).cpu().numpy() for logits in self.scores(batch)]
         found: np.ndarray = self._teacher.token_ids[np.stack(best, axis=1)]
         return found
@@ -135,7 +135,7 @@ class Teacher:
         return self.products.rounded(torch.as_tensor(self.output))
 
     def probabilities(self, batch: Batch) -> list[Tensor]:
-        """Returns by position [anchors, scored tokens], renormalised over these."""
+        """Return probabilities by position, [anchors, scored tokens], renormalised over these."""
         wanted, rows = scored_rows(batch)
         logits = self.products.of(torch.as_tensor(batch.states)[wanted], self.matrix).float()
         logits = logits * self.config.logit_scale
@@ -159,8 +159,8 @@ def scored_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 
 def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
-    """Cross entropy to the target's own distribution, which has the gradient of the forward KL
-    divergence. Places where the target wrote a token that is not scored say nothing, and neither
+    """Return the cross entropy to the target's own distribution, which has the gradient of the
+    forward KL divergence. Places where the target wrote a token that is not scored say nothing, and neither
     do those after its text."""
     is_scored = np.zeros(teacher.config.vocab_size + 1, bool)  # -1, no token, is not scored either
     is_scored[teacher.token_ids] = True
@@ -176,8 +176,8 @@ def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
 
 
 def _cross_entropy(logits: Tensor, expected: Tensor, weights: Tensor) -> Tensor:
-    """Sums rows by their weights. Its gradient, a difference of probabilities, is made here and all
-    that is kept: logits have more numbers than anything else of a step."""
+    """Return the weighted sum over rows. Its gradient, a difference of probabilities, is made here
+    and all that is kept: logits have more numbers than anything else of a step."""
     with torch.no_grad():
         likely = torch.log_softmax(logits.float(), dim=-1)
         missed = -(torch.linalg.vecdot(expected, likely) * weights).sum()
@@ -230,12 +230,12 @@ class DecoderLayers:
         return made + self._parameters[bias] if bias in self._parameters else made
 
     def normed(self, x: Tensor, name: str) -> Tensor:
-        """Divides the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
+        """Divide the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
         scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + self._config.norm_epsilon)
         return x * scale * self._parameters[name + ".weight"]
 
     def heads(self, read: Tensor, layer: str, name: str, positions: Tensor) -> Tensor:
-        """[windows, heads, rows, head_dim], every query head with its own keys and values. name: q,
+        """Return [windows, heads, rows, head_dim], every query head with its own keys and values. name: q,
         k or v. positions: [windows, 1, rows] or [rows]."""
         config = self._config
         made = self.linear(read, f"{layer}.self_attn.{name}_proj")
@@ -327,8 +327,8 @@ class Eagle3Trainee(Trainee):
         self._rotation = Rotation(teacher.config if scaled else plain)
 
     def scores(self, batch: Batch) -> list[Tensor]:
-        """Scores rows; of those before the first anchor, later ones see the keys and values alone:
-        nothing else is made of them."""
+        """Of rows before the first anchor only keys and values are computed, which later rows
+        attend to."""
         layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
         block = _AnchorBlock(batch)
         features = _joined(layers, torch.as_tensor(batch.features))
@@ -372,7 +372,7 @@ def _joined(layers: DecoderLayers, features: Tensor) -> Tensor:
 
 
 def _read(layers: DecoderLayers, embedded: Tensor, stream: Tensor) -> Tensor:
-    """Returns what the attention reads: tokens beside features, or states in their place."""
+    """Return what the attention reads: tokens beside features, or states in their place."""
     token = layers.normed(embedded, f"{_LAYER}.input_layernorm")
     return torch.cat([token, layers.normed(stream, f"{_LAYER}.hidden_norm")], dim=-1)
 
@@ -481,9 +481,7 @@ class SmallDraftTrainee(Trainee):
         self._num_layers = num_layers
         self._teacher = teacher
         self._source = source
-        self.parameters = _kept_beginning(
-            source, kept_layers(teacher.config.num_layers, num_layers)
-        )
+        self.parameters = _keep_layers(source, num_layers)
         self._embedding = torch.tensor(source.float32(_EMBEDDING))
         self._output = self._embedding
         if not teacher.config.tied_embeddings:
@@ -525,20 +523,15 @@ class SmallDraftTrainee(Trainee):
         return layers.normed(stream, _NORM)
 
 
-def kept_layers(num_layers: int, count: int) -> dict[int, int]:
-    """Return layers of the target -> their numbers in the draft: the last one, and others evenly
-    spaced from the first one on (of one layer, the last)."""
-    chosen = np.linspace(num_layers - 1, 0, count).round().astype(int)[::-1]
-    return {int(layer): index for index, layer in enumerate(chosen)}
-
-
-def _kept_beginning(source: TensorRows, layers: Mapping[int, int]) -> dict[str, Tensor]:
-    """The target's own tensors, under the numbers that its layers have in the draft."""
+def _keep_layers(source: TensorRows, count: int) -> dict[str, Tensor]:
+    """Return the target's own final norm and layers, under their numbers in the draft: the last
+    layer, and others evenly spaced from the first one on (of one layer, the last)."""
+    chosen = np.linspace(source.config.num_layers - 1, 0, count).round().astype(int)[::-1].tolist()
     norm = _NORM + ".weight"
     found = {norm: parameter(source.float32(norm))}
     for name in source.names():
         parts = name.split(".", 3)
-        if parts[:2] == ["model", "layers"] and int(parts[2]) in layers:
-            own = f"model.layers.{layers[int(parts[2])]}.{parts[3]}"
+        if parts[:2] == ["model", "layers"] and int(parts[2]) in chosen:
+            own = f"model.layers.{chosen.index(int(parts[2]))}.{parts[3]}"
             found[own] = parameter(source.float32(name))
     return found
