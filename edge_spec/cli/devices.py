@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import ProgressBar, print_json, print_table
+from edge_spec.cli.output import ProgressBar, print_result, table_lines
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import ENDPOINT, RPC_HELP
 
@@ -45,10 +45,9 @@ def devices(
     for server in rpc or ():
         Endpoint.parse(server)
     found = list_devices(rpc or ())
-    if json:
-        print_json({"devices": [asdict(device) for device in found]})
-        return
-    print_table(map(_row, found), ("runtime", "device", "kind", "memory", "description"))
+    columns = ("runtime", "device", "kind", "memory", "description")
+    document = {"devices": [asdict(device) for device in found]}
+    print_result(json, document, table_lines(map(_row, found), columns))
 
 
 def _show_placements(path: Path, json: bool) -> None:
@@ -56,9 +55,6 @@ def _show_placements(path: Path, json: bool) -> None:
     from edge_spec.models.devices import placements_of
 
     found = placements_of(open_bundle(path))
-    if json:
-        print_json({"placements": [asdict(each) for each in found]})
-        return
     columns = ("function", "operations", "estimated cost", "not on the chosen device")
     rows = (
         (
@@ -69,7 +65,8 @@ def _show_placements(path: Path, json: bool) -> None:
         )
         for each in found
     )
-    print_table((("", cells) for cells in rows), columns)
+    document = {"placements": [asdict(each) for each in found]}
+    print_result(json, document, table_lines((("", cells) for cells in rows), columns))
 
 
 def _row(device: Device) -> tuple[str, tuple[str, ...]]:
@@ -161,7 +158,8 @@ def _print(made: Plan) -> None:
     rows = [_HEADINGS, *(_cells(each) for each in shown)]
     columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
     headings, *cells = zip(*columns, strict=True)
-    print_table((("", row) for row in cells), headings)
+    for line in table_lines((("", row) for row in cells), headings):
+        print(line)
     if best.lossless:
         print(f"texts there, with and without drafting: {best.lossless}")
     if (why := why_no_draft(made.placements)) is not None:

@@ -412,7 +412,7 @@ def learn_while_idle(assignment: str) -> None:
 def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) -> None:
     """given: `model`, whose output matrix the head shares, `passes_s`, the times of its passes by
     rows, and `eos_ids`. Raises an EdgeSpecError, OSError, and what `progress` raises."""
-    from edge_spec.distill.training import Keeping, Lesson, train  # here: it imports PyTorch
+    from edge_spec.distill.training import Lesson, train  # here: it imports PyTorch
 
     weights = open_tables(Source(given["model"], lambda what, fraction: None), _SHARES)
     answers = folder.answers()
@@ -428,10 +428,14 @@ def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) 
     ids = choose_scored(learnt, weights.config, request, given["eos_ids"])
     passes_s = {int(rows): seconds for rows, seconds in given["passes_s"].items()}
     timed = partial(time_head, source=weights)
-    lesson = Lesson(examples, weights, ids, passes_s, timed, threads=1)
-    # By its number alone: an answer that was removed meanwhile does not begin it anew.
-    keeping = Keeping(folder.training, f"{until:08}", _KEPT_EVERY_S)
-    drafter, report = train(lesson, request, keeping, progress)
+    lesson = Lesson(
+        *(examples, weights, ids, passes_s, timed, folder.training),
+        threads=1,
+        # By its number alone: an answer that was removed meanwhile does not begin it anew.
+        name=f"{until:08}",
+        save_every_s=_KEPT_EVERY_S,
+    )
+    drafter, report = train(lesson, request, progress)
     with atomic_directory(folder.head) as work:
         drafter.write(work)
         (work / "report.json").write_text(json.dumps(report | {"until": until}), encoding="utf-8")

@@ -137,13 +137,13 @@ def distill(
     weights = _open_weights(source, request.kind)
     kind.require(weights.config, request)
     from edge_spec.distill.trainees import training_device  # here: they import PyTorch
-    from edge_spec.distill.training import Keeping, train
+    from edge_spec.distill.training import train
 
     work = _Work(model, asked, request, progress)
     with work_folder(source, tasks.identity) as folder, as_storage_error(folder / ANSWERS_FILE):
         name, lesson = work.prepare(tasks, weights, folder)
         with training_device():
-            drafter, report = train(lesson, request, Keeping(folder), progress)
+            drafter, report = train(lesson, request, progress)
         with atomic_directory(out) as made:
             drafter.write(made)
             proof = work.prove(made)
@@ -204,7 +204,8 @@ class _Work:
             timed = partial(time_head, source=weights)
             if kind.scores_all:
                 timed = partial(time_draft, asked=self.asked, progress=self.progress)
-            return engine.name, Lesson(examples, weights, ids, passes_s, timed, self.asked.threads)
+            lesson = Lesson(examples, weights, ids, passes_s, timed, folder, self.asked.threads)
+            return engine.name, lesson
 
     def prove(self, drafter: Path) -> Proof:
         """Compare texts with the drafter to plain ones."""

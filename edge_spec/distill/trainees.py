@@ -42,7 +42,7 @@ class Products:
     kind: str = "float32"
 
     def rounded(self, values: Tensor) -> Tensor:
-        """Return the values as they are multiplied. A matrix is rounded once for a training step."""
+        """Return the values as they are multiplied; a matrix is rounded once for a step."""
         return values.to(self._type)
 
     def of(self, x: Tensor, matrix: Tensor) -> Tensor:
@@ -147,8 +147,8 @@ class Teacher:
 
 
 def scored_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
-    """[windows, rows + positions] bool, the rows that something is drafted after; and by position
-    [anchors] which of these it is."""
+    """Return the rows after which something is drafted, [windows, rows + positions] bool; and by
+    position, [anchors], which of these it is."""
     width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
     wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
     places = range(1, batch.written.shape[2] + 1)
@@ -160,8 +160,8 @@ def scored_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
     """Return the cross entropy to the target's own distribution, which has the gradient of the
-    forward KL divergence. Places where the target wrote a token that is not scored say nothing, and neither
-    do those after its text."""
+    forward KL divergence. Positions where the target wrote a token that is not scored are left out,
+    and so are those after its text."""
     is_scored = np.zeros(teacher.config.vocab_size + 1, bool)  # -1, no token, is not scored either
     is_scored[teacher.token_ids] = True
     expected = teacher.probabilities(batch)
@@ -235,8 +235,8 @@ class DecoderLayers:
         return x * scale * self._parameters[name + ".weight"]
 
     def heads(self, read: Tensor, layer: str, name: str, positions: Tensor) -> Tensor:
-        """Return [windows, heads, rows, head_dim], every query head with its own keys and values. name: q,
-        k or v. positions: [windows, 1, rows] or [rows]."""
+        """Return [windows, heads, rows, head_dim], every query head with its own keys and values.
+        name: q, k or v. positions: [windows, 1, rows] or [rows]."""
         config = self._config
         made = self.linear(read, f"{layer}.self_attn.{name}_proj")
         made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)

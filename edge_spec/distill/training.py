@@ -64,8 +64,9 @@ class Lesson:
 
     weights: the target's; a Checkpoint for a kind that starts as layers of it. token_ids: those
     that are scored, ascending. passes_s: seconds of the target's passes here, by rows.
-    time_drafter: measures the seconds of a draft token of the drafter in a directory. threads:
-    None: as many as PyTorch chooses.
+    time_drafter: measures the seconds of a draft token of the drafter in a directory. folder: keeps
+    the unfinished training. threads: None: as many as PyTorch chooses. name: of the training; "":
+    made of all that decides it. save_every_s: besides each evaluation.
     """
 
     examples: Sequence[Example]
@@ -73,20 +74,10 @@ class Lesson:
     token_ids: np.ndarray
     passes_s: Mapping[int, float]
     time_drafter: Callable[[Path], float]
-    threads: int | None = None
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """Where an unfinished training is kept.
-
-    name: of the training; "": made of all that decides it. every_s: how often it is saved, besides
-    each evaluation.
-    """
-
     folder: Path
+    threads: int | None = None
     name: str = ""
-    every_s: float = math.inf
+    save_every_s: float = math.inf
 
 
 class Costs(NamedTuple):
@@ -165,7 +156,7 @@ def load_state(path: Path) -> TrainingState | None:
 
 
 def train(
-    lesson: Lesson, request: DistillRequest, keeping: Keeping, progress: Progress
+    lesson: Lesson, request: DistillRequest, progress: Progress
 ) -> tuple[Drafter, dict[str, Any]]:
     """Return the drafter and its report. Continues the training that is kept, where it is the same.
     Raises an EdgeSpecError, OSError."""
@@ -175,7 +166,7 @@ def train(
     output = StoredTables(lesson.weights).output_rows(ids)
     teacher = Teacher(lesson.weights.config, output, ids, fastest_products())
     trainee = make_trainee(teacher, lesson.weights, request)
-    training = Training(trainee, teacher, lesson, request, keeping)
+    training = Training(trainee, teacher, lesson, request)
     training.run(progress)
     drafter = trainee.drafter()
     if not kind.scores_all:  # a head tells its target from others of the same shape
@@ -211,9 +202,9 @@ def _report(state: TrainingState, lesson: Lesson, scores_all: bool) -> dict[str,
     }
 
 
-def measure_costs(lesson: Lesson, trainee: Trainee, keeping: Keeping) -> Costs:
+def measure_costs(lesson: Lesson, trainee: Trainee) -> Costs:
     """Time the drafter before it has learnt: the same arithmetic on other numbers."""
-    with scratch_directory(keeping.folder / "untrained") as work:
+    with scratch_directory(lesson.folder / "untrained") as work:
         trainee.drafter().write(work)
         return Costs(lesson.passes_s, lesson.time_drafter(work))
 
@@ -227,7 +218,6 @@ class Training:
         teacher: Teacher,
         lesson: Lesson,
         request: DistillRequest,
-        keeping: Keeping,
     ) -> None:
         kind = KINDS[request.kind]
         num_rows = sum(len(each.features) for each in lesson.examples)
@@ -239,17 +229,17 @@ class Training:
         )
         self._examples = lesson.examples
         self._trainee, self._teacher = trainee, teacher
-        name = keeping.name or self._digest(lesson, request)
-        self._path = keeping.folder / f"training-{name}.npz"
-        self._keep_every_s = keeping.every_s
+        name = lesson.name or self._digest(lesson, request)
+        self._path = lesson.folder / f"training-{name}.npz"
+        self._save_every_s = lesson.save_every_s
         self._parameters = list(trainee.parameters.values())
         self._optimizer: Any = torch.optim.AdamW(
             self._parameters, lr=self._rate, betas=_BETAS, fused=True
         )
         state = load_state(self._path)
-        self.state = state or TrainingState(measure_costs(lesson, trainee, keeping))
+        self.state = state or TrainingState(measure_costs(lesson, trainee))
         self._restore()
-        self._kept_s = time.monotonic()
+        self._saved_s = time.monotonic()
 
     def run(self, progress: Progress) -> None:
         """Leave the best parameters in the trainee. An interrupt keeps the steps until then. Raises
@@ -282,7 +272,7 @@ class Training:
                 if state.step % every == 0 or state.step == total:
                     self._evaluate(held_out)
                     self._save()
-                elif time.monotonic() - self._kept_s > self._keep_every_s:
+                elif time.monotonic() - self._saved_s > self._save_every_s:
                     self._save()
         except KeyboardInterrupt:
             self._save()
@@ -325,7 +315,7 @@ class Training:
             arrays = {key: value.cpu().numpy().copy() for key, value in kept.items()}
             self.state.set_group(f"optimizer/{name}", arrays)
         self.state.save(self._path)
-        self._kept_s = time.monotonic()
+        self._saved_s = time.monotonic()
 
     def _restore(self) -> None:
         self._take(self.state.group("parameters"))
