@@ -160,7 +160,6 @@ def tune_skip(
 
     Both are kept in the bundle, where --drafter early-exit and layer-skip find them.
     """
-    from edge_spec.errors import UsageError
     from edge_spec.loader import load_engine
     from edge_spec.models.bundle import Bundle
     from edge_spec.models.options import LoadOptions

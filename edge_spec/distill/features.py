@@ -185,7 +185,7 @@ def sort_by_prompt(conversations: Sequence[Conversation]) -> list[Conversation]:
 
 
 def _digest(conversations: Sequence[Conversation], request: FeatureRequest) -> str:
-    """Change with what the file holds."""
+    """Return a digest of what the file holds."""
     content = hashlib.sha256(repr((request.layers, request.of_answers)).encode())
     for each in conversations:
         content.update(f"{each.start} {len(each.tokens)} ".encode() + each.tokens.tobytes())

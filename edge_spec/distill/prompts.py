@@ -86,7 +86,7 @@ class Tasks(ABC):
 
     @property
     def identity(self) -> str:
-        """Change with what the tasks are; Python's library is a part of some."""
+        """Return a digest that changes with the tasks, some of which quote Python's library."""
         return _digest(repr((VERSION, sys.version_info[:3], self)))
 
     @abstractmethod

@@ -202,11 +202,14 @@ def _report(state: TrainingState, lesson: Lesson, scores_all: bool) -> dict[str,
     }
 
 
-def measure_costs(lesson: Lesson, trainee: Trainee) -> Costs:
-    """Time the drafter before it has learnt: the same arithmetic on other numbers."""
+def measure_costs(lesson: Lesson, trainee: Trainee, name: str) -> Costs:
+    """Time the drafter before it has learnt: the same arithmetic on other numbers. name: of its
+    directory, by which a later call finds what a kill has left in the cache."""
     with scratch_directory(lesson.folder / "untrained") as work:
-        trainee.drafter().write(work)
-        return Costs(lesson.passes_s, lesson.time_drafter(work))
+        path = work / name
+        path.mkdir()
+        trainee.drafter().write(path)
+        return Costs(lesson.passes_s, lesson.time_drafter(path))
 
 
 class Training:
@@ -237,7 +240,7 @@ class Training:
             self._parameters, lr=self._rate, betas=_BETAS, fused=True
         )
         state = load_state(self._path)
-        self.state = state or TrainingState(measure_costs(lesson, trainee))
+        self.state = state or TrainingState(measure_costs(lesson, trainee, self._path.stem))
         self._restore()
         self._saved_s = time.monotonic()
 
@@ -332,7 +335,7 @@ class Training:
                 self._trainee.parameters[name].copy_(torch.as_tensor(values))
 
     def _digest(self, lesson: Lesson, request: DistillRequest) -> str:
-        """Change with all that decides the training, except for the cost of passes."""
+        """Return a digest of all that decides the training, except for the cost of passes."""
         decides = [request.kind, request.positions, request.layers, self._seed]
         answered = [each.conversation.num_answered for each in lesson.examples]
         decides += [self._epochs, self._rows, *answered]

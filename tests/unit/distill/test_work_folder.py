@@ -59,8 +59,8 @@ def test_answers_outlive_a_training() -> None:
 
 def test_conversions_of_what_was_tried_go_and_those_of_others_stay(tmp_path: Path) -> None:
     bundles = tmp_path / "bundles"
-    for name in ("tried-1-onnx-2", "tried-1-onnx-3", "model-onnx-7"):
+    for name in (".tried.part-onnx-2", ".tried.part-onnx-3", "model-onnx-7"):
         (bundles / name).mkdir(parents=True)
-    with without_conversions(tmp_path / "tried-1"):
+    with without_conversions(tmp_path / ".tried.part"):
         assert len(list(bundles.iterdir())) == 3
     assert [path.name for path in bundles.iterdir()] == ["model-onnx-7"]
