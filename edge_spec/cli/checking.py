@@ -4,7 +4,7 @@ what a model writes, and whether a model works here."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,20 +13,14 @@ import typer
 
 from edge_spec.cli import options
 from edge_spec.cli.options import open_engine
-from edge_spec.cli.output import (
-    ProgressBar,
-    print_json,
-    print_page,
-    print_table,
-    printable,
-)
+from edge_spec.cli.output import ProgressBar, page_lines, print_result, printable, table_lines
 from edge_spec.diagnostics.lossless_check import Extent
 from edge_spec.diagnostics.report_files import machine_line, require_writable, write_report
 from edge_spec.errors import UsageError, readable
 from edge_spec.models.asked_options import option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from edge_spec.core.model import Progress
     from edge_spec.diagnostics.bench.measuring import (
@@ -187,12 +181,10 @@ def _require_forgetful(loading: options.AskedOptions, repeat: int) -> None:
 def _print_bench(report: Document, as_json: bool, out: Path | None) -> None:
     from edge_spec.diagnostics.bench.report import page
 
-    if as_json:
-        print_json(report)
-    elif out is None:
-        print_page(page(report))
+    shown = page(report)
+    print_result(as_json, report, page_lines(shown) if out is None else ())
     if out is not None:
-        write_report(out, report, page(report))
+        write_report(out, report, shown)
         print(f"Written to {out}", file=sys.stderr)
 
 
@@ -225,10 +217,7 @@ def verify(
     entries = read_prompts(extent.prompts or OWN_PROMPTS)
     proof = _prove(model, loading, entries, extent, explain)
     report = document(proof, loading.device or "default")
-    if json:
-        print_json(report)
-    else:
-        print_proof(report)
+    print_result(json, report, proof_lines(report))
     if status := _STATUS[report["verdict"]]:
         raise typer.Exit(status)
 
@@ -250,32 +239,34 @@ def _prove(
         return prove(engine, prompts, extent, progress)
 
 
-def print_proof(report: Document) -> None:
+def proof_lines(report: Document) -> Iterator[str]:
     from edge_spec.diagnostics.lossless_check.prove import checks, differences, summary
 
     told = f"{report['model']} on {report['runtime']}, drafter {report['drafter']}"
-    print(printable(f"{told}; promised: {report['promise']}"))
+    yield printable(f"{told}; promised: {report['promise']}")
     verdict = report["verdict"]
     said = "NEAR TIES" if verdict == "ties" else verdict.upper()
-    print_table([(_COLORS.get(verdict, "yellow"), (said, summary(report)))])
-    print()
+    yield from table_lines([(_COLORS.get(verdict, "yellow"), (said, summary(report)))])
+    yield ""
     rows = checks(report)
-    print_table((_COLORS.get(mark, "yellow"), (mark, name, said)) for name, mark, said in rows)
+    yield from table_lines(
+        (_COLORS.get(mark, "yellow"), (mark, name, said)) for name, mark, said in rows
+    )
     found = differences(report)
     if found:
-        print()
-        print_table(
+        yield ""
+        yield from table_lines(
             (("", _difference(name, each)) for name, each in found[:_SHOWN]),
             ("text", "prompt", "token", "plain", "got", "margin", "tie"),
         )
     if len(found) > _SHOWN:
-        print(f"and {len(found) - _SHOWN} more: --json lists all")
+        yield f"and {len(found) - _SHOWN} more: --json lists all"
     for claim in report["not_exercised"]:
-        print(f"not exercised: {claim}")
-    print(f"\n{machine_line(report['machine'] | {'versions': report['versions']})}")
+        yield f"not exercised: {claim}"
+    yield f"\n{machine_line(report['machine'] | {'versions': report['versions']})}"
     if report["skipped_prompts"]:
         ids = printable(", ".join(report["skipped_prompts"]))
-        print(f"Too long for the context, left out: {ids}.")
+        yield f"Too long for the context, left out: {ids}."
 
 
 def _difference(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
@@ -357,10 +348,7 @@ def doctor(
         report = diagnose(request, progress)
         _write(report, model, asked)
         is_whole = not asked.run or _run(report, model, asked, progress)
-    if json:
-        print_json(document(report))
-    else:
-        _print_findings(report)
+    print_result(json, document(report), _finding_lines(report))
     if not is_whole:
         raise KeyboardInterrupt
     if report.verdict == "faults":
@@ -404,7 +392,7 @@ def _write(report: Report, model: str, asked: DoctorOptions) -> None:
         write_report(asked.out, found, page(found))
 
 
-def _print_findings(report: Report) -> None:
+def _finding_lines(report: Report) -> Iterator[str]:
     between = "\n-> " if sys.stdout.isatty() else " -> "
     rows: list[tuple[str, tuple[str, ...]]] = []
     for group, findings in report.grouped.items():
@@ -415,11 +403,11 @@ def _print_findings(report: Report) -> None:
             )
             level = str(each.level)
             rows.append((_COLORS[level], (f"  {level}", each.check, told)))
-    print_table(rows)
+    yield from table_lines(rows)
     levels = [str(finding.level) for finding in report.findings]
     counts = {level: levels.count(level) for level in ("fault", "warning", "note")}
     found = ", ".join(f"{n} {level}{'' if n == 1 else 's'}" for level, n in counts.items())
-    print(f"{found}{_summary(report)}")
+    yield f"{found}{_summary(report)}"
 
 
 def _summary(report: Report) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import ProgressBar, print_json
+from edge_spec.cli.output import ProgressBar, print_result
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import option
 
@@ -49,14 +49,11 @@ def pull(
         drafting = None if smaller is None else fetch(smaller, progress)
     if drafting is not None:
         _compare(fetched, drafting)
-    if json:
-        document = _document(fetched)
-        document["draft"] = None if drafting is None else _document(drafting)
-        print_json(document)
-        return
-    for each in (fetched, drafting):
-        if each is not None:
-            print(each.path)
+    found = [fetched] if drafting is None else [fetched, drafting]
+    document = {}
+    if json:  # which takes long: it reads the files
+        document = _document(fetched) | {"draft": drafting and _document(drafting)}
+    print_result(json, document, (str(each.path) for each in found))
 
 
 def _draft(target: HubReference, draft: str) -> HubReference | None:
@@ -270,19 +267,15 @@ def _export_one(
         exporter = runtimes.load_exporter(format)
         source = runtimes.open_exportable(exporter, Source(model, progress).path)
         report = exporter.export(source, out, export_options, progress)
-    if as_json:
-        written = {"path": str(report.path), "num_bytes": report.num_bytes, "notes": report.notes}
-        print_json({**written, **report.parity})
-        return
-    print(f"{report.path}: {report.num_bytes / 1e6:.1f} MB")
-    for note in report.notes:
-        print(note)
+    lines = [f"{report.path}: {report.num_bytes / 1e6:.1f} MB", *report.notes]
     if report.parity:
-        print(
+        lines.append(
             "against the reference: perplexity {source_perplexity:.3f} -> {perplexity:.3f}, "
             "KL divergence {kl_divergence:.4f}, largest logit difference "
             "{max_logit_difference:.3g}".format(**report.parity)
         )
+    written = {"path": str(report.path), "num_bytes": report.num_bytes, "notes": report.notes}
+    print_result(as_json, {**written, **report.parity}, lines)
 
 
 def _export_pair(
@@ -316,20 +309,22 @@ def _export_pair(
 
 def _print_pair(manifest: PairManifest, out: Path, as_json: bool) -> None:
     num_bytes = sum(entry.num_bytes for entry in manifest.files.values())
-    if as_json:
-        variants = [
-            {"role": role, **variant.model_dump(exclude={"files"}), "num_bytes": variant.num_bytes}
-            for role, member in manifest.members()
-            for variant in member.variants
-        ]
-        document = {"path": str(out), "num_bytes": num_bytes, "kind": manifest.kind}
-        print_json(document | {"notes": manifest.notes, "variants": variants})
-        return
+    variants = [(role, each) for role, member in manifest.members() for each in member.variants]
+    document = {
+        **{"path": str(out), "num_bytes": num_bytes, "kind": manifest.kind},
+        "notes": manifest.notes,
+        "variants": [
+            {"role": role, **each.model_dump(exclude={"files"}), "num_bytes": each.num_bytes}
+            for role, each in variants
+        ],
+    }
     kind = "" if manifest.kind is None else f", for {manifest.kind}"
-    print(f"{out}: {num_bytes / 1e6:.1f} MB{kind}")
-    for role, member in manifest.members():
-        for variant in member.variants:
-            size = f"{variant.num_bytes / 1e6:.1f} MB"
-            print(f"{role} {variant.format} {variant.quantization}, {size}: {variant.why}")
-    for note in manifest.notes:
-        print(f"note: {note}")
+    lines = [
+        f"{out}: {num_bytes / 1e6:.1f} MB{kind}",
+        *(
+            f"{role} {each.format} {each.quantization}, {each.num_bytes / 1e6:.1f} MB: {each.why}"
+            for role, each in variants
+        ),
+        *(f"note: {note}" for note in manifest.notes),
+    ]
+    print_result(as_json, document, lines)

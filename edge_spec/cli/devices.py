@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import ProgressBar, print_json, print_table
+from edge_spec.cli.output import ProgressBar, print_result, table_lines
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import ENDPOINT, RPC_HELP
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from edge_spec.models.devices import Device
     from edge_spec.scheduler.plan_file import Place, Placement, Plan
@@ -45,10 +46,9 @@ def devices(
     for server in rpc or ():
         Endpoint.parse(server)
     found = list_devices(rpc or ())
-    if json:
-        print_json({"devices": [asdict(device) for device in found]})
-        return
-    print_table(map(_row, found), ("runtime", "device", "kind", "memory", "description"))
+    columns = ("runtime", "device", "kind", "memory", "description")
+    document = {"devices": [asdict(device) for device in found]}
+    print_result(json, document, table_lines(map(_row, found), columns))
 
 
 def _show_placements(path: Path, json: bool) -> None:
@@ -56,9 +56,6 @@ def _show_placements(path: Path, json: bool) -> None:
     from edge_spec.models.devices import placements_of
 
     found = placements_of(open_bundle(path))
-    if json:
-        print_json({"placements": [asdict(each) for each in found]})
-        return
     columns = ("function", "operations", "estimated cost", "not on the chosen device")
     rows = (
         (
@@ -69,7 +66,8 @@ def _show_placements(path: Path, json: bool) -> None:
         )
         for each in found
     )
-    print_table((("", cells) for cells in rows), columns)
+    document = {"placements": [asdict(each) for each in found]}
+    print_result(json, document, table_lines((("", cells) for cells in rows), columns))
 
 
 def _row(device: Device) -> tuple[str, tuple[str, ...]]:
@@ -112,12 +110,13 @@ def plan(
     From then on this model runs where it was fastest, unless options say otherwise.
     """
     from edge_spec.loader.plan_trial import EngineTrial
+    from edge_spec.models.asked_options import AskedOptions
     from edge_spec.models.bundle import require_readable
     from edge_spec.models.devices import list_devices
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source
     from edge_spec.placement.planner import Planner
-    from edge_spec.scheduler.engine_plan import missing_reader
+    from edge_spec.scheduler.engine_plan import choose_plan, missing_reader, plans_for
     from edge_spec.scheduler.plan_file import plan_json, write_plan
     from edge_spec.scheduler.profile import write_profiles
 
@@ -131,6 +130,8 @@ def plan(
         trial = EngineTrial(target.model, pair.model if pair else None)
         planner = Planner(target, pair, list_devices(), progress, trial, refresh)
         made = planner.make()
+    chosen, _ = choose_plan(plans_for(target, AskedOptions(draft=draft)))
+    made = replace(made, in_force=chosen.explain())
     notes = [*made.notes, *filter(None, [missing_reader(target)])]
     if not planner.has_measured:
         notes.append("all of this was known already: --refresh measures it again")
@@ -141,13 +142,10 @@ def plan(
             write_profiles(source, profiles)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    if json:
-        print(plan_json(made))
-    else:
-        _print(made)
+    print_result(json, loads(plan_json(made)), _plan_lines(made))
 
 
-def _print(made: Plan) -> None:
+def _plan_lines(made: Plan) -> Iterator[str]:
     from edge_spec.placement.planner import why_no_draft
 
     best = made.placements[0]
@@ -155,26 +153,27 @@ def _print(made: Plan) -> None:
     for each in made.placements:
         firsts.setdefault((each.target, each.draft), each)
     rows = [_place_cells(each, best) for each in firsts.values()]
-    _print_columns(("place", "draft", "weights", "plain tokens/s", "memory", "why not"), rows)
+    headings = ("place", "draft", "weights", "plain tokens/s", "memory", "why not")
+    yield from _column_lines(headings, rows)
     tried = [each for each in made.placements if each.speedup is not None]
     if tried:
-        print(f"\ndrafters on {best.target}:")
-        _print_columns(
+        yield f"\ndrafters on {best.target}:"
+        yield from _column_lines(
             ("drafter", "tokens/s", "times plain", "acceptance"), list(map(_drafter_cells, tried))
         )
-        print()
+    yield ""
     if best.lossless:
-        print(f"texts there, with and without drafting: {best.lossless}")
+        yield f"texts there, with and without drafting: {best.lossless}"
     if (why := why_no_draft(made.placements)) is not None:
-        print(why)
-    print(f"best: {best} ({best.target.weights})")
+        yield why
+    yield from made.in_force
 
 
-def _print_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A column that is empty but for its heading is left out."""
+def _column_lines(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a table without the columns that are empty but for their heading."""
     columns = [column for column in zip(headings, *rows, strict=True) if {*column[1:]} != {"-"}]
     found, *cells = zip(*columns, strict=True)
-    print_table((("", row) for row in cells), found)
+    yield from table_lines((("", row) for row in cells), found)
 
 
 def _place_cells(placement: Placement, best: Placement) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from json import dumps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,15 @@ _EVERY_S = 15.0  # outside of a terminal
 _TELLING = 0.02  # of the work: what is left cannot be told from less
 
 
+def print_result(as_json: bool, document: Mapping[str, Any], lines: Iterable[str]) -> None:
+    """Print the document, or the lines for people."""
+    if as_json:
+        print_json(document)
+        return
+    for line in lines:
+        print(line)
+
+
 def print_json(document: Mapping[str, Any]) -> None:
     """Prints it in one line, and all of it before whoever waits for it goes on."""
     text = dumps(document, ensure_ascii=False)
@@ -26,8 +35,10 @@ def print_json(document: Mapping[str, Any]) -> None:
     print(text.encode("utf-8", "backslashreplace").decode("utf-8"), flush=True)
 
 
-def print_table(rows: Iterable[tuple[str, Sequence[str]]], headings: Sequence[str] = ()) -> None:
-    """Prints columns that line up; a pipe gets each row in one line. rows: each a style and its
+def table_lines(
+    rows: Iterable[tuple[str, Sequence[str]]], headings: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield columns that line up; a pipe gets each row in one line. rows: each a style and its
     cells."""
     from rich.console import Console
     from rich.table import Table
@@ -42,18 +53,17 @@ def print_table(rows: Iterable[tuple[str, Sequence[str]]], headings: Sequence[st
     console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
     with console.capture() as captured:
         console.print(table)
-    for line in captured.get().splitlines():
-        print(line.rstrip())
+    yield from map(str.rstrip, captured.get().splitlines())
 
 
-def print_page(page: Page) -> None:
-    """Print a report: its text folded between words, its tables in columns."""
+def page_lines(page: Page) -> Iterator[str]:
+    """Yield a report: its text folded between words, its tables in columns."""
     for part in (page.title, *page.parts):
         if isinstance(part, str):
-            print_table([("", (part,))])
+            yield from table_lines([("", (part,))])
         else:
-            print_table((("", row) for row in part.rows), part.header)
-        print()
+            yield from table_lines((("", row) for row in part.rows), part.header)
+        yield ""
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import ProgressBar, print_json
+from edge_spec.cli.output import ProgressBar, print_result
 from edge_spec.distill.request import DistillRequest
 from edge_spec.errors import UsageError
 
@@ -36,15 +36,11 @@ def distill(
 
     with ProgressBar() as progress:
         found = distill(model, loading, request, progress)
-    if json:
-        print_json({"path": str(found.path), **found.report})
-        return
-    for line in _summary(found.report):
-        print(line)
     use = f"use it with --draft {found.path}"
     if request.out is None and found.report["pays"]:
         use = "the model drafts with it from now on; --draft none leaves it out"
-    print(f"Written to {found.path}: {use}")
+    lines = [*_summary(found.report), f"Written to {found.path}: {use}"]
+    print_result(json, {"path": str(found.path), **found.report}, lines)
 
 
 def _summary(report: Mapping[str, Any]) -> list[str]:
@@ -82,17 +78,15 @@ def status(model: _Model = None, json: options.Json = False) -> None:
         {"model": _model_of(path), "path": str(path), "bytes": path.stat().st_size}
         for path in remembered
     ]
-    if json:
-        print_json({"models": found, "remembered": files})
-        return
-    if not (found or files):
-        print("Nothing is kept of answers.")
-    for each in files:
-        size = each["bytes"] / 1e6
-        print(f"{each['model']}: {size:.1f} MB of answers that draft others, in {each['path']}")
-    for each in found:
-        for line in _told(each):
-            print(line)
+    lines = [
+        f"{each['model']}: {each['bytes'] / 1e6:.1f} MB of answers that draft others, in "
+        f"{each['path']}"
+        for each in files
+    ]
+    lines += [line for each in found for line in _learnt_lines(each)]
+    print_result(
+        json, {"models": found, "remembered": files}, lines or ["Nothing is kept of answers."]
+    )
 
 
 @learn.command()
@@ -104,11 +98,9 @@ def forget(model: _Model = None, json: options.Json = False) -> None:
     learnt, remembered = _kept(model)
     freed = {path.name: idle_learning.forget(path) for path in learnt}
     freed |= {path.name: answers.forget(path) for path in remembered}
-    if json:
-        print_json({"freed_bytes": freed})
-        return
     total = sum(freed.values()) / 1e6
-    print(f"Forgotten: {len(freed)} of {len(freed)} models, {total:.1f} MB.")
+    forgotten = f"Forgotten: {len(freed)} of {len(freed)} models, {total:.1f} MB."
+    print_result(json, {"freed_bytes": freed}, [forgotten])
 
 
 def _kept(model: str | None) -> tuple[list[Path], list[Path]]:
@@ -135,7 +127,7 @@ def _model_of(path: Path) -> str:
     return path.name.rpartition("-")[0]
 
 
-def _told(found: Mapping[str, Any]) -> Iterator[str]:
+def _learnt_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"{found['model']}: {found['answers']} answers, {found['answer_tokens']} tokens, "
         f"{found['bytes'] / 1e6:.1f} MB in {found['path']}"
@@ -168,7 +160,6 @@ def tune_skip(
 
     Both are kept in the bundle, where --drafter early-exit and layer-skip find them.
     """
-    from edge_spec.errors import UsageError
     from edge_spec.loader import load_engine
     from edge_spec.models.bundle import Bundle, is_in_pair
     from edge_spec.models.model_plan import prepare_model
@@ -190,12 +181,8 @@ def tune_skip(
             raise UsageError(f"{model} is no bundle", remedy="Convert it with edge-spec export.")
         parts = _best_parts(engine, trials, progress)
     save_parts(bundle, parts)
-    if json:
-        print_json({name: asdict(part) for name, part in parts.items()})
-        return
-    for name, part in parts.items():
-        print(f"{name}: {part}")
-    print(f"kept in {bundle.path}")
+    lines = [*(f"{name}: {part}" for name, part in parts.items()), f"kept in {bundle.path}"]
+    print_result(json, {name: asdict(part) for name, part in parts.items()}, lines)
 
 
 def _best_parts(engine: Engine, trials: int, progress: Progress) -> dict[str, ChosenPart]:

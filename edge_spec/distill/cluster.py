@@ -1,8 +1,9 @@
-"""Writes answers and reads features as tasks on the machines of a Ray cluster (Moritz et al. 2018).
+"""The machines that write answers and read features: this one, or those of a Ray cluster (Moritz et
+al. 2018).
 
 Each machine opens the model once and writes several conversations at a time. What a task gives does
-not depend on where it is done, so the result is that of one machine, where the machines compute
-alike. A machine that is lost loses its tasks to the others.
+not depend on where it is done, so a cluster gives what one machine gives, where its machines
+compute alike.
 """
 
 from __future__ import annotations
@@ -10,40 +11,77 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Queue
 from threading import Event
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from edge_spec.core.runtime_protocols import SharesPasses
 from edge_spec.diagnostics.doctor.report import files_sha256
-from edge_spec.distill.answers import CONVERSATIONS, Writer, WriterLostError, local_writers
-from edge_spec.distill.features import FeatureRequest, feature_rows
+from edge_spec.distill.features import FeatureRequest, read_rows
 from edge_spec.distill.prompts import Conversation, Tasks
+from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError, UsageError
 from edge_spec.loader import load_asked
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
 
+CONVERSATIONS = 8  # that a machine writes at a time
 _CONNECT_S = 5.0
 _POLL_S = 0.5
-_CONVERSATIONS_A_TASK = 8  # whose features are computed by one task
+_CONVERSATIONS_A_TASK = 8  # whose features are read by one task
+
+Writer = Callable[[int, Event], Conversation | None]  # does what `Tasks.conversation` does
+
+
+class Machine(Protocol):
+    def writers(self) -> AbstractContextManager[Sequence[Writer]]:
+        """Open as many writers as write at a time."""
+
+    def read_features(
+        self, conversations: Sequence[Conversation], request: FeatureRequest
+    ) -> Generator[np.ndarray]:
+        """Yield [rows, layers, hidden_size] float16 of each conversation, in their order."""
+
+
+@dataclass(frozen=True)
+class ThisMachine:
+    engine: Engine
+    tasks: Tasks
+
+    @contextmanager
+    def writers(self) -> Iterator[Sequence[Writer]]:
+        """Yield conversations that share passes, where the runtime lets them; else one."""
+        with ExitStack() as opened:
+            engines = [self.engine]
+            if isinstance(self.engine.parts.model, SharesPasses):
+                forks = (self.engine.fork() for _ in range(CONVERSATIONS - 1))
+                engines += [opened.enter_context(each) for each in forks]
+            yield [partial(self.tasks.conversation, each) for each in engines]
+
+    def read_features(
+        self, conversations: Sequence[Conversation], request: FeatureRequest
+    ) -> Generator[np.ndarray]:
+        return read_rows(self.engine.parts.model, conversations, request)
 
 
 @dataclass(frozen=True)
 class _Refused:
-    """Carries an error of another machine: Ray cannot send it as it is."""
+    """An error of another machine, which Ray cannot send as it is."""
 
     message: str
     remedy: str
 
 
-class _Machine:
-    """One machine of the cluster, with the model open. Lives in a process of Ray there."""
+class _RemoteMachine:
+    """A machine of the cluster, in a process of Ray there."""
 
     def __init__(self, model: str, asked: AskedOptions, tasks: Tasks) -> None:
         self._model, self._asked, self._tasks = model, asked, tasks
@@ -51,15 +89,16 @@ class _Machine:
         self._opened = ExitStack()  # until the process ends
 
     def run(self, work: str, *given: Any) -> Any:
-        """Returns what the method `work` does, or its refusal."""
+        """Return what the method `work` returns, or its refusal."""
         try:
             return getattr(self, work)(*given)
         except EdgeSpecError as error:
             return _Refused(error.message, error.remedy)
 
     def open(self) -> str:
-        self._engine = load_asked(self._model, self._asked, _quiet, keeps_answers=False)
-        for writer in self._opened.enter_context(local_writers(self._engine, self._tasks)):
+        engine = load_asked(self._model, self._asked, _quiet, keeps_answers=False)
+        self._machine = ThisMachine(engine, self._tasks)
+        for writer in self._opened.enter_context(self._machine.writers()):
             self._free.put(writer)
         return files_sha256(Source(self._model, _quiet))
 
@@ -70,16 +109,20 @@ class _Machine:
         finally:
             self._free.put(writer)
 
-    def features(
+    def read(
         self, conversations: Sequence[Conversation], request: FeatureRequest
     ) -> list[np.ndarray]:
-        return list(feature_rows(self._engine.parts.model, conversations, request))
+        return list(self._machine.read_features(conversations, request))
+
+
+class MachineLostError(Exception):
+    """A machine is gone; what it was asked is as it was before."""
 
 
 @dataclass(eq=False)
 class Cluster:
-    """Connects to a cluster, opens the model on all of its machines, and lets go of them in the
-    end.
+    """A connection to a Ray cluster, with the model open on all of its machines until the block
+    ends. A machine that is lost loses its tasks to the others.
 
     Raises UsageError for what is no address, DeviceError where nobody answers there, where a
     machine cannot open the model or has another one, and where all machines are lost.
@@ -120,48 +163,52 @@ class Cluster:
 
     @contextmanager
     def writers(self) -> Iterator[Sequence[Writer]]:
-        yield [partial(self._write, each) for each in self._machines for _ in range(CONVERSATIONS)]
+        count = len(self._machines) * CONVERSATIONS
+        yield [partial(self._write, number) for number in range(count)]
 
-    def feature_rows(
+    def read_features(
         self, conversations: Sequence[Conversation], request: FeatureRequest
     ) -> Generator[np.ndarray]:
-        """Reads as `features.feature_rows` does."""
-        size = _CONVERSATIONS_A_TASK
-        parts = [list(conversations[at : at + size]) for at in range(0, len(conversations), size)]
-        begun: list[tuple[Any, Any]] = []
-        for index, part in enumerate(parts):
-            while len(begun) < min(index + max(1, 2 * len(self._machines)), len(parts)):
-                begun.append(self._begin(len(begun), parts[len(begun)], request))
-            while True:
-                machine, found = begun[index]
-                try:
-                    yield from self._got(machine, found, Event())
-                    break
-                except WriterLostError:
-                    begun[index] = self._begin(index, part, request)
-            begun[index] = (None, None)  # Ray may forget what was read
+        size, ahead = _CONVERSATIONS_A_TASK, max(1, 2 * len(self._machines))
+        parts = [conversations[at : at + size] for at in range(0, len(conversations), size)]
+        begun: deque[Future[list[np.ndarray]]] = deque()
+        stop = Event()
+        with ThreadPoolExecutor(ahead) as pool:
+            try:
+                for number, part in enumerate(parts):
+                    begun.append(pool.submit(self._ask, number, stop, "read", part, request))
+                    if len(begun) == ahead:
+                        yield from begun.popleft().result()
+                while begun:
+                    yield from begun.popleft().result()
+            finally:
+                stop.set()
 
-    def _begin(self, index: int, part: list[Conversation], request: FeatureRequest) -> Any:
-        """Returns the machine that was given the part, and what Ray will have its features as."""
-        if not self._machines:
-            raise DeviceError(
-                "all machines that read features are gone",
-                remedy="Start them again: the same command goes on with what is read.",
-            )
-        machine = self._machines[index % len(self._machines)]
-        return machine, machine.run.remote("features", part, request)
-
-    def _write(self, machine: Any, task: int, stop: Event) -> Conversation | None:
-        found: Conversation | None = self._got(machine, machine.run.remote("write", task), stop)
+    def _write(self, number: int, task: int, stop: Event) -> Conversation | None:
+        found: Conversation | None = self._ask(number, stop, "write", task)
         return found
+
+    def _ask(self, number: int, stop: Event, work: str, *given: Any) -> Any:
+        """Have a machine do the work, another one where it is lost. number: spreads work evenly.
+        Returns None after a stop."""
+        while True:
+            machines = tuple(self._machines)
+            if not machines:
+                raise DeviceError(
+                    "all machines of the cluster are gone",
+                    remedy="Start them again: the same command goes on with what is finished.",
+                )
+            machine = machines[number % len(machines)]
+            with suppress(MachineLostError):
+                return self._wait(machine, machine.run.remote(work, *given), stop)
 
     def _open(self) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        listed: Any = ray.nodes  # Ray states no types of it
+        listed: Any = ray.nodes  # Ray declares no types of it
         nodes = [each for each in listed() if each["Alive"] and each["Resources"].get("CPU", 0)]
-        made = ray.remote(_Machine)
+        made = ray.remote(_RemoteMachine)
         for node in nodes:
             options = made.options(
                 num_cpus=0,  # one on each machine, whatever else runs there
@@ -172,9 +219,9 @@ class Cluster:
         content = files_sha256(Source(self.model, _quiet))
         opening = [(machine, machine.run.remote("open")) for machine in self._machines]
         for node, (machine, found) in zip(nodes, opening, strict=True):
-            with suppress(WriterLostError):
-                where = node["NodeManagerAddress"]
-                if self._got(machine, found, Event(), where=f"{where}: ") != content:
+            where = node["NodeManagerAddress"]
+            with suppress(MachineLostError):
+                if self._wait(machine, found, Event(), f"{where}: ") != content:
                     raise DeviceError(
                         f"{self.model} on {where} is another model than here",
                         remedy="Copy the model to the same path on all machines.",
@@ -185,21 +232,21 @@ class Cluster:
                 remedy="Look at them with: ray status.",
             )
 
-    def _got(self, machine: Any, found: Any, stop: Event, where: str = "") -> Any:
-        """Returns what a task has given; None after a stop. Raises WriterLostError where its
-        machine is lost, and DeviceError for what it refused."""
+    def _wait(self, machine: Any, task: Any, stop: Event, where: str = "") -> Any:
+        """Return what a task gives; None after a stop. Raises MachineLostError where its machine is
+        lost, and DeviceError for what it refused."""
         import ray
         from ray.exceptions import ObjectLostError, RayActorError, RayError
 
         try:
-            while not ray.wait([found], timeout=_POLL_S)[0]:
+            while not ray.wait([task], timeout=_POLL_S)[0]:
                 if stop.is_set():
                     return None
-            value = ray.get(found)
+            value = ray.get(task)
         except (ObjectLostError, RayActorError) as error:
             with suppress(ValueError):  # another of its tasks was first
                 self._machines.remove(machine)
-            raise WriterLostError from error
+            raise MachineLostError from error
         except RayError as error:
             raise SessionError(
                 f"a task on the cluster failed: {str(error).strip().splitlines()[-1]}",

@@ -1,5 +1,5 @@
-"""Reads what a target computes of conversations once, keeps it on disk in float16 within a bound,
-and cuts it into batches in a fixed order: what a step of training reads."""
+"""Read what a target computes of conversations once, keep it on disk in float16 within a bound, and
+cut it into batches in a fixed order, which are what a training step reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -24,6 +23,7 @@ from edge_spec.storage.atomic import atomic_file
 
 _KEPT = np.dtype("<f2")
 _LARGEST = float(np.finfo(_KEPT).max)
+_READING = "Reading what the model computes"
 _log = logging.getLogger(__name__)
 
 
@@ -49,19 +49,24 @@ class Example:
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """layers: as `core.features` counts them. of_answers: whether those of prompts are left out.
-    max_bytes: of the file; conversations that it has no room for are left out."""
+    """Which features are read.
+
+    layers: as `core.features` counts them. of_answers: leave out those of prompts. max_bytes: of
+    the file; conversations that it has no room for are left out.
+    """
 
     layers: tuple[int, ...]
     of_answers: bool
     max_bytes: int
 
+    def first_token(self, conversation: Conversation) -> int:
+        return conversation.start - 1 if self.of_answers else 0
 
-# Gives what `feature_rows` does, wherever it is computed.
+
 Reader = Callable[[Sequence[Conversation], FeatureRequest], Generator[np.ndarray]]
 
 
-def halved(values: np.ndarray) -> np.ndarray:
+def to_half(values: np.ndarray) -> np.ndarray:
     kept: np.ndarray = np.clip(values, -_LARGEST, _LARGEST).astype(_KEPT)
     return kept
 
@@ -82,21 +87,23 @@ def require_features(model: Model, name: str) -> None:
 
 
 def read_features(
-    model: Model,
+    read: Reader,
     conversations: Sequence[Conversation],
     request: FeatureRequest,
+    hidden_size: int,
     folder: Path,
     progress: Progress,
-    reader: Reader | None = None,
 ) -> list[Example]:
-    """Answers to one prompt stand together, in the order of their first ones. Goes on with what
-    `folder` has of these conversations. reader: None: the model itself. Raises UsageError where
-    the bound leaves out all of the held-out ones or all of the others, an EdgeSpecError, OSError.
+    """Return an example of each conversation, those with the same prompt one after another.
+
+    folder: keeps the features, and is continued where it has some of these conversations. Raises
+    UsageError where the bound leaves out all held-out ones or all of the others, an EdgeSpecError,
+    OSError.
     """
-    conversations = by_prompt(conversations)
-    row_bytes = len(request.layers) * model.config.hidden_size * _KEPT.itemsize
-    sizes = [_num_rows(each, request) for each in conversations]
-    ends = np.cumsum(sizes) * row_bytes
+    conversations = sort_by_prompt(conversations)
+    shape = (-1, len(request.layers), hidden_size)
+    sizes = [len(each.tokens) - 1 - request.first_token(each) for each in conversations]
+    ends = np.cumsum(sizes) * len(request.layers) * hidden_size * _KEPT.itemsize  # in the file
     count = int(np.searchsorted(ends, request.max_bytes, side="right"))
     kept = conversations[:count]
     if {each.is_held_out for each in kept} != {each.is_held_out for each in conversations}:
@@ -119,27 +126,29 @@ def read_features(
     with path.open("ab") as file:
         begun = int(np.searchsorted(ends[:count], file.tell(), side="right"))
         file.truncate(int(ends[begun - 1]) if begun else 0)
-        if begun < count:
-            rows = (reader or partial(feature_rows, model))(kept[begun:], request)
-            _collect(rows, begun, count, file, progress)
-    shape = (-1, len(request.layers), model.config.hidden_size)
-    stored = np.memmap(path, _KEPT, "r").reshape(shape)
-    starts = np.cumsum([0, *sizes[:count]])
+        progress(_READING, begun / count)
+        with closing(read(kept[begun:], request)) as found:
+            for done, rows in enumerate(found, begun + 1):
+                file.write(rows.tobytes())
+                progress(_READING, done / count)
+    stored = np.split(np.memmap(path, _KEPT, "r").reshape(shape), np.cumsum(sizes[:count])[:-1])
     return [
-        Example(each, _first(each, request), stored[starts[i] : starts[i + 1]])
-        for i, each in enumerate(kept)
+        Example(each, request.first_token(each), rows)
+        for each, rows in zip(kept, stored, strict=True)
     ]
 
 
-def feature_rows(
+def read_rows(
     model: Model, conversations: Sequence[Conversation], request: FeatureRequest
 ) -> Generator[np.ndarray]:
-    """Yields [rows, layers, hidden_size] float16 of each conversation, in their order."""
+    """Yield [rows, layers, hidden_size] float16 of each conversation, in their order."""
+    if not conversations:
+        return
     session = model.open_session()
     pieces: list[np.ndarray] = []
 
     def take(position: int, rows: np.ndarray) -> None:
-        pieces.append(halved(rows))
+        pieces.append(to_half(rows))
 
     def read(tokens: np.ndarray) -> None:
         if len(tokens):  # an answer of one token has none that anything follows
@@ -162,59 +171,42 @@ def feature_rows(
             else:
                 session.rollback(each.start)
             read(each.tokens[each.start : -1])
-            yield np.concatenate([*of_prompt, *pieces])[_first(each, request) :]
+            yield np.concatenate([*of_prompt, *pieces])[request.first_token(each) :]
     finally:
         session.close()
 
 
-def by_prompt(conversations: Sequence[Conversation]) -> list[Conversation]:
-    """Answers to one prompt after each other, so that it is read once."""
-    first_at: dict[bytes, int] = {}
-    for index, each in enumerate(conversations):
-        first_at.setdefault(_prompt_of(each), index)
-    return sorted(conversations, key=lambda each: first_at[_prompt_of(each)])
-
-
-def _prompt_of(conversation: Conversation) -> bytes:
-    return conversation.tokens[: conversation.start].tobytes()
-
-
-def _collect(
-    found: Generator[np.ndarray], begun: int, count: int, file: BinaryIO, progress: Progress
-) -> None:
-    progress("Reading what the model computes", begun / count)
-    with closing(found):
-        for index, rows in enumerate(found, begun + 1):
-            file.write(rows.tobytes())
-            progress("Reading what the model computes", index / count)
+def sort_by_prompt(conversations: Sequence[Conversation]) -> list[Conversation]:
+    """Return answers to one prompt after each other, so that it is read once."""
+    prompts = [each.tokens[: each.start].tobytes() for each in conversations]
+    first_at = {prompt: index for index, prompt in reversed(list(enumerate(prompts)))}
+    order = sorted(range(len(prompts)), key=lambda index: first_at[prompts[index]])
+    return [conversations[index] for index in order]
 
 
 def _digest(conversations: Sequence[Conversation], request: FeatureRequest) -> str:
-    """Changes with what the file holds."""
+    """Return a digest of what the file holds."""
     content = hashlib.sha256(repr((request.layers, request.of_answers)).encode())
     for each in conversations:
         content.update(f"{each.start} {len(each.tokens)} ".encode() + each.tokens.tobytes())
     return content.hexdigest()[:16]
 
 
-def _first(conversation: Conversation, request: FeatureRequest) -> int:
-    return conversation.start - 1 if request.of_answers else 0
-
-
-def _num_rows(conversation: Conversation, request: FeatureRequest) -> int:
-    return len(conversation.tokens) - 1 - _first(conversation, request)
-
-
 @dataclass(frozen=True, eq=False)
 class Window:
+    """Rows `begin` to `end` of an example."""
+
     example: Example
     begin: int
     end: int
 
+    def __len__(self) -> int:
+        return self.end - self.begin
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Windows beside each other, padded with zeros.
+    """Windows side by side, padded with zeros.
 
     features: [windows, rows, layers, hidden_size] float32, without the last layer's.
     states: [windows, rows + positions, hidden_size] float32, after the target's final norm.
@@ -235,7 +227,7 @@ class Batch:
 
 
 def windows_of(examples: Sequence[Example], num_rows: int) -> list[Window]:
-    """Returns the windows, without those that hold no anchor."""
+    """Return windows of at most `num_rows` rows, without those that hold no anchor."""
     return [
         Window(each, begin, min(begin + num_rows, len(each.features)))
         for each in examples
@@ -244,73 +236,61 @@ def windows_of(examples: Sequence[Example], num_rows: int) -> list[Window]:
     ]
 
 
-def shuffled(
+def shuffle_batches(
     windows: Sequence[Window], rows_a_batch: int, seed: int, epoch: int
 ) -> list[list[Window]]:
-    """The same batches for one seed and epoch. Windows of like lengths stand together, so that
-    little is padded."""
+    """Return the same batches for one seed and epoch. Windows of like lengths are batched together,
+    so that little is padded."""
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(windows))
-    lengths = np.array([windows[i].end - windows[i].begin for i in order])
+    lengths = np.array([len(windows[i]) for i in order])
     order = order[np.argsort(lengths // 32, kind="stable")]
     batches = list(in_batches([windows[i] for i in order], rows_a_batch))
     return [batches[i] for i in random.permutation(len(batches))]
 
 
 def in_batches(windows: Sequence[Window], rows_a_batch: int) -> Iterator[list[Window]]:
-    """Returns batches of about `rows_a_batch` rows each, padding included."""
+    """Yield batches of about `rows_a_batch` rows each, padding included."""
     batch: list[Window] = []
-    widest = 0
     for window in windows:
-        widest = max(widest, window.end - window.begin)
+        widest = max(map(len, [*batch, window]))
         if batch and widest * (len(batch) + 1) > rows_a_batch:
             yield batch
-            batch, widest = [], window.end - window.begin
+            batch = []
         batch.append(window)
     if batch:
         yield batch
 
 
-def written_after(tokens: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
-    """[places, count] int: the tokens from the second one after each place on, since the first one
-    after it is the pending token; -1 after the end. tokens: [tokens] int."""
-    padded = np.concatenate([tokens, np.full(count + 1, -1, tokens.dtype)])
-    found: np.ndarray = padded[places[:, None] + 2 + np.arange(count)]
-    return found
-
-
 def batch_of(windows: Sequence[Window], num_positions: int) -> Batch:
     """num_positions: of draft tokens."""
-    width = max(each.end - each.begin for each in windows)
-    size = windows[0].example.features.shape[1:]
-    count = len(windows)
+    count, width = len(windows), max(map(len, windows))
+    num_layers, size = windows[0].example.features.shape[1:]
     batch = Batch(
-        features=np.zeros((count, width, size[0] - 1, size[1]), np.float32),
-        states=np.zeros((count, width + num_positions, size[1]), np.float32),
+        features=np.zeros((count, width, num_layers - 1, size), np.float32),
+        states=np.zeros((count, width + num_positions, size), np.float32),
         tokens=np.zeros((count, width + num_positions), np.int64),
         next_tokens=np.zeros((count, width), np.int64),
         written=np.full((count, width, num_positions), -1, np.int64),
         anchors=np.zeros((count, width), bool),
         is_row=np.zeros((count, width), bool),
     )
+    no_tokens = np.full(num_positions + 1, -1, np.int32)  # after the end of a text
     for at, each in enumerate(windows):
-        _fill(batch, at, each, num_positions)
+        example, length = each.example, len(each)
+        rows = example.features[each.begin : each.end + num_positions]
+        batch.features[at, :length] = rows[:length, :-1]
+        batch.states[at, : len(rows)] = rows[:, -1]
+        tokens, first = example.conversation.tokens, example.first + each.begin
+        read = tokens[first : first + length + num_positions]
+        batch.tokens[at, : len(read)] = read
+        places = first + np.arange(length)
+        batch.next_tokens[at, :length] = tokens[places + 1]
+        drafted = places[:, None] + 2 + np.arange(num_positions)
+        batch.written[at, :length] = np.concatenate([tokens, no_tokens])[drafted]
+        batch.anchors[at, :length] = np.arange(each.begin, each.end) >= example.anchors[0]
+        batch.is_row[at, :length] = True
     return batch
-
-
-def _fill(batch: Batch, at: int, window: Window, num_positions: int) -> None:
-    example, length = window.example, window.end - window.begin
-    rows = example.features[window.begin : window.end + num_positions]
-    batch.features[at, :length] = rows[:length, :-1]
-    batch.states[at, : len(rows)] = rows[:, -1]
-    places = example.first + np.arange(window.begin, window.end)
-    tokens = example.conversation.tokens
-    read = tokens[places[0] : places[0] + length + num_positions]
-    batch.tokens[at, : len(read)] = read
-    batch.next_tokens[at, :length] = tokens[places + 1]
-    batch.written[at, :length] = written_after(tokens, places, num_positions)
-    batch.anchors[at, :length] = np.arange(window.begin, window.end) >= example.anchors[0]
-    batch.is_row[at, :length] = True
 
 
 def save_arrays(
@@ -323,7 +303,7 @@ def save_arrays(
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], Any]:
-    """Returns the arrays and the note. Raises ValueError for a file that is not whole, OSError."""
+    """Return the arrays and the note. Raises ValueError for a file that is not whole, OSError."""
     try:
         with path.open("rb") as file, np.load(file) as stored:  # which refuses pickles
             arrays = dict(stored)

@@ -1,12 +1,11 @@
-"""`--learn`: trains a head on the answers of an engine while nobody is answered.
+"""`--learn`: train a head on an engine's answers while it writes none.
 
 The engine keeps its answers with the states that chose them (`LearntFolder`). A process of its own
 trains Medusa heads on them, as `edge-spec distill` does, and is killed when an answer begins. The
 head drafts if it is forecast to pay on held-out answers.
 
-A model's folder in the cache, `learnt/NAME-DIGEST`, is readable by nobody else. It holds one folder
-with a drawn name, which no other one gets again: so a process that still learns from what was
-forgotten can tell.
+A model's folder in the cache, `learnt/NAME-DIGEST`, is readable by its user alone. It holds one
+folder with a random name: so a process that still learns from what was forgotten can tell.
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.core.model import Progress
-from edge_spec.distill.answers import filled_up, most_written
-from edge_spec.distill.drafter_training import Keeping, Target, learn
-from edge_spec.distill.features import Example, halved, load_arrays, save_arrays
-from edge_spec.distill.forecast import draft_token_s
+from edge_spec.distill.answers import choose_scored
+from edge_spec.distill.features import Example, load_arrays, save_arrays, to_half
+from edge_spec.distill.forecast import time_head
 from edge_spec.distill.prompts import HELD_OUT, Conversation
-from edge_spec.distill.request import DistillRequest, default_scored, require_torch
+from edge_spec.distill.request import DistillRequest, require_torch
 from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
@@ -48,7 +46,6 @@ from edge_spec.loader.prepare import PreparedEngine
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.idle_process import LOWEST, IdleProcess, give_way, is_idle
-from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.machine import on_battery
 from edge_spec.scheduler.profile import stored_weights
 from edge_spec.storage.atomic import as_storage_error, atomic_directory, cache_directory, try_hold
@@ -70,10 +67,9 @@ class KeptAnswer(NamedTuple):
         return self.number % HELD_OUT == 1
 
 
-@dataclass(frozen=True)
-class HeadReport:
-    """until: the number of the first answer that the head has not seen. learnt_tokens: that it has
-    learnt from. speedup: over plain decoding, as it is forecast."""
+class HeadReport(NamedTuple):
+    """until: the number of the first answer that the head has not seen. learnt_tokens: that it was
+    trained on. speedup: forecast, over plain decoding."""
 
     until: int
     learnt_tokens: int
@@ -86,7 +82,8 @@ class HeadReport:
 
 @dataclass(frozen=True)
 class LearntFolder:
-    """The answers of one model and the head that has learnt from them. path: of the drawn name."""
+    """The answers of one model and the head that was trained on them. path: the folder with the
+    random name."""
 
     path: Path
     max_bytes: int = MAX_BYTES
@@ -108,19 +105,19 @@ class LearntFolder:
         return self.path / "texts"
 
     def answers(self) -> list[KeptAnswer]:
-        """Returns what is kept, by number. Reads names alone."""
+        """Return what is kept, by number. Reads no file."""
         with suppress(FileNotFoundError):
             found = (_NAME.fullmatch(path.name) for path in self._texts.iterdir())
             return sorted(KeptAnswer(int(each[1]), int(each[2])) for each in found if each)
         return []
 
     def add(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
-        """states: [tokens, hidden_size], in which the target chose them. Removes the oldest answers
-        beyond the bound. Raises FileNotFoundError where all was forgotten, StorageError where there
-        is no space, OSError."""
+        """Keep an answer, and remove the oldest ones beyond the bound. states: [tokens,
+        hidden_size], in which the target chose the tokens. Raises FileNotFoundError where all was
+        forgotten, StorageError where there is no space, OSError."""
         answers = self.answers()
         number = answers[-1].number + 1 if answers else 0
-        arrays = {"prompt": np.array(prompt, np.int64), "tokens": tokens, "states": halved(states)}
+        arrays = {"prompt": np.array(prompt, np.int64), "tokens": tokens, "states": to_half(states)}
         save_arrays(self._file(KeptAnswer(number, len(tokens))), arrays, mode=0o600)
         sizes = [(each, self._file(each).stat().st_size) for each in self.answers()]
         left = sum(size for _, size in sizes)
@@ -130,8 +127,8 @@ class LearntFolder:
                 left -= size
 
     def examples(self, answers: Sequence[KeptAnswer], target: ModelConfig) -> Iterator[Example]:
-        """Yields what a training reads of each; one that is damaged, or of another target, is
-        removed, which a warning says."""
+        """Yield what a training reads of each answer. One that is damaged, or of another target, is
+        removed with a warning."""
         for each in answers:
             path = self._file(each)
             try:
@@ -143,7 +140,7 @@ class LearntFolder:
                 path.unlink(missing_ok=True)
 
     def report(self) -> HeadReport | None:
-        """Returns what was measured of the head; None where there is none that can be read."""
+        """Return the report of the head; None where there is none that can be read."""
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             found = json.loads((self.head / "report.json").read_bytes())
             learnt, speedup = found["tokens"]["learnt"], found["forecast"]["speedup"]
@@ -151,12 +148,12 @@ class LearntFolder:
         return None
 
     def unfinished(self) -> int | None:
-        """Returns the number of the first answer that an unfinished training does not see."""
+        """Return the number of the first answer that an unfinished training does not see."""
         names = (path.stem.rpartition("-")[2] for path in self.training.glob("training-*.npz"))
         return next((int(name) for name in names if name.isdecimal()), None)
 
     def has_work(self) -> bool:
-        """Returns whether a training is unfinished, or enough is new for another one."""
+        """Return whether a training is unfinished, or enough is new for another one."""
         answers, report = self.answers(), self.report()
         if {each.is_held_out for each in answers} != {True, False}:
             return False
@@ -171,7 +168,7 @@ class LearntFolder:
 
 
 def folder_of(name: str, *parts: str) -> Path:
-    """Returns the folder of a model. parts: all that the states of its answers depend on."""
+    """Return the folder of a model. parts: all that the states of its answers depend on."""
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     return cache_directory() / DIRECTORY / f"{name}-{digest}"
 
@@ -184,12 +181,12 @@ def kept_folders() -> list[Path]:
 
 
 def current(path: Path) -> LearntFolder | None:
-    """Returns what a model's folder holds; None where there is nothing of this version."""
+    """Return what a model's folder holds; None where there is nothing of this version."""
     return next((LearntFolder(each.parent) for each in path.glob("*/texts")), None)
 
 
 def open_folder(path: Path) -> LearntFolder:
-    """Returns what a model's folder holds, which is made where there is nothing of this version.
+    """Return what a model's folder holds, and make it where there is nothing of this version.
     Raises StorageError."""
     found = current(path)
     if found is None:
@@ -202,7 +199,7 @@ def open_folder(path: Path) -> LearntFolder:
 
 
 def forget(path: Path) -> int:
-    """Removes a model's folder; returns how many bytes that were. Raises OSError."""
+    """Remove a model's folder; return how many bytes it had. Raises OSError."""
     found = num_bytes(path)
     path.rename(path.with_name(f".{path.name}-{uuid4().hex}"))
     for each in path.parent.glob(f".{path.name}-*"):  # what a kill has left of another call, too
@@ -215,7 +212,7 @@ def num_bytes(path: Path) -> int:
 
 
 def document(path: Path) -> dict[str, Any]:
-    """Returns what `edge-spec learn status --json` prints of a model's folder."""
+    """Return what `edge-spec learn status --json` prints of a model's folder."""
     folder = current(path) or LearntFolder(path)
     answers, report = folder.answers(), folder.report()
     return {
@@ -252,8 +249,8 @@ _SHARES = "a head that learns here shares"
 
 
 def require_learnable(asked: AskedOptions) -> None:
-    """Raises UsageError for drafters that what is learnt would not be one of,
-    MissingDependencyError without PyTorch."""
+    """Raises UsageError where other drafters were asked for, MissingDependencyError without
+    PyTorch."""
     if asked.draft not in (None, (), [], "none") or asked.drafter != "auto":
         raise UsageError(
             "--learn trains who drafts, and other drafters were asked for",
@@ -286,8 +283,8 @@ def start_learning(
 
 
 class Learner:
-    """Keeps answers and takes up heads; where another process learns from the same model's answers,
-    this one only drafts with what is learnt."""
+    """Keeps answers and opens trained heads. Where another process learns from the same model, this
+    one only drafts with what is learnt."""
 
     def __init__(
         self, placed: PreparedEngine, models: OpenModels, is_free: Callable[[], bool]
@@ -338,7 +335,7 @@ class Learner:
             self._release = None
 
     def _write(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
-        """Keeps an answer, but none that was forgotten while it was on its way."""
+        """Keep an answer, unless it was forgotten while it was on its way."""
         try:
             if self._folder.is_forgotten:
                 self._report, self._head = None, None
@@ -360,7 +357,7 @@ class Learner:
 
     def _learn(self, lifeline: Lifeline) -> None:
         began_s = time.monotonic()
-        told = {
+        given = {
             "folder": str(self._folder.path),
             "model": self._placed.source.model,
             "passes_s": dict(self._models.costs().measured),
@@ -368,7 +365,7 @@ class Learner:
             "most_s": MOST_S_A_DAY - self._spent_s[_today()],
         }
         try:
-            isolated(learn_while_idle, json.dumps(told), timeout_s=_MOST_S, lifeline=lifeline)
+            isolated(learn_while_idle, json.dumps(given), timeout_s=_MOST_S, lifeline=lifeline)
         except IsolatedError as error:
             if not lifeline.has_ended:
                 self._give_up(error)
@@ -378,7 +375,7 @@ class Learner:
             self._take_head()
 
     def _take_head(self) -> None:
-        """Opens the head that pays, where it is another one; a damaged one does not draft."""
+        """Open the head if it is a new one and pays; a damaged one does not draft."""
         report = self._folder.report()
         if report == self._report:
             return
@@ -395,13 +392,13 @@ class Learner:
 
 
 def learn_while_idle(assignment: str) -> None:
-    """Trains a head in the other process, on one core and with the lowest priority, and writes it.
-    Raises an EdgeSpecError, OSError."""
+    """Train a head in this process of its own, on one core and with the lowest priority, and write
+    it. Raises an EdgeSpecError, OSError."""
     give_way(LOWEST)
-    told = json.loads(assignment)
-    folder = LearntFolder(Path(told["folder"]))
+    given = json.loads(assignment)
+    folder = LearntFolder(Path(given["folder"]))
     try:
-        train_head(folder, told, _Watch(folder, told["most_s"]))
+        train_head(folder, given, _Watch(folder, given["most_s"]))
     except KeyboardInterrupt:
         pass  # the machine is needed: what was learnt is kept
     except OSError:
@@ -412,29 +409,33 @@ def learn_while_idle(assignment: str) -> None:
             shutil.rmtree(folder.path, ignore_errors=True)  # what was written meanwhile
 
 
-def train_head(folder: LearntFolder, told: dict[str, Any], progress: Progress) -> None:
-    """told: `model`, whose output matrix the head shares, `passes_s`, the times of its passes by
+def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) -> None:
+    """given: `model`, whose output matrix the head shares, `passes_s`, the times of its passes by
     rows, and `eos_ids`. Raises an EdgeSpecError, OSError, and what `progress` raises."""
-    weights = open_tables(Source(told["model"], lambda what, fraction: None), _SHARES)
-    config = weights.config
+    from edge_spec.distill.training import Lesson, train  # here: it imports PyTorch
+
+    weights = open_tables(Source(given["model"], lambda what, fraction: None), _SHARES)
     answers = folder.answers()
     until = folder.unfinished()
     until = answers[-1].number + 1 if until is None else until
-    examples = list(folder.examples([each for each in answers if each.number < until], config))
+    seen = [each for each in answers if each.number < until]
+    examples = list(folder.examples(seen, weights.config))
     if {each.conversation.is_held_out for each in examples} != {True, False}:
         shutil.rmtree(folder.training, ignore_errors=True)  # of answers that are gone
         return
     learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
     request = DistillRequest(kind="medusa", epochs=max(_EPOCHS, _LEAST_STEPS // len(learnt)))
-    count = default_scored(config)
-    ids = most_written(learnt, config.vocab_size, count, told["eos_ids"])
-    ids = filled_up(ids, config.vocab_size, count)
-    passes_s = {int(rows): seconds for rows, seconds in told["passes_s"].items()}
-    target = Target(config, weights, RowCosts(passes_s), ids, threads=1)
-    token_s = partial(draft_token_s, target=config, source=weights)
-    # By its number alone: an answer that was removed meanwhile does not begin it anew.
-    keeping = Keeping(folder.training, f"{until:08}", _KEPT_EVERY_S)
-    drafter, report = learn(examples, target, request, keeping, progress, token_s)
+    ids = choose_scored(learnt, weights.config, request, given["eos_ids"])
+    passes_s = {int(rows): seconds for rows, seconds in given["passes_s"].items()}
+    timed = partial(time_head, source=weights)
+    lesson = Lesson(
+        *(examples, weights, ids, passes_s, timed, folder.training),
+        threads=1,
+        # By its number alone: an answer that was removed meanwhile does not begin it anew.
+        name=f"{until:08}",
+        save_every_s=_KEPT_EVERY_S,
+    )
+    drafter, report = train(lesson, request, progress)
     with atomic_directory(folder.head) as work:
         drafter.write(work)
         (work / "report.json").write_text(json.dumps(report | {"until": until}), encoding="utf-8")
@@ -442,8 +443,8 @@ def train_head(folder: LearntFolder, told: dict[str, Any], progress: Progress) -
 
 
 class _Watch:
-    """Ends a training once the machine is needed, by the interrupt that keeps its steps, and one of
-    answers that were forgotten. most_s: of a processor."""
+    """Interrupts a training once the machine is needed, which keeps its steps, and ends one of
+    answers that were forgotten. most_s: of processor time."""
 
     def __init__(self, folder: LearntFolder, most_s: float) -> None:
         self._folder, self._most_s = folder, most_s

@@ -1,4 +1,4 @@
-"""Makes what a target is asked, so that it writes what its drafter is trained on.
+"""Ask a target questions, so that it writes what its drafter is trained on.
 
 Prompts come from a file, or from the target itself: given the start of a user's message by its chat
 template, an instruct model writes one (Xu et al. 2024, Magpie). A model that programs is asked what
@@ -12,6 +12,7 @@ import hashlib
 import json
 import sys
 import sysconfig
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from textwrap import dedent
 from threading import Event
-from typing import Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,7 +34,7 @@ HELD_OUT = 10  # of this many prompts, one is measured on
 _MOST_ANSWERS = 8  # of one prompt, the first greedy, the others drawn
 _PROMPT_TOKENS = 192  # of one that the target writes
 _LEAST_WORDS = 3
-_WRITING = SamplingParams(temperature=0.8, top_p=0.95)
+_TEMPERATURE = 0.8  # of prompts that the target writes, and of further answers
 _MARK = "edge-spec-mark"
 # What a user's message begins with: most begin freely.
 _BEGINNINGS = (
@@ -71,96 +72,87 @@ class Conversation:
         return len(self.tokens) - self.start
 
 
-class Tasks(Protocol):
-    """Numbered work that gives a conversation each, and the same one whenever it is done."""
+class Question(NamedTuple):
+    prompt: Sequence[int]  # tokens
+    is_held_out: bool
+    sampling: SamplingParams = SamplingParams()
+
+
+class Tasks(ABC):
+    """Numbered questions, the same for a number whenever and wherever it is asked."""
+
+    max_tokens: int  # of an answer
+    count: int | None = None  # of tasks; None: without end
 
     @property
     def identity(self) -> str:
-        """Changes with what the tasks are."""
+        """Return a digest that changes with the tasks, some of which quote Python's library."""
+        return _digest(repr((VERSION, sys.version_info[:3], self)))
 
-    @property
-    def count(self) -> int | None:
-        """Returns the number of tasks; None: as many as are wanted."""
+    @abstractmethod
+    def question(self, engine: Engine, task: int, stop: Event) -> Question | None:
+        """Return None where there is nothing worth answering, or after a stop."""
 
     def conversation(self, engine: Engine, task: int, stop: Event) -> Conversation | None:
-        """Returns None where nothing worth answering was asked, or where it was stopped."""
+        question = self.question(engine, task, stop)
+        return None if question is None else answer(engine, question, self.max_tokens, stop)
 
 
-@dataclass(frozen=True)
-class GivenPrompts:
-    """Prompts of a user, each of which is answered several times, in rounds. Held-out ones are
-    answered once, as plain greedy decoding does."""
+class GivenPrompts(Tasks):
+    """A user's prompts, each of which is answered several times, in turns. Held-out ones are
+    answered once, by plain greedy decoding."""
 
-    prompts: Sequence[str]
-    max_tokens: int
-
-    def __post_init__(self) -> None:
-        """Raises UsageError for fewer than two: some are held out."""
-        if len(set(self.prompts)) < 2:
+    def __init__(self, prompts: Sequence[str], max_tokens: int) -> None:
+        """Raises UsageError for fewer than two prompts: some are held out."""
+        if len(set(prompts)) < 2:
             raise UsageError(
                 "one prompt is too little to learn from and to measure on",
                 remedy="Give at least two prompts, better some hundreds.",
             )
-        # By what they say, which no order of theirs changes: the second of each ten is held out,
-        # so that the first few have some of both.
-        object.__setattr__(self, "prompts", tuple(sorted(set(self.prompts), key=_digest)))
+        # Sorted by their digests, so that their order in the file does not matter. The second of
+        # each ten is held out, so that the first few have some of both.
+        self.prompts = tuple(sorted(set(prompts), key=_digest))
+        self.max_tokens = max_tokens
+        self.count = len(self.prompts) * _MOST_ANSWERS
 
-    @property
-    def identity(self) -> str:
-        return _digest("\0".join([str(VERSION), str(self.max_tokens), *self.prompts]))
+    def __repr__(self) -> str:
+        return repr((self.max_tokens, self.prompts))
 
-    @property
-    def count(self) -> int:
-        return len(self.prompts) * _MOST_ANSWERS
-
-    def conversation(self, engine: Engine, task: int, stop: Event) -> Conversation | None:
+    def question(self, engine: Engine, task: int, stop: Event) -> Question | None:
         turn, index = divmod(task, len(self.prompts))
-        text = self.prompts[index]
         is_held_out = index % HELD_OUT == 1
         if turn and is_held_out:
             return None
         sampling = SamplingParams()
         if turn:
-            sampling = engine.chat_sampling(temperature=0.8, seed=task)
-        prompt = engine.parts.text.prompt_of(text)
-        return answered(engine, prompt, self.max_tokens, sampling, is_held_out, stop)
+            sampling = engine.chat_sampling(temperature=_TEMPERATURE, seed=task)
+        return Question(engine.parts.text.prompt_of(self.prompts[index]), is_held_out, sampling)
 
 
 @dataclass(frozen=True)
-class OwnPrompts:
+class OwnPrompts(Tasks):
     """Prompts that the target writes itself. Every fourth is about a text that it has written."""
 
     max_tokens: int
     seed: int = 0
-    count: int | None = None
 
-    @property
-    def identity(self) -> str:
-        told = [VERSION, self.max_tokens, self.seed, _WRITING, _BEGINNINGS, _REQUESTS]
-        return _digest(repr(told))
-
-    def conversation(self, engine: Engine, task: int, stop: Event) -> Conversation | None:
+    def question(self, engine: Engine, task: int, stop: Event) -> Question | None:
         random = np.random.default_rng([self.seed, task])
         beginning = _BEGINNINGS[random.integers(len(_BEGINNINGS))]
         params = SamplingParams(
-            temperature=_WRITING.temperature,
-            top_p=_WRITING.top_p,
-            seed=int(random.integers(1 << 62)),
+            temperature=_TEMPERATURE, top_p=0.95, seed=int(random.integers(1 << 62))
         )
-        asked = _written(engine, _before_message(engine) + beginning, params, stop)
-        if asked is None:
+        written = _write_message(engine, _before_message(engine) + beginning, params, stop)
+        if written is None:
             return None
-        text = (beginning + asked).strip()
-        prompt = engine.chat_prompt(text)
+        prompt = engine.chat_prompt((beginning + written).strip())
         if task % 4 == 3:
-            answer = answered(engine, prompt, self.max_tokens, SamplingParams(), False, stop)
-            if answer is None:
+            about = answer(engine, Question(prompt, False), self.max_tokens, stop)
+            if about is None:
                 return None
-            told = engine.parts.text.tokenizer.decode(answer.tokens[answer.start :].tolist())
             request = _REQUESTS[random.integers(len(_REQUESTS))]
-            prompt = engine.chat_prompt(request.format(told.strip()))
-        held_out = task % HELD_OUT == HELD_OUT - 1
-        return answered(engine, prompt, self.max_tokens, SamplingParams(), held_out, stop)
+            prompt = engine.chat_prompt(request.format(_text_of(engine, about).strip()))
+        return Question(prompt, task % HELD_OUT == HELD_OUT - 1)
 
 
 def require_own_prompts(engine: Engine) -> None:
@@ -173,46 +165,47 @@ def require_own_prompts(engine: Engine) -> None:
 
 
 def _before_message(engine: Engine) -> str:
-    """Returns what the chat template writes before a user's message; "" where it leaves it out."""
+    """Return what the chat template writes before a user's message; "" where it leaves it out."""
     text = engine.parts.text.rendered([{"role": "user", "content": _MARK}], ())
     return text.partition(_MARK)[0] if _MARK in text else ""
 
 
-def _written(engine: Engine, text: str, params: SamplingParams, stop: Event) -> str | None:
-    """A message that the target ends itself; None for one that it does not, or hardly begins."""
-    tokens = engine.encode(text)
-    answer = answered(engine, tokens, _PROMPT_TOKENS, params, False, stop)
-    if answer is None or answer.tokens[-1] not in engine.parts.text.eos_ids:
+def _write_message(engine: Engine, text: str, params: SamplingParams, stop: Event) -> str | None:
+    """Return a message that the target ends itself; None for one that it does not, or hardly
+    begins."""
+    question = Question(engine.encode(text), False, params)
+    written = answer(engine, question, _PROMPT_TOKENS, stop)
+    if written is None or written.tokens[-1] not in engine.parts.text.eos_ids:
         return None
-    message = engine.parts.text.tokenizer.decode(answer.tokens[answer.start :].tolist())
+    message = _text_of(engine, written)
     return message if len(message.split()) >= _LEAST_WORDS else None
 
 
-def answered(
-    engine: Engine,
-    prompt: Sequence[int],
-    max_tokens: int,
-    sampling: SamplingParams,
-    is_held_out: bool,
-    stop: Event,
-) -> Conversation | None:
-    """Ends where the answer begins to repeat itself. None where it was stopped, or does not fit the
-    context."""
+def _text_of(engine: Engine, conversation: Conversation) -> str:
+    answered = conversation.tokens[conversation.start :].tolist()
+    return engine.parts.text.tokenizer.decode(answered)
+
+
+def answer(engine: Engine, question: Question, max_tokens: int, stop: Event) -> Conversation | None:
+    """Return the answer up to where it begins to repeat itself; None after a stop, or where the
+    prompt does not fit the context."""
+    prompt = question.prompt
     if len(prompt) + 1 > engine.context_length or not prompt:
         return None
-    generation = engine.generate(prompt, stream=True, max_tokens=max_tokens, sampling=sampling)
+    generation = engine.generate(
+        prompt, stream=True, max_tokens=max_tokens, sampling=question.sampling
+    )
     for _ in generation:
         if stop.is_set():
             generation.close()
             return None
-    answer = [token.id for token in generation.result.tokens]
-    loops = in_loops(answer)
+    written = [token.id for token in generation.result.tokens]
+    loops = in_loops(written)
     if loops.any():  # every drafter foretells them, `suffix` for nothing
-        answer = answer[: int(loops.argmax())]
-    if not answer:
+        written = written[: int(loops.argmax())]
+    if not written:
         return None
-    tokens = np.array([*prompt, *answer], np.int32)
-    return Conversation(tokens, len(prompt), is_held_out)
+    return Conversation(np.array([*prompt, *written], np.int32), len(prompt), question.is_held_out)
 
 
 def _digest(text: str) -> str:
@@ -221,7 +214,6 @@ def _digest(text: str) -> str:
 
 _KINDS = {"write": 0.4, "change": 0.22, "ask": 0.1, "explain": 0.13, "general": 0.15}
 _Item = TypeVar("_Item")
-_TEMPERATURE = 0.8  # of what is asked again in other words: every fourth
 _LEAST_LINES, _MOST_LINES = 5, 36
 _MOST_CHARACTERS = 1600
 # Of every Python's library: code of many hands and kinds, which nobody has to fetch.
@@ -241,28 +233,22 @@ _MODULES = (
 
 
 @dataclass(frozen=True)
-class PackagedTasks:
-    """Prompts that are put together of packaged parts; given code is of Python's own library."""
+class PackagedTasks(Tasks):
+    """Requests to a model that programs, put together of packaged parts and functions of Python's
+    own library. Every fourth answer is drawn."""
 
     max_tokens: int
     seed: int = 0
-    count: int | None = None
 
-    @property
-    def identity(self) -> str:
-        told = [VERSION, self.max_tokens, self.seed, _parts(), _KINDS, sys.version_info[:3]]
-        return _digest(repr(told))
-
-    def conversation(self, engine: Engine, task: int, stop: Event) -> Conversation | None:
-        prompt = engine.parts.text.prompt_of(self.prompt(task))
+    def question(self, engine: Engine, task: int, stop: Event) -> Question | None:
         is_held_out = task % HELD_OUT == HELD_OUT - 1
         sampling = SamplingParams()
         if task % 4 == 2 and not is_held_out:
             sampling = engine.chat_sampling(temperature=_TEMPERATURE, seed=task)
-        return answered(engine, prompt, self.max_tokens, sampling, is_held_out, stop)
+        return Question(engine.parts.text.prompt_of(self.prompt(task)), is_held_out, sampling)
 
     def prompt(self, task: int) -> str:
-        """Returns the same text for the same number, on every machine with the same Python."""
+        """Return the same text for the same number, on every machine with the same Python."""
         random, parts = np.random.default_rng([self.seed, task]), _parts()
         kind = str(random.choice(list(_KINDS), p=list(_KINDS.values())))
         language = _draw(random, parts["languages"])
@@ -301,8 +287,8 @@ def library_functions() -> tuple[str, ...]:
 
 
 def functions_of(source: str) -> Iterator[str]:
-    """Yields the functions and methods of a Python file that are neither tiny nor long, as they are
-    written, without their indentation."""
+    """Yield the source of a file's functions and methods that are neither tiny nor long, without
+    their indentation."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,29 +1,24 @@
-"""Declares what is asked of a training, checks it before anything takes long, and says what each
-kind of drafter reads and how it begins."""
+"""What a user asks of a training, and what each kind of drafter reads and needs of its target."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model_info import DEFAULT_TEMPLATE, ModelInfo
 from edge_spec.diagnostics.report_files import require_writable
+from edge_spec.distill.drafter_files import CLASSES, FACTORS
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.models.asked_options import option
 
-_SHARE_SCORED, _LEAST_SCORED = 50, 4096
+_SHARE = 7  # layers of the target for each of an ordinary draft
 
 
 @dataclass(frozen=True)
 class DistillRequest:
-    """Declares the options of `edge-spec distill`.
+    """The options of `edge-spec distill`.
 
     Raises UsageError for options that do not go together and for an `out` that cannot be written,
     MissingDependencyError without PyTorch."""
@@ -95,27 +90,10 @@ def require_torch() -> None:
         )
 
 
-def default_scored(config: ModelConfig) -> int:
-    """Returns how many tokens a drafter scores. Their rows are read for each draft token, so a
-    small model has few of them. A multiple of 1,024, of which processors are fond."""
-    rows = config.num_parameters // (_SHARE_SCORED * config.hidden_size)
-    return max(_LEAST_SCORED, rows // 1024 * 1024)
-
-
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-FACTORS = "factors"  # of frequencies one by one, as GGUF files hold them
-_SHARE = 7  # layers of the target for each of the draft
-
-
 def num_kept(config: ModelConfig, asked: int | None) -> int:
-    """Returns how many layers a draft has. Raises UsageError for as many as its target has, and
+    """Return how many layers a draft has. Raises UsageError for as many as its target has, and
     UnsupportedModelError for a target of which no draft is made."""
-    if config.features() or config.num_experts or config.architecture not in _CLASSES:
+    if config.features() or config.num_experts or config.architecture not in CLASSES:
         raise UnsupportedModelError(
             f"a small draft has layers like Llama's or Qwen's, and those of "
             f"{config.architecture} are of another form",
@@ -137,108 +115,31 @@ def num_kept(config: ModelConfig, asked: int | None) -> int:
     return count
 
 
-def kept_layers(num_layers: int, count: int) -> dict[int, int]:
-    """Layers of the target -> their numbers in the draft: the last one, and others as far from
-    each other, from the first one on (of one layer, the last)."""
-    chosen = np.linspace(num_layers - 1, 0, count).round().astype(int)[::-1]
-    return {int(layer): index for index, layer in enumerate(chosen)}
-
-
-def layers_config(config: ModelConfig, architecture: str, num_layers: int) -> dict[str, Any]:
-    """What config.json says of layers like the target's, with the values of its architecture."""
-    told: dict[str, Any] = {
-        "architectures": [_CLASSES[architecture]],
-        "model_type": architecture,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "num_hidden_layers": num_layers,
-        "rms_norm_eps": config.norm_epsilon,
-        "rope_theta": config.rope_theta,
-        "hidden_act": "silu",
-        "vocab_size": config.vocab_size,
-    }
-    scaling = stated_scaling(config)
-    return told if scaling is None else {**told, "rope_scaling": scaling}
-
-
-def draft_config(source: ModelInfo, num_layers: int) -> dict[str, Any]:
-    config = source.config
-    told = layers_config(config, config.architecture, num_layers) | {
-        "max_position_embeddings": config.context_length,
-        "tie_word_embeddings": config.tied_embeddings,
-        "attention_bias": config.output_bias,
-        "torch_dtype": "float16",
-    }
-    if config.architecture == "mistral":
-        told["sliding_window"] = None  # transformers would take 4096
-    if source.eos_ids:
-        told["eos_token_id"] = list(source.eos_ids)
-    if source.bos_id is not None:
-        told["bos_token_id"] = source.bos_id
-    return told
-
-
-def text_files(source: ModelInfo) -> Mapping[str, str]:
-    told: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": source.adds_bos,
-    }
-    told |= {name: token or None for name, token in source.special_tokens.items()}
-    if source.chat_template is not None:
-        templates = {DEFAULT_TEMPLATE: source.chat_template, **source.named_templates}
-        told["chat_template"] = (
-            [{"name": name, "template": each} for name, each in templates.items()]
-            if source.named_templates
-            else source.chat_template
-        )
-    return {
-        "tokenizer.json": source.tokenizer_json(),
-        "tokenizer_config.json": json.dumps(told, indent=2),
-    }
-
-
-def stated_scaling(config: ModelConfig) -> dict[str, Any] | None:
-    """Returns the scaling as config.json states it; None where there is none, or one that it has no
-    words for."""
-    scaling = config.rope_scaling
-    if scaling is None or scaling.kind == FACTORS:
-        return None
-    if scaling.kind == "linear":
-        return {"rope_type": "linear", "factor": scaling.factor}
-    return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_context_length,
-    }
-
-
 @dataclass(frozen=True)
 class Kind:
-    """drafter: its name in `--drafter`. layers: the features that it reads, the last of them the
-    state after the target's final norm, which its teacher is made of. of_answers: whether it reads
-    those of prompts, too. require: raises an EdgeSpecError for a target of which none can be made.
-    of_layers: whether it begins as layers of a Checkpoint; else TensorRows are enough.
-    scores_all: whether it drafts from the whole vocabulary."""
+    """What a kind of drafter learns from, and how fast.
+
+    drafter: its name in `--drafter`. layers: the features that it reads, the last of them the
+    state after the target's final norm, from which the teacher is computed. of_answers: whether it
+    reads no features of prompts. require: raises an EdgeSpecError for a target that it cannot be
+    made for. of_layers: whether it starts as layers of a Checkpoint; else TensorRows are enough.
+    scores_all: whether it drafts from the whole vocabulary.
+    """
 
     drafter: str
     layers: Callable[[ModelConfig], tuple[int, ...]]
     of_answers: bool
-    rate: float
+    rate: float  # of learning, at most
     epochs: int
-    rows: int  # of a step
+    rows: int  # of a training step
     require: Callable[[ModelConfig, DistillRequest], object]
     of_layers: bool = True
     scores_all: bool = False
 
 
 def eagle3_layers(num_layers: int) -> tuple[int, ...]:
-    """Inputs of the layers that SafeAILab's code reads. Raises UnsupportedModelError for a target
-    of so few that they are not three."""
+    """Return the inputs of layers that SafeAILab's code reads. Raises UnsupportedModelError for a
+    target with so few layers that these are not three."""
     layers = (2, num_layers // 2, num_layers - 3)
     if not layers[0] < layers[1] < layers[2]:
         raise UnsupportedModelError(

@@ -16,16 +16,15 @@ import torch
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import Checkpoint, TensorRows
 from edge_spec.core.rope import Rope
-from edge_spec.distill.features import Batch
-from edge_spec.distill.request import (
-    DistillRequest,
+from edge_spec.distill.drafter_files import (
+    Drafter,
     draft_config,
-    kept_layers,
     layers_config,
-    num_kept,
-    stated_scaling,
+    rope_scaling_config,
     text_files,
 )
+from edge_spec.distill.features import Batch
+from edge_spec.distill.request import DistillRequest, num_kept
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.loader.head import StoredTables
 
@@ -43,11 +42,11 @@ class Products:
     kind: str = "float32"
 
     def rounded(self, values: Tensor) -> Tensor:
-        """Returns them as they are multiplied. A matrix is made once for all products of a step."""
+        """Return the values as they are multiplied; a matrix is rounded once for a step."""
         return values.to(self._type)
 
     def of(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """[..., outputs]. x: [..., inputs]; matrix: [outputs, inputs], rounded."""
+        """Return [..., outputs]. x: [..., inputs]; matrix: [outputs, inputs], rounded."""
         return torch.nn.functional.linear(self.rounded(x), matrix)
 
     @property
@@ -70,7 +69,7 @@ def fastest_products() -> Products:
 
 @contextmanager
 def training_device() -> Iterator[None]:
-    """Has PyTorch make its tensors there. Raises DeviceMemoryError where a GPU has too little
+    """Make PyTorch's tensors on the GPU, if any. Raises DeviceMemoryError where it has too little
     memory."""
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -94,26 +93,18 @@ class Trainee(ABC):
 
     @abstractmethod
     def scores(self, batch: Batch) -> list[Tensor]:
-        """Returns by position [anchors, scored tokens] logits after the target's own tokens."""
+        """Return logits by position, [anchors, scored tokens], after the target's own tokens."""
 
     def drafts(self, batch: Batch) -> np.ndarray:
-        """[anchors, positions] the likeliest tokens, as a greedy chain drafts them after the
-        target's own tokens. Called without gradients."""
+        """Return the likeliest tokens, [anchors, positions], as a greedy chain drafts them after
+        the target's own tokens. Called without gradients."""
         best = [logits.argmax(dim=-1).cpu().numpy() for logits in self.scores(batch)]
         found: np.ndarray = self._teacher.token_ids[np.stack(best, axis=1)]
         return found
 
     @abstractmethod
-    def stored(self) -> dict[str, np.ndarray]:
-        """The tensors of the drafter's file."""
-
-    @abstractmethod
-    def description(self) -> dict[str, Any]:
-        """Its config.json."""
-
-    def texts(self) -> Mapping[str, str]:
-        """Returns what else is in its directory: name -> content."""
-        return {}
+    def drafter(self) -> Drafter:
+        """Return the files of the drafter as it is now."""
 
 
 def make_trainee(teacher: Teacher, source: Any, request: DistillRequest) -> Trainee:
@@ -144,7 +135,7 @@ class Teacher:
         return self.products.rounded(torch.as_tensor(self.output))
 
     def probabilities(self, batch: Batch) -> list[Tensor]:
-        """Returns by position [anchors, scored tokens], renormalised over these."""
+        """Return probabilities by position, [anchors, scored tokens], renormalised over these."""
         wanted, rows = scored_rows(batch)
         logits = self.products.of(torch.as_tensor(batch.states)[wanted], self.matrix).float()
         logits = logits * self.config.logit_scale
@@ -156,8 +147,8 @@ class Teacher:
 
 
 def scored_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
-    """[windows, rows + positions] bool, the rows that something is drafted after; and by position
-    [anchors] which of these it is."""
+    """Return the rows after which something is drafted, [windows, rows + positions] bool; and by
+    position, [anchors], which of these it is."""
     width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
     wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
     places = range(1, batch.written.shape[2] + 1)
@@ -168,9 +159,9 @@ def scored_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 
 def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
-    """Cross entropy to the target's own distribution, which has the gradient of the forward KL
-    divergence. Places where the target wrote a token that is not scored say nothing, and neither
-    do those after its text."""
+    """Return the cross entropy to the target's own distribution, which has the gradient of the
+    forward KL divergence. Positions where the target wrote a token that is not scored are left out,
+    and so are those after its text."""
     is_scored = np.zeros(teacher.config.vocab_size + 1, bool)  # -1, no token, is not scored either
     is_scored[teacher.token_ids] = True
     expected = teacher.probabilities(batch)
@@ -185,8 +176,8 @@ def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
 
 
 def _cross_entropy(logits: Tensor, expected: Tensor, weights: Tensor) -> Tensor:
-    """Sums rows by their weights. Its gradient, a difference of probabilities, is made here and all
-    that is kept: logits have more numbers than anything else of a step."""
+    """Return the weighted sum over rows. Its gradient, a difference of probabilities, is made here
+    and all that is kept: logits have more numbers than anything else of a step."""
     with torch.no_grad():
         likely = torch.log_softmax(logits.float(), dim=-1)
         missed = -(torch.linalg.vecdot(expected, likely) * weights).sum()
@@ -239,13 +230,13 @@ class DecoderLayers:
         return made + self._parameters[bias] if bias in self._parameters else made
 
     def normed(self, x: Tensor, name: str) -> Tensor:
-        """Divides the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
+        """Divide the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
         scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + self._config.norm_epsilon)
         return x * scale * self._parameters[name + ".weight"]
 
     def heads(self, read: Tensor, layer: str, name: str, positions: Tensor) -> Tensor:
-        """[windows, heads, rows, head_dim], every query head with its own keys and values. name: q,
-        k or v. positions: [windows, 1, rows] or [rows]."""
+        """Return [windows, heads, rows, head_dim], every query head with its own keys and values.
+        name: q, k or v. positions: [windows, 1, rows] or [rows]."""
         config = self._config
         made = self.linear(read, f"{layer}.self_attn.{name}_proj")
         made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
@@ -287,21 +278,20 @@ class MedusaTrainee(Trainee):
         products, output = self._teacher.products, self._teacher.matrix
         return [products.of(self._head(states, head), output) for head in range(self.num_positions)]
 
-    def stored(self) -> dict[str, np.ndarray]:
-        ids = self._teacher.token_ids
-        return {
+    def drafter(self) -> Drafter:
+        ids, target = self._teacher.token_ids, self._teacher.config
+        tensors = {
             **as_arrays(self.parameters),
             "lm_head.weight": self._teacher.output,
             "d2t": ids - np.arange(len(ids)),
         }
-
-    def description(self) -> dict[str, Any]:
-        return {
+        config = {
             "medusa_num_heads": self.num_positions,
             "medusa_num_layers": 1,
-            "hidden_size": self._teacher.config.hidden_size,
-            "vocab_size": self._teacher.config.vocab_size,
+            "hidden_size": target.hidden_size,
+            "vocab_size": target.vocab_size,
         }
+        return Drafter(tensors, config)
 
     def _head(self, states: Tensor, head: int) -> Tensor:
         prefix, products = f"{head}.0.linear.", self._teacher.products
@@ -331,14 +321,14 @@ class Eagle3Trainee(Trainee):
         self.parameters = _eagle3_beginning(teacher, source, np.random.default_rng(seed))
         self._teacher = teacher
         self._tables = StoredTables(source)
-        # Trained as it will be read: what config.json cannot state is not there for either.
-        scaled = stated_scaling(teacher.config) is not None
+        # Trained as it will be read: without a scaling that config.json cannot express.
+        scaled = rope_scaling_config(teacher.config) is not None
         plain = replace(teacher.config, rope_scaling=None)
         self._rotation = Rotation(teacher.config if scaled else plain)
 
     def scores(self, batch: Batch) -> list[Tensor]:
-        """Scores rows; of those before the first anchor, later ones see the keys and values alone:
-        nothing else is made of them."""
+        """Of rows before the first anchor only keys and values are computed, which later rows
+        attend to."""
         layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
         block = _AnchorBlock(batch)
         features = _joined(layers, torch.as_tensor(batch.features))
@@ -356,17 +346,15 @@ class Eagle3Trainee(Trainee):
         scores: list[Tensor] = list(layers.linear(torch.stack(normed), "lm_head").unbind())
         return scores
 
-    def stored(self) -> dict[str, np.ndarray]:
-        ids, vocab_size = self._teacher.token_ids, self._teacher.config.vocab_size
-        return {
+    def drafter(self) -> Drafter:
+        ids, target = self._teacher.token_ids, self._teacher.config
+        tensors = {
             **as_arrays(self.parameters),
             "d2t": ids - np.arange(len(ids)),
-            "t2d": np.isin(np.arange(vocab_size), ids),
+            "t2d": np.isin(np.arange(target.vocab_size), ids),
         }
-
-    def description(self) -> dict[str, Any]:
-        own = {"draft_vocab_size": len(self._teacher.token_ids), "fc_norm": True}
-        return layers_config(self._teacher.config, "llama", 1) | own
+        own = {"draft_vocab_size": len(ids), "fc_norm": True}
+        return Drafter(tensors, layers_config(target, "llama", 1) | own)
 
     def _embedded(self, tokens: np.ndarray) -> Tensor:
         """[windows, rows, hidden_size]. Nothing is learnt of what follows -1, which is no token."""
@@ -384,7 +372,7 @@ def _joined(layers: DecoderLayers, features: Tensor) -> Tensor:
 
 
 def _read(layers: DecoderLayers, embedded: Tensor, stream: Tensor) -> Tensor:
-    """Returns what the attention reads: tokens beside features, or states in their place."""
+    """Return what the attention reads: tokens beside features, or states in their place."""
     token = layers.normed(embedded, f"{_LAYER}.input_layernorm")
     return torch.cat([token, layers.normed(stream, f"{_LAYER}.hidden_norm")], dim=-1)
 
@@ -490,12 +478,10 @@ class SmallDraftTrainee(Trainee):
         self, teacher: Teacher, source: Checkpoint, num_layers: int, num_positions: int
     ) -> None:
         self.num_positions = num_positions
-        self.num_layers = num_layers
+        self._num_layers = num_layers
         self._teacher = teacher
         self._source = source
-        self.parameters = _kept_beginning(
-            source, kept_layers(teacher.config.num_layers, num_layers)
-        )
+        self.parameters = _keep_layers(source, num_layers)
         self._embedding = torch.tensor(source.float32(_EMBEDDING))
         self._output = self._embedding
         if not teacher.config.tied_embeddings:
@@ -516,24 +502,19 @@ class SmallDraftTrainee(Trainee):
         drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).cpu().numpy()
         return drafts
 
-    def stored(self) -> dict[str, np.ndarray]:
+    def drafter(self) -> Drafter:
         tensors = {_EMBEDDING: self._embedding.cpu().numpy()} | as_arrays(self.parameters)
         if self._output is not self._embedding:
             tensors[_OUTPUT] = self._output.cpu().numpy()
-        return tensors
-
-    def description(self) -> dict[str, Any]:
-        return draft_config(self._source, self.num_layers)
-
-    def texts(self) -> Mapping[str, str]:
-        return text_files(self._source)
+        config = draft_config(self._source, self._num_layers)
+        return Drafter(tensors, config, text_files(self._source))
 
     def _states(self, batch: Batch) -> Tensor:
         """[windows, rows + positions, hidden_size], after the final norm."""
         layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
         stream = self._embedding[torch.as_tensor(batch.tokens)]
         positions = torch.arange(stream.shape[1])
-        for layer in (f"model.layers.{number}" for number in range(self.num_layers)):
+        for layer in (f"model.layers.{number}" for number in range(self._num_layers)):
             read = layers.normed(stream, f"{layer}.input_layernorm")
             q, k, v = (layers.heads(read, layer, name, positions) for name in "qkv")
             mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -542,13 +523,15 @@ class SmallDraftTrainee(Trainee):
         return layers.normed(stream, _NORM)
 
 
-def _kept_beginning(source: TensorRows, layers: Mapping[int, int]) -> dict[str, Tensor]:
-    """The target's own tensors, under the numbers that its layers have in the draft."""
+def _keep_layers(source: TensorRows, count: int) -> dict[str, Tensor]:
+    """Return the target's own final norm and layers, under their numbers in the draft: the last
+    layer, and others evenly spaced from the first one on (of one layer, the last)."""
+    chosen = np.linspace(source.config.num_layers - 1, 0, count).round().astype(int)[::-1].tolist()
     norm = _NORM + ".weight"
     found = {norm: parameter(source.float32(norm))}
     for name in source.names():
         parts = name.split(".", 3)
-        if parts[:2] == ["model", "layers"] and int(parts[2]) in layers:
-            own = f"model.layers.{layers[int(parts[2])]}.{parts[3]}"
+        if parts[:2] == ["model", "layers"] and int(parts[2]) in chosen:
+            own = f"model.layers.{chosen.index(int(parts[2]))}.{parts[3]}"
             found[own] = parameter(source.float32(name))
     return found

@@ -1,19 +1,25 @@
-"""Training in PyTorch: the same steps, whether or not it is interrupted between them."""
+"""Train a drafter in PyTorch: the same steps, whether or not it is interrupted between them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from edge_spec.core.model import Progress
+from edge_spec.core.model_info import TensorRows
+from edge_spec.distill.answers import count_answered, coverage
+from edge_spec.distill.drafter_files import Drafter
 from edge_spec.distill.features import (
     Example,
     Window,
@@ -21,25 +27,70 @@ from edge_spec.distill.features import (
     in_batches,
     load_arrays,
     save_arrays,
-    shuffled,
+    shuffle_batches,
     windows_of,
 )
-from edge_spec.distill.forecast import Acceptance, Forecast, measured_acceptance
-from edge_spec.distill.trainees import Teacher, Trainee, as_arrays, loss_of
+from edge_spec.distill.forecast import Acceptance, best_chain, measure_acceptance
+from edge_spec.distill.request import KINDS, DistillRequest
+from edge_spec.distill.trainees import (
+    Teacher,
+    Trainee,
+    as_arrays,
+    fastest_products,
+    loss_of,
+    make_trainee,
+)
+from edge_spec.loader.head import SAMPLE, StoredTables, target_sample
 from edge_spec.models.devices import return_freed
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.machine import describe_machine
+from edge_spec.storage.atomic import scratch_beside
 
+_WINDOW = 512  # rows of one text that a training step reads
+_LEAST_STEPS = 40  # of an epoch,
+_LEAST_ROWS = 32  # but for steps of fewer rows
+_EVALUATIONS = 8
+_PATIENCE = 4  # evaluations without a better forecast, after which a training ends
 _BETAS, _CLIP, _WARM_UP, _LEAST_RATE = (0.9, 0.95), 0.5, 0.04, 0.1
 # Batches differ in size, so that the holes between what glibc keeps of them would grow to several
 # times what a step needs.
 _STEPS_UNTIL_RETURNED = 32
-Judge = Callable[[Acceptance], Forecast]
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What a drafter learns from.
+
+    weights: the target's; a Checkpoint for a kind that starts as layers of it. token_ids: those
+    that are scored, ascending. passes_s: seconds of the target's passes here, by rows.
+    time_drafter: measures the seconds of a draft token of the drafter in a directory. folder: keeps
+    the unfinished training. threads: None: as many as PyTorch chooses. name: of the training; "":
+    made of all that decides it. save_every_s: besides each evaluation.
+    """
+
+    examples: Sequence[Example]
+    weights: TensorRows
+    token_ids: np.ndarray
+    passes_s: Mapping[int, float]
+    time_drafter: Callable[[Path], float]
+    folder: Path
+    threads: int | None = None
+    name: str = ""
+    save_every_s: float = math.inf
+
+
+class Costs(NamedTuple):
+    """passes_s: seconds of the target's passes by rows. draft_token_s: of a draft token."""
+
+    passes_s: Mapping[int, float]
+    draft_token_s: float
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Holds what was measured on held-out conversations after `step` steps. loss: mean of training
-    since the evaluation before."""
+    """Measurements on held-out conversations after `step` steps. loss: mean of training since the
+    evaluation before."""
 
     step: int
     loss: float
@@ -50,9 +101,11 @@ class Evaluation:
 
 @dataclass(eq=False)
 class TrainingState:
-    """step: of those that are done. arrays: parameters, the optimizer's and the best ones, by names
-    such as "best/NAME". losses: since the last evaluation."""
+    """costs: measured once, so that a continued training judges by the same ones. step: number of
+    finished steps. arrays: parameters, the optimizer's and the best ones, by names such as
+    "best/NAME". losses: since the last evaluation."""
 
+    costs: Costs
     step: int = 0
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     history: list[Evaluation] = field(default_factory=list)
@@ -73,115 +126,180 @@ class TrainingState:
     def set_group(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         self.arrays |= {f"{name}/{key}": values for key, values in arrays.items()}
 
-
-def save_state(path: Path, state: TrainingState) -> None:
-    """Raises StorageError where there is no space, OSError."""
-    history = [asdict(each) for each in state.history]
-    note = {"step": state.step, "history": history, "losses": state.losses}
-    save_arrays(path, state.arrays, note)
+    def save(self, path: Path) -> None:
+        """Raises StorageError where there is no space, OSError."""
+        note = {
+            "costs": [dict(self.costs.passes_s), self.costs.draft_token_s],
+            "step": self.step,
+            "history": [asdict(each) for each in self.history],
+            "losses": self.losses,
+        }
+        save_arrays(path, self.arrays, note)
 
 
 def load_state(path: Path) -> TrainingState | None:
-    """Returns None where there is none, or a damaged one, which a warning says."""
+    """Return None where there is none, or a damaged one, which is logged."""
     try:
-        arrays, told = load_arrays(path)
+        arrays, note = load_arrays(path)
         history = [
             Evaluation(**{**each, "of_position": tuple(each["of_position"])})
-            for each in told["history"]
+            for each in note["history"]
         ]
-        return TrainingState(int(told["step"]), arrays, history, list(told["losses"]))
+        passes_s, draft_token_s = note["costs"]
+        costs = Costs({int(rows): each for rows, each in passes_s.items()}, float(draft_token_s))
+        return TrainingState(costs, int(note["step"]), arrays, history, list(note["losses"]))
     except FileNotFoundError:
         return None
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         _log.warning("training begins again: %s is damaged (%s)", path, error)
         return None
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
-    """rate: the largest. window: rows of one text that a step sees. rows: of a step. patience:
-    evaluations without a better forecast, after which it ends."""
+def train(
+    lesson: Lesson, request: DistillRequest, progress: Progress
+) -> tuple[Drafter, dict[str, Any]]:
+    """Return the drafter and its report. Continues the training that is kept, where it is the same.
+    Raises an EdgeSpecError, OSError."""
+    if lesson.threads is not None:
+        torch.set_num_threads(lesson.threads)
+    kind, ids = KINDS[request.kind], lesson.token_ids
+    output = StoredTables(lesson.weights).output_rows(ids)
+    teacher = Teacher(lesson.weights.config, output, ids, fastest_products())
+    trainee = make_trainee(teacher, lesson.weights, request)
+    training = Training(trainee, teacher, lesson, request)
+    training.run(progress)
+    drafter = trainee.drafter()
+    if not kind.scores_all:  # a head tells its target from others of the same shape
+        drafter.config[SAMPLE] = target_sample(lesson.weights)
+    return drafter, _report(training.state, lesson, kind.scores_all)
 
-    epochs: int
-    rate: float
-    window: int = 512
-    rows: int = 2048
-    evaluations: int = 8
-    patience: int = 4
-    seed: int = 0
-    kept_every_s: float = math.inf  # beside each evaluation
+
+def _report(state: TrainingState, lesson: Lesson, scores_all: bool) -> dict[str, Any]:
+    """docs/distill.md lists the fields."""
+    best, vocab_size = state.best, lesson.weights.config.vocab_size
+    assert best is not None
+    held_out = [each.conversation for each in lesson.examples if each.conversation.is_held_out]
+    learnt = [each.conversation for each in lesson.examples if not each.conversation.is_held_out]
+    return {
+        "acceptance": list(best.of_position),
+        "forecast": {"num_draft_tokens": best.num_draft_tokens, "speedup": best.speedup},
+        "pays": best.speedup > 1,
+        "tokens": {"learnt": count_answered(learnt), "held_out": count_answered(held_out)},
+        "vocabulary": {
+            "scored": vocab_size if scores_all else len(lesson.token_ids),
+            "coverage": 1.0 if scores_all else coverage(held_out, lesson.token_ids),
+        },
+        "costs_ms": {
+            "passes": {rows: 1e3 * seconds for rows, seconds in state.costs.passes_s.items()},
+            "draft_token": 1e3 * state.costs.draft_token_s,
+        },
+        # JSON has no number for what was not measured.
+        "history": [
+            asdict(each) | {"loss": None if math.isnan(each.loss) else each.loss}
+            for each in state.history
+        ],
+        "machine": describe_machine(),
+    }
+
+
+def measure_costs(lesson: Lesson, trainee: Trainee, name: str) -> Costs:
+    """Time the drafter before it has learnt: the same arithmetic on other numbers. name: of its
+    directory, by which a later call finds what a kill has left in the cache."""
+    with scratch_beside(lesson.folder / "untrained") as work:
+        path = work / name
+        path.mkdir()
+        trainee.drafter().write(path)
+        return Costs(lesson.passes_s, lesson.time_drafter(path))
 
 
 class Training:
-    """Trains on examples and judges by held-out ones; `path` keeps where it is."""
+    """Trains on examples and judges by held-out ones."""
 
     def __init__(
-        self, trainee: Trainee, teacher: Teacher, options: TrainingOptions, path: Path, judge: Judge
+        self,
+        trainee: Trainee,
+        teacher: Teacher,
+        lesson: Lesson,
+        request: DistillRequest,
     ) -> None:
-        self._trainee = trainee
-        self._teacher = teacher
-        self._options = options
-        self._path = path
-        self._judge = judge
+        kind = KINDS[request.kind]
+        num_rows = sum(len(each.features) for each in lesson.examples)
+        self._rows = min(kind.rows, max(_LEAST_ROWS, num_rows // _LEAST_STEPS))
+        self._epochs, self._rate, self._seed = (
+            request.epochs or kind.epochs,
+            kind.rate,
+            request.seed,
+        )
+        self._examples = lesson.examples
+        self._trainee, self._teacher = trainee, teacher
+        name = lesson.name or self._digest(lesson, request)
+        self._path = lesson.folder / f"training-{name}.npz"
+        self._save_every_s = lesson.save_every_s
         self._parameters = list(trainee.parameters.values())
         self._optimizer: Any = torch.optim.AdamW(
-            self._parameters, lr=options.rate, betas=_BETAS, fused=True
+            self._parameters, lr=self._rate, betas=_BETAS, fused=True
         )
-        self._state = self._restored()
-        self._kept_s = time.monotonic()
+        state = load_state(self._path)
+        self.state = state or TrainingState(measure_costs(lesson, trainee, self._path.stem))
+        self._restore()
+        self._saved_s = time.monotonic()
 
-    def run(self, examples: Sequence[Example], progress: Progress) -> TrainingState:
-        """Leaves the best parameters in the trainee. An interrupt keeps the steps until then.
-        Raises StorageError, OSError."""
-        options, state = self._options, self._state
-        learnt = [each for each in examples if not each.conversation.is_held_out]
-        windows = windows_of(learnt, options.window)
-        held_out = windows_of(
-            [each for each in examples if each.conversation.is_held_out], options.window
+    def run(self, progress: Progress) -> None:
+        """Leave the best parameters in the trainee. An interrupt keeps the steps until then. Raises
+        StorageError, OSError."""
+        state = self.state
+        learnt, held_out = (
+            windows_of(
+                [each for each in self._examples if each.conversation.is_held_out == is_held_out],
+                _WINDOW,
+            )
+            for is_held_out in (False, True)
         )
-        an_epoch = len(shuffled(windows, options.rows, options.seed, 0))
-        total = an_epoch * options.epochs
-        every = max(1, total // options.evaluations)
+        shuffle = partial(shuffle_batches, learnt, self._rows, self._seed)
+        an_epoch = len(shuffle(0))
+        total = an_epoch * self._epochs
+        every = max(1, total // _EVALUATIONS)
         batches: list[list[Window]] = []
         try:
             if not state.history:
                 self._evaluate(held_out)
             while state.step < total and not self._has_converged():
-                progress(self._told(), state.step / total)
+                chances = "/".join(f"{100 * each:.0f}" for each in state.history[-1].of_position)
+                progress(f"Training ({chances} % accepted by position)", state.step / total)
                 epoch, at = divmod(state.step, an_epoch)
                 if not batches or at == 0:
-                    batches = shuffled(windows, options.rows, options.seed, epoch)
+                    batches = shuffle(epoch)
                 self._step(batches[at % len(batches)], total)
                 if state.step % _STEPS_UNTIL_RETURNED == 0:
                     return_freed()
                 if state.step % every == 0 or state.step == total:
                     self._evaluate(held_out)
                     self._save()
-                elif time.monotonic() - self._kept_s > options.kept_every_s:
+                elif time.monotonic() - self._saved_s > self._save_every_s:
                     self._save()
         except KeyboardInterrupt:
             self._save()
             raise
         self._take(state.group("best"))
-        return state
 
     def _step(self, windows: Sequence[Window], total: int) -> None:
-        state = self._state
+        state = self.state
         loss = loss_of(self._trainee, self._teacher, batch_of(windows, self._trainee.num_positions))
         self._optimizer.zero_grad()
         if loss.requires_grad:  # else nothing of the batch is scored
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self._parameters, _CLIP)
             for group in self._optimizer.param_groups:
-                group["lr"] = self._options.rate * rate_at(state.step, total)
+                group["lr"] = self._rate * rate_at(state.step, total)
             self._optimizer.step()
         state.losses.append(float(loss.detach()))
         state.step += 1
 
     def _evaluate(self, windows: Sequence[Window]) -> None:
-        state = self._state
-        acceptance = held_out_acceptance(self._trainee, windows, self._options.rows)
-        forecast = self._judge(acceptance)
+        state = self.state
+        acceptance = held_out_acceptance(self._trainee, windows, self._rows)
+        passes_s, draft_token_s = state.costs
+        forecast = best_chain(acceptance, RowCosts(passes_s), draft_token_s)
         loss = float(np.mean(state.losses)) if state.losses else math.nan
         best = state.best
         if best is None or forecast.speedup > best.speedup:
@@ -190,46 +308,44 @@ class Training:
         state.losses.clear()
 
     def _has_converged(self) -> bool:
-        speedups = [each.speedup for each in self._state.history]
-        since_best = len(speedups) - 1 - int(np.argmax(speedups))
-        return since_best >= self._options.patience
-
-    def _told(self) -> str:
-        last = self._state.history[-1]
-        chances = "/".join(f"{100 * each:.0f}" for each in last.of_position)
-        return f"Training ({chances} % accepted by position)"
+        speedups = [each.speedup for each in self.state.history]
+        return len(speedups) - 1 - int(np.argmax(speedups)) >= _PATIENCE
 
     def _save(self) -> None:
-        state = self._state
-        state.set_group("parameters", as_arrays(self._trainee.parameters))
+        self.state.set_group("parameters", as_arrays(self._trainee.parameters))
         for name, each in self._trainee.parameters.items():
             kept = self._optimizer.state.get(each, {})
-            state.set_group(
-                f"optimizer/{name}",
-                {key: value.cpu().numpy().copy() for key, value in kept.items()},
-            )
-        save_state(self._path, state)
-        self._kept_s = time.monotonic()
+            arrays = {key: value.cpu().numpy().copy() for key, value in kept.items()}
+            self.state.set_group(f"optimizer/{name}", arrays)
+        self.state.save(self._path)
+        self._saved_s = time.monotonic()
 
-    def _restored(self) -> TrainingState:
-        state = load_state(self._path) or TrainingState()
-        self._take(state.group("parameters"))
+    def _restore(self) -> None:
+        self._take(self.state.group("parameters"))
         for name, each in self._trainee.parameters.items():
-            kept = state.group(f"optimizer/{name}")
+            kept = self.state.group(f"optimizer/{name}")
             if kept:
                 self._optimizer.state[each] = {
                     key: torch.as_tensor(values.copy()) for key, values in kept.items()
                 }
-        return state
 
     def _take(self, arrays: dict[str, np.ndarray]) -> None:
         with torch.no_grad():
             for name, values in arrays.items():
                 self._trainee.parameters[name].copy_(torch.as_tensor(values))
 
+    def _digest(self, lesson: Lesson, request: DistillRequest) -> str:
+        """Return a digest of all that decides the training, except for the cost of passes."""
+        decides = [request.kind, request.positions, request.layers, self._seed]
+        answered = [each.conversation.num_answered for each in lesson.examples]
+        decides += [self._epochs, self._rows, *answered]
+        content = hashlib.sha256(json.dumps(decides).encode() + lesson.token_ids.tobytes())
+        return content.hexdigest()[:16]
+
 
 def rate_at(step: int, total: int) -> float:
-    """Rises over the first few steps, then falls as a cosine; of the largest rate."""
+    """Return the share of the largest rate: it rises over the first steps, then falls as a
+    cosine."""
     warm = max(1, int(total * _WARM_UP))
     if step < warm:
         return (step + 1) / warm
@@ -246,4 +362,4 @@ def held_out_acceptance(trainee: Trainee, windows: Sequence[Window], rows: int) 
         ends = np.cumsum(batch.anchors.sum(axis=1))[:-1]  # of the windows
         of_windows = (np.split(values, ends) for values in (drafts, batch.written[batch.anchors]))
         found += zip(*of_windows, strict=True)
-    return measured_acceptance(found)
+    return measure_acceptance(found)

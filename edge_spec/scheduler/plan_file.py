@@ -91,6 +91,7 @@ class Plan:
     placements: Annotated[tuple[Placement, ...], Field(min_length=1)]
     notes: tuple[str, ...] = ()
     prefer: Literal["speed"] = "speed"  # one of before that preferred energy is to be made again
+    in_force: tuple[str, ...] = ()  # what a start runs by now, who drafts and why
 
 
 @cache

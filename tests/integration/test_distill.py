@@ -126,8 +126,8 @@ def test_a_drafter_learns_what_the_target_writes(
         with engine.verifying_all_draft_tokens():
             result = engine.chat(prompt, max_tokens=40)
     assert [token.id for token in result.tokens] == [token.id for token in plain.tokens]
-    counts = result.stats.drafters[name]
-    assert counts.draft_n_accepted > 0.5 * counts.draft_n > 0
+    # Of the tokens that were written, since a tree has draft tokens of which only one can be right.
+    assert result.stats.drafters[name].draft_n_accepted > 0.5 * len(result.tokens)
     left = sorted(path.name for path in (tmp_path / "cache" / "distill").glob("*/*"))
     assert left == ["answers.jsonl"]  # for a drafter of another kind
 

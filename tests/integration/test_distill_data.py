@@ -6,11 +6,11 @@ import importlib.util
 import re
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import Event
-from types import ModuleType
+from threading import Event, Lock
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,25 +21,19 @@ from edge_spec.cli.main import run
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.bench.report import in_loops
-from edge_spec.distill.answers import (
-    WriterLostError,
-    local_writers,
-    write_answers,
-)
-from edge_spec.distill.features import (
-    FeatureRequest,
-    read_features,
-    require_features,
-)
+from edge_spec.distill.answers import write_answers
+from edge_spec.distill.cluster import Cluster, MachineLostError, ThisMachine
+from edge_spec.distill.features import Example, FeatureRequest, read_features, require_features
 from edge_spec.distill.prompts import Conversation, GivenPrompts
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.runtimes.reference.model import ReferenceSession
 from fixtures import families, hybrid_models
 
-LAYERS = 7
+LAYERS, HIDDEN_SIZE = 7, 64
 PROMPTS = tuple(f"tell me {index}" for index in range(12))
 
 
@@ -71,8 +65,14 @@ def engine(request: pytest.FixtureRequest, target: Path, bundle: Path) -> Iterat
 def _answers(engine: Engine, folder: Path, num_tokens: int = 200) -> list[Conversation]:
     folder.mkdir(exist_ok=True)
     tasks = GivenPrompts(PROMPTS, 16)
-    writers = partial(local_writers, engine, tasks)
-    return write_answers(writers, tasks, folder, num_tokens, quiet)
+    return write_answers(ThisMachine(engine, tasks), tasks, folder, num_tokens, quiet)
+
+
+def _features(
+    engine: Engine, answers: list[Conversation], request: FeatureRequest, folder: Path
+) -> list[Example]:
+    read = ThisMachine(engine, GivenPrompts(PROMPTS, 16)).read_features
+    return read_features(read, answers, request, HIDDEN_SIZE, folder, quiet)
 
 
 def test_answers_are_plain_greedy_decoding(engine: Engine, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_answers_are_plain_greedy_decoding(engine: Engine, tmp_path: Path) -> No
 def test_features_are_those_of_decoding(engine: Engine, tmp_path: Path) -> None:
     answers = _answers(engine, tmp_path, 60)
     request = FeatureRequest((2, LAYERS), True, 10**9)
-    found = read_features(engine.parts.model, answers, request, tmp_path, quiet)
+    found = _features(engine, answers, request, tmp_path)
     each = found[1]
     tokens = each.conversation.tokens.tolist()
     session = engine.parts.model.open_session()
@@ -111,14 +111,14 @@ def test_features_keep_to_their_bound(
     answers.sort(key=lambda each: not each.is_held_out)
     bound = 20_000  # bytes; each conversation has some 16 rows of 64 numbers of 2 bytes
     request = FeatureRequest((LAYERS,), True, bound)
-    found = read_features(engine.parts.model, answers, request, tmp_path, quiet)
+    found = _features(engine, answers, request, tmp_path)
     (stored,) = (each.stat().st_size for each in tmp_path.glob("features-*.bin"))
     assert 0.8 * bound < stored <= bound
     assert 1 < len(found) < len(answers)
     assert "--max-cache has room" in caplog.text
     tight = FeatureRequest((LAYERS,), True, 1000)
     with pytest.raises(UsageError, match="too few to train on"):
-        read_features(engine.parts.model, answers, tight, tmp_path, quiet)
+        _features(engine, answers, tight, tmp_path)
 
 
 def test_a_target_that_gives_no_features_is_refused(
@@ -233,30 +233,43 @@ def test_a_target_of_which_a_kind_cannot_be_made_is_refused_at_once(
     assert not out.exists() and not (tmp_path / "cache" / "distill").exists()
 
 
-class _Gone:
-    """A writer whose machine is lost in its first task."""
+class Machines(Cluster):
+    """A cluster without Ray, of machines that are lost in their first task or do it here."""
 
-    def __call__(self, task: int, stop: Event) -> None:
-        raise WriterLostError
+    def __init__(self, here: ThisMachine | None, *machines: str) -> None:
+        super().__init__("", "", AskedOptions(), GivenPrompts(PROMPTS, 16))
+        self.here, self.lock = here, Lock()
+        self._machines = [SimpleNamespace(name=name, run=self) for name in machines]
+
+    def remote(self, work: str, *given: Any) -> tuple[Any, ...]:
+        return work, *given
+
+    def _wait(self, machine: Any, task: Any, stop: Event, where: str = "") -> Any:
+        if machine.name == "lost" or self.here is None:
+            with suppress(ValueError):
+                self._machines.remove(machine)
+            raise MachineLostError
+        work, *given = task
+        if work == "read":
+            return list(self.here.read_features(*given))
+        with self.lock:
+            return self.here.tasks.conversation(self.here.engine, given[0], stop)
 
 
-def test_a_lost_writer_leaves_its_task_to_the_others(engine: Engine, tmp_path: Path) -> None:
+def test_a_lost_machine_leaves_its_tasks_to_the_others(engine: Engine, tmp_path: Path) -> None:
     tasks = GivenPrompts(PROMPTS, 16)
-
-    @contextmanager
-    def writers() -> Iterator[list[Any]]:
-        yield [_Gone(), partial(tasks.conversation, engine)]
-
+    here = ThisMachine(engine, tasks)
     (tmp_path / "lost").mkdir()
-    found = write_answers(writers, tasks, tmp_path / "lost", 200, quiet)
+    written = write_answers(Machines(here, "lost", "here"), tasks, tmp_path / "lost", 200, quiet)
     whole = _answers(engine, tmp_path / "whole")
-    assert [each.tokens.tolist() for each in found] == [each.tokens.tolist() for each in whole]
+    assert [each.tokens.tolist() for each in written] == [each.tokens.tolist() for each in whole]
+    request = FeatureRequest((LAYERS,), True, 10**9)
+    found = Machines(here, "lost", "here").read_features(whole, request)
+    for rows, expected in zip(found, here.read_features(whole, request), strict=True):
+        np.testing.assert_array_equal(rows, expected)
 
 
-def test_without_any_writer_left_it_ends_in_one_line(tmp_path: Path) -> None:
-    @contextmanager
-    def writers() -> Iterator[list[Any]]:
-        yield [_Gone(), _Gone()]
-
-    with pytest.raises(DeviceError, match="all machines that wrote answers are gone"):
-        write_answers(writers, GivenPrompts(PROMPTS, 16), tmp_path, 200, quiet)
+def test_without_any_machine_left_it_ends_in_one_line(tmp_path: Path) -> None:
+    machines = Machines(None, "lost", "lost")
+    with pytest.raises(DeviceError, match="all machines of the cluster are gone"):
+        write_answers(machines, machines.tasks, tmp_path, 200, quiet)

@@ -12,7 +12,6 @@ import pytest
 
 import edge_spec
 from edge_spec.core.tree import TokenTree
-from edge_spec.distill.drafter_training import Costs, Drafter
 from edge_spec.distill.features import Example, batch_of, windows_of
 from edge_spec.distill.prompts import Conversation
 from edge_spec.distill.request import DistillRequest
@@ -24,6 +23,7 @@ from edge_spec.models.asked_options import AskedOptions
 torch = pytest.importorskip("torch")
 
 from edge_spec.distill.trainees import SmallDraftTrainee, Teacher  # noqa: E402
+from edge_spec.distill.training import Costs  # noqa: E402
 
 POSITIONS = 3
 ASKED = AskedOptions(runtime="reference", draft_runtime="reference", threads=1)
@@ -71,7 +71,7 @@ def test_a_draft_is_trained_as_it_drafts(
     drafts = trainee.drafts(batch)
     path = tmp_path / "draft"
     path.mkdir()
-    Drafter(trainee.stored(), trainee.description(), trainee.texts()).write(path)
+    trainee.drafter().write(path)
     written = open_checkpoint(path)
     assert written.config.num_layers == 3
     for name in ("input_layernorm.weight", "mlp.up_proj.weight"):
@@ -100,9 +100,7 @@ def distilled(
 ) -> Callable[..., Path]:
     """distilled(name, progress): a draft for tmp_path / "hf", by the same costs each time."""
     costs = Costs({1: 1.0, 2: 1.1, 4: 1.3}, 0.1)
-    monkeypatch.setattr(
-        "edge_spec.distill.drafter_training.kept_costs", lambda path, measure: costs
-    )
+    monkeypatch.setattr("edge_spec.distill.training.measure_costs", lambda *given: costs)
     tiny.write_hf(tiny.build("llama", num_hidden_layers=3), tmp_path / "hf")
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"tell me {index}" for index in range(20)))
@@ -160,5 +158,5 @@ def test_a_draft_changes_no_text(
             if draft != "none":
                 assert answer.stats.draft_n > 0
     assert texts[0] == texts[1]
-    left = [path.name for path in (tmp_path / "cache" / "bundles").glob("*ed-*")]
+    left = [path.name for path in (tmp_path / "cache" / "bundles").glob(".*")]
     assert not left  # conversions of what was tried while it learnt

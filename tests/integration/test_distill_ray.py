@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,10 +12,9 @@ import pytest
 
 import edge_spec
 from edge_spec.cli.main import run
-from edge_spec.distill.answers import CONVERSATIONS, local_writers, write_answers
-from edge_spec.distill.cluster import Cluster
-from edge_spec.distill.drafter_training import Costs
-from edge_spec.distill.features import FeatureRequest, feature_rows, read_features
+from edge_spec.distill.answers import write_answers
+from edge_spec.distill.cluster import CONVERSATIONS, Cluster, ThisMachine
+from edge_spec.distill.features import FeatureRequest, read_features
 from edge_spec.distill.prompts import GivenPrompts
 from edge_spec.errors import DeviceError
 from edge_spec.models.asked_options import AskedOptions
@@ -25,7 +23,7 @@ ray = pytest.importorskip("ray")
 # Ray's own: sockets and files of processes that are killed, and what it deprecates in itself.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-LAYERS = 3
+LAYERS, HIDDEN_SIZE = 3, 64
 ASKED = AskedOptions(runtime="reference", threads=1)
 TASKS = GivenPrompts(tuple(f"tell me {index}" for index in range(24)), 24)
 NUM_TOKENS = 900
@@ -60,10 +58,9 @@ def _alone(target: str, folder: Path) -> tuple[bytes, bytes]:
     """What one machine keeps of answers and features."""
     folder.mkdir()
     with edge_spec.load(target, runtime="reference", threads=1) as engine:
-        writers = partial(local_writers, engine, TASKS)
-        answers = write_answers(writers, TASKS, folder, NUM_TOKENS, quiet)
-        model = engine.parts.model
-        read_features(model, answers, FEATURES, folder, quiet, partial(feature_rows, model))
+        machine = ThisMachine(engine, TASKS)
+        answers = write_answers(machine, TASKS, folder, NUM_TOKENS, quiet)
+        read_features(machine.read_features, answers, FEATURES, HIDDEN_SIZE, folder, quiet)
     return _learnt_from(answers), _features(folder)
 
 
@@ -92,17 +89,15 @@ def test_a_machine_that_is_killed_changes_no_byte(
             killed.append(what)
             cluster.remove_node(second, allow_graceful=False)
 
-    with (
-        edge_spec.load(target, runtime="reference", threads=1) as engine,
-        Cluster(cluster.address, target, ASKED, TASKS) as found,
-    ):
+    with Cluster(cluster.address, target, ASKED, TASKS) as found:
         with found.writers() as writers:
             assert len(writers) == 2 * CONVERSATIONS
-        answers = write_answers(found.writers, TASKS, folder, NUM_TOKENS, progress)
-        read_features(engine.parts.model, answers, FEATURES, folder, progress, found.feature_rows)
+        answers = write_answers(found, TASKS, folder, NUM_TOKENS, progress)
+        read_features(found.read_features, answers, FEATURES, HIDDEN_SIZE, folder, progress)
         assert killed
-        with found.writers() as writers:
-            assert len(writers) == CONVERSATIONS
+        if step == "Writing answers":  # else it may have read its part before
+            with found.writers() as writers:
+                assert len(writers) == CONVERSATIONS
     assert (_learnt_from(answers), _features(folder)) == alone
 
 
@@ -118,10 +113,10 @@ def test_the_same_command_makes_the_same_drafter(
     target: str, machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
+    from edge_spec.distill.training import Costs
+
     costs = Costs({1: 1.0, 2: 1.1, 4: 1.3}, 0.1)  # measured ones differ from run to run
-    monkeypatch.setattr(
-        "edge_spec.distill.drafter_training.kept_costs", lambda path, measure: costs
-    )
+    monkeypatch.setattr("edge_spec.distill.training.measure_costs", lambda *given: costs)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(TASKS.prompts))
     options = ["--kind", "draft", "--prompts", str(prompts), "--tokens", "300", "--max-tokens"]

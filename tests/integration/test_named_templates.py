@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.distill.request import text_files
+from edge_spec.distill.drafter_files import text_files
 from edge_spec.errors import UsageError
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.hf_source import open_directory

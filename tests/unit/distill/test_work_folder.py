@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from edge_spec.distill.answers import KEPT_DAYS
-from edge_spec.distill.forecast import converted_aside
-from edge_spec.distill.run import forget_training, work_folder
+from edge_spec.distill.forecast import without_conversions
+from edge_spec.distill.run import KEPT_DAYS, forget_training, work_folder
 from edge_spec.errors import UsageError
 
 SOURCE: Any = SimpleNamespace(identity="0", name="model")
@@ -58,15 +57,10 @@ def test_answers_outlive_a_training() -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["answers.jsonl"]
 
 
-def test_conversions_of_what_was_tried_go(tmp_path: Path) -> None:
-    """With the try, and after days where a kill has left them; those of others stay."""
+def test_conversions_of_what_was_tried_go_and_those_of_others_stay(tmp_path: Path) -> None:
     bundles = tmp_path / "bundles"
-    ago = time.time() - (KEPT_DAYS + 1) * 86400
-    for name in ("distilled-1-onnx-2", "untrained-3-onnx-4", "untrained-5-onnx-6", "model-onnx-7"):
+    for name in (".tried.part-onnx-2", ".tried.part-onnx-3", "model-onnx-7"):
         (bundles / name).mkdir(parents=True)
-    for name in ("untrained-3-onnx-4", "model-onnx-7"):
-        os.utime(bundles / name, (ago, ago))
-    with converted_aside(tmp_path / "distilled-1"):
-        assert len(list(bundles.iterdir())) == 4
-    left = sorted(path.name for path in bundles.iterdir())
-    assert left == ["model-onnx-7", "untrained-5-onnx-6"]
+    with without_conversions(tmp_path / ".tried.part"):
+        assert len(list(bundles.iterdir())) == 3
+    assert [path.name for path in bundles.iterdir()] == ["model-onnx-7"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.cli.output import print_page
+from edge_spec.cli.output import page_lines
 from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
@@ -186,7 +186,7 @@ def test_a_terminal_of_80_columns_shows_whole_figures(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     report["total"]["worst_prompt"] = "conversation-3"
     report["categories"] = {"math_reasoning": report["total"]}
-    print_page(page(report))
+    print("\n".join(page_lines(page(report))))
     lines = re.sub("\x1b.*?m", "", capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 80
     rows = [" ".join(line.split()) for line in lines if line.startswith("math_reasoning")]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import replace
-from io import StringIO
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_spec.cli.checking import print_proof
+from edge_spec.cli.checking import proof_lines
 from edge_spec.core.model import Forward
 from edge_spec.core.modes import LosslessMode
 from edge_spec.core.rng import Purpose
@@ -315,9 +313,7 @@ def test_a_near_tie_is_a_fault_where_texts_are_promised_to_be_bit_identical(
 
 
 def printed(report: dict[str, Any]) -> str:
-    with redirect_stdout(StringIO()) as out:
-        print_proof(report)
-    return out.getvalue()
+    return "\n".join(proof_lines(report))
 
 
 @pytest.fixture
