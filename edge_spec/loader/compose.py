@@ -27,7 +27,7 @@ from edge_spec.models.runtimes import library_build
 from edge_spec.placement.idle_process import InTurns, measure_when_idle
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.profile import load_learnt, save_learnt
-from edge_spec.scheduler.row_findings import RoundTimes, rows_key, settle_rows, usual_shares
+from edge_spec.scheduler.row_findings import RoundTimes, rows_key, settle_rows
 from edge_spec.text.grammar import GrammarCompiler
 
 
@@ -81,7 +81,6 @@ def compose_engine(
         computing=key.digest if way is None else f"{key.digest} {way}",
         round_times=RoundTimes(
             rows_key(key, models.target.config),
-            usual_shares(models.target),
             factory.lossless.widths,
         ),
     )

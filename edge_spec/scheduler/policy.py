@@ -29,40 +29,9 @@ from edge_spec.core.tree import TokenTree, chain_first, likeliest
 from edge_spec.drafters.protocol import Budget, Cost, Drafter
 from edge_spec.scheduler.cost import RowCosts
 
-_SHAPE_ROUNDS = 64  # for which a shape is kept
-_DEEPEST = 8  # levels of it
 # A draft token is the likeliest of several, so on average its chance is overestimated a little (the
 # winner's curse). What another value does: benchmarks/simulate.py.
 _CAUTION = 1.2
-
-
-class KeptShape:
-    """The best shape of the trees that a policy asks for; a new one now and then, as acceptance is
-    learnt."""
-
-    def __init__(self) -> None:
-        self._best: tuple[int, ...] = ()
-        self._age = 0
-        self._room = (0, 0)  # rows and levels that it was made for
-
-    def fitting(
-        self,
-        acceptance: Sequence[float],
-        costs: RowCosts,
-        pass_s: float,
-        num_rows: int,
-        num_levels: int,
-    ) -> tuple[int, ...]:
-        """Returns the parents of its rows, () where it is larger than what fits, or no row is worth
-        it; the others: see `best_shape`."""
-        room = (num_rows, min(num_levels, _DEEPEST))
-        old = self._age >= _SHAPE_ROUNDS and room == self._room
-        if old or room > self._room:  # not at a text's end, where little fits
-            self._best = best_shape(acceptance, costs, pass_s, *room)
-            self._age, self._room = 0, room
-        self._age += 1
-        fits = len(self._best) <= num_rows
-        return self._best if fits and len(self._best) > 1 else ()
 
 
 def best_shape(
