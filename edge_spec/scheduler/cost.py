@@ -327,7 +327,8 @@ class RoundCosts:
         self._around_s = _faded(self._around_s, without_outlier(around_s, self.costs.at(rows)))
         self._was_wider = not is_plain
         self._look()
-        now_s = max(self.plain_s, min(slowed, OUTLIER) * before_s)
+        # Drafters were asked before the pass, when the machine may have been slower still.
+        now_s = max(self.plain_s, max(1.0, min(slowed, OUTLIER)) * before_s)
         self._steps = _MEMORY * self._steps + (1 - _MEMORY) * (self.of(rows) + asked_s / now_s)
         self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens
         self._look()

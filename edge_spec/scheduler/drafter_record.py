@@ -263,9 +263,8 @@ class DrafterRecord:
         usual = self._fixed + self.draft_token * max(draft_tokens, 1)
         self._answers += 1
         if unread and not self.is_free:
-            read = max(0.0, without_outlier(steps, usual + max(reading, 1.0)) - usual) / unread
-            before = read if self._reading is None else self._reading
-            self._reading = max(read, _faded(before, read))
+            read = without_outlier(max(0.0, steps - usual), max(reading, 1.0)) / unread
+            self._reading = read if self._reading is None else 0.5 * (self._reading + read)
             return min(steps, usual + read * unread)
         if self._answers == 1:  # it has read its files, or has waited for another process
             steps = min(steps, max(1.0, OUTLIER * usual))

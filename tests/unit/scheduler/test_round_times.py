@@ -62,7 +62,7 @@ def test_what_a_busy_machine_took_is_soon_replaced() -> None:
         times.observe(round_of(1, SECONDS[1] * (1 + 20 * (number % 3))))
     times.end(100)
     answer(RoundTimes(KEY), 40, 1.0)
-    assert kept()[1] == pytest.approx(SECONDS[1], rel=0.05)
+    assert kept()[1] == pytest.approx(SECONDS[1], rel=0.1)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
