@@ -22,7 +22,7 @@ _NOISE = 0.1  # standard deviation of a pass, over its time
 # Variances: of the first row and of the price of further ones, over the table's, and of one width
 # beside that; where the table was measured for this model, and where it holds what is usual.
 _FIRST, _PRICE, _OWN = 0.01, 0.1, 0.0
-_ROUGH_PRICE, _ROUGH_OWN = 5.0, 0.04
+_ROUGH_PRICE, _ROUGH_OWN = 1.0, 0.06
 # What each pass adds to variances, since machines and texts change: all rows alike, further ones.
 _PACE_CHANGES, _PRICE_CHANGES = 1e-3, 5e-4
 _JUMP = 9.0  # variances, from which on an error shows another pace
@@ -97,10 +97,8 @@ class RowCosts:
 
     @property
     def measured(self) -> dict[int, float]:
-        """Return the table that it was made of, in seconds of the present pace."""
-        return {
-            rows: self._first * each for rows, each in zip(self._rows, self._seconds, strict=True)
-        }
+        """Return the seconds of passes at the widths of its table, as they are known by now."""
+        return {rows: self.at(rows) for rows in self._rows}
 
     @property
     def slope(self) -> float:

@@ -251,9 +251,9 @@ def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
     return RoundPlan(likely, None, num_verified=num_verified) if len(likely) > 1 else None
 
 
-class AlwaysVerifyPolicy:
-    """Draft tokens are verified however unlikely they are, up to 7 of them; several drafters take
-    turns to go first. For proofs, where a wrong draft token tells as much.
+class AlwaysVerifyPolicy(FixedPolicy):
+    """Verifies draft tokens however unlikely they are, up to 7 of them; several drafters take turns
+    to go first. For proofs, where a wrong draft token tells as much.
 
     exercised: counts, under BRANCHES, the rounds whose verified draft tokens branch.
     """
@@ -261,33 +261,19 @@ class AlwaysVerifyPolicy:
     BRANCHES = "branches"
 
     def __init__(
-        self,
-        max_draft_tokens: int,
-        branches: bool,
-        probes: bool,
-        exercised: Counter[str] | None = None,
+        self, max_draft_tokens: int, branches: bool, probes: bool, exercised: Counter[str]
     ) -> None:
-        self._exercised = Counter() if exercised is None else exercised
-        self._all = FixedPolicy(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)
+        super().__init__(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)
+        self._exercised = exercised
         self._turn = 0
-
-    def begin(self, num_prompt: int = 0) -> None: ...
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         first = self._turn % max(1, len(drafters))
         self._turn += 1
-        plan = self._all.choose([*drafters[first:], *drafters[:first]], pending, budget)
+        plan = super().choose([*drafters[first:], *drafters[:first]], pending, budget)
         if not plan.tree.first_rows(plan.num_verified or len(plan.tree)).is_chain:
             self._exercised[self.BRANCHES] += 1
         return plan
-
-    def wants(self, drafter: Drafter) -> bool:
-        return True
-
-    def observe(self, round_stats: RoundStats) -> None: ...
-
-    def beliefs(self) -> str:
-        return ""
 
 
 class Concurrency:
