@@ -172,11 +172,7 @@ class RegretAccount:
         return self.balance if self._is_new else min(max(self.balance, least), FIRST)
 
 
-# Draft tokens that reading a token is taken for before it was seen, steps of a draft token that was
-# not seen either, and steps of all tokens at most: a drafter that could not be paid for any more
-# would never be tried again.
-_READING, _DRAFT_TOKEN, _MOST_UNREAD = 0.25, 0.2, 2.0
-_MOST_WATCHING = 0.25  # likewise, that the first round takes to observe
+_MOST_WATCHING = 0.25  # plain steps, at most, that the first round takes to observe
 _MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
 _SLOW_ROUNDS = 1024  # after which one that was too slow is timed again
 
@@ -234,15 +230,13 @@ class DrafterRecord:
     @property
     def unread(self) -> float:
         """Return the steps to expect of what it has to read before it can draft."""
-        if self._reading is None:
-            return min(self._reading_each * self._unread, _MOST_UNREAD)
         return self._reading_each * self._unread
 
     @property
     def _reading_each(self) -> float:
-        if self._reading is None:
-            return _READING * (_DRAFT_TOKEN if self._token is None else self._token)
-        return self._reading
+        # Before it was seen it is taken for what is put by: a drafter whose reading grows faster
+        # than its account would never be tried again.
+        return PUT_BY if self._reading is None else self._reading
 
     def answer(self, draft_tokens: int) -> float:
         """Return the steps to expect of an answer and of observing the round."""
