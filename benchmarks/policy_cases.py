@@ -7,31 +7,62 @@ The real round loop decodes the texts again, as one conversation, on a clock tha
 drafters advance: 5 tables of t(k), known or to be found out, with 7 drafters, some of which pay in
 some texts only. For each case it prints the rate of all texts over plain decoding's, that of the
 worst text, the most plain steps that one text lost, and how many texts were slower than 0.97 of
-plain. All of it is simulated, and the same on every run.
+plain. Then it compares
+
+- a first session with the tenth, which begins with what nine others kept of easy or hard texts, or
+  of a draft model that was timed on a busy machine;
+- texts on a machine that something else slows down, for stretches and by single delays, with plain
+  decoding there: work is counted as a quiet machine would have taken for it, so neither is lucky;
+- `auto` with the best of its drafters alone, for each text.
+
+All of it is simulated, and the same on every run.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 from common import report
-from replay import Charged, DraftCost, Recording, VirtualClock, replay
+from replay import (
+    MAX_ROWS,
+    Charged,
+    DraftCost,
+    RecordedSession,
+    Recording,
+    VirtualClock,
+)
 from simulate import read
 
-from edge_spec.core.metrics import Stats
+from edge_spec.core.metrics import RoundStats
+from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
+from edge_spec.drafters.protocol import (
+    Budget,
+    Cost,
+    Drafter,
+    DrafterTraits,
+    load_stats_into,
+    stats_of,
+)
 from edge_spec.drafters.tree_builder import LearntAcceptance
+from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.scheduler.adaptive import AdaptivePolicy
-from edge_spec.scheduler.cost import RowCosts, Scale
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.profile import ProfileKey
+from edge_spec.scheduler.row_findings import SECONDS, RoundTimes, RowsKey
 
 # t(k) over t(1): of our kernels, of onnxruntime, of llama.cpp's own kernels, of a GPU, and of one
 # that works in fours.
@@ -48,6 +79,9 @@ LOOKUPS = {
     "suffix": ((SuffixDrafter,), DraftCost(40e-6, 5e-6, 20e-6)),
     "suffix+recycling": ((SuffixDrafter, RecyclingDrafter), DraftCost(120e-6, 10e-6, 120e-6)),
 }
+HOW = ProfileKey("", "", "", "", "", "", 1, (), "")
+MEAN_STRETCH, MEAN_DELAY = 40.0, 60.0  # plain steps, of a busy machine
+UNLIKELY = -1e4  # logit of what is not among the recorded tokens
 EASY = ("code", "repetitive", "translation", "math_reasoning")
 
 
@@ -82,7 +116,16 @@ class ReplayedDraft(Drafter):
         self._clock, self._draft, self._texts = clock, draft, texts
         self._token_s = draft.steps * step_s
         self._learnt = LearntAcceptance([0.6] * 8)
-        self._number = -1
+        self._behind = 0
+        self._number, self._is_prepared = -1, False
+        self.reported: Sequence[float] = ()
+
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self.reported
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        self._is_prepared = True
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._number += 1
@@ -91,8 +134,17 @@ class ReplayedDraft(Drafter):
         chance = draft.right if text.category in EASY else draft.right_elsewhere
         draws = np.random.default_rng(self._number).random(len(text.tokens) + 64)
         self._text, self._right = text.tokens, draws < chance
-        self._place = self._behind = 0
+        self._place = 0
+        self._behind = 0 if self._is_prepared else self._behind + len(prompt)
+        self._is_prepared = False
         self._tree: TokenTree | None = None
+
+    def stats(self) -> dict[str, np.ndarray]:
+        return {self.name: self._learnt.stats()}
+
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        if self.name in stats:
+            self._learnt.load_stats(stats[self.name])
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         self._clock.advance(0.15 * self._token_s * self._behind)
@@ -134,6 +186,138 @@ def drafters_of(
     return made
 
 
+class BusyClock(VirtualClock):
+    """Work takes longer while something else computes: by a factor that comes and goes, and by
+    single delays. work_s: what the same work would have taken on a quiet machine."""
+
+    def __init__(self, step_s: float = 1.0, seed: int | None = None) -> None:
+        """step_s: of a plain step, in which stretches are measured. seed: None for a quiet
+        machine."""
+        super().__init__()
+        self.work_s = 0.0
+        self._step_s = step_s
+        self._draws = None if seed is None else np.random.default_rng(seed)
+        self._factor, self._left_s = 1.0, math.inf if seed is None else 0.0
+        self._delay_in_s = math.inf if seed is None else self._next(MEAN_DELAY)
+
+    def advance(self, seconds: float) -> None:
+        while seconds > 0:
+            if self._left_s <= 0:
+                assert self._draws is not None
+                is_quiet = self._factor > 1
+                self._factor = 1.0 if is_quiet else self._draws.uniform(1.5, 4.0)
+                self._left_s = self._next(MEAN_STRETCH)
+            done_s = min(seconds, self._left_s, self._delay_in_s)
+            self.work_s += done_s
+            self.now_s += self._factor * done_s
+            seconds -= done_s
+            self._left_s -= done_s
+            self._delay_in_s -= done_s
+            if self._delay_in_s <= 0:
+                assert self._draws is not None
+                self.now_s += self._draws.uniform(1.0, 8.0) * self._step_s
+                self._delay_in_s = self._next(MEAN_DELAY)
+
+    def _next(self, mean_steps: float) -> float:
+        assert self._draws is not None
+        return max(1e-9, self._step_s * self._draws.exponential(mean_steps))
+
+
+@dataclass
+class Kept:
+    """What sessions leave to the next one. key: of t(k) in the store, another for each user."""
+
+    key: RowsKey = field(default_factory=lambda: RowsKey(HOW, uuid4().hex, (), ()))
+    stats: Mapping[str, np.ndarray] = field(default_factory=dict)  # of drafters
+    draft_token_s: float | None = None
+    rounds: float = 0.0  # with a draft token of the draft model
+    right: float = 0.0  # of those, the first one
+
+
+@dataclass(frozen=True)
+class Session:
+    """One session of a user: it decodes texts in turn, with one policy.
+
+    known: t(k) was measured before. named: drafters that the user asked for.
+    """
+
+    texts: Sequence[Recording]
+    vocab_size: int
+    table: str
+    drafters: Sequence[str | Draft]
+    step_s: float
+    known: bool = True
+    busy: int | None = None  # seed
+    named: Sequence[str] = ()
+
+    def decode(self, kept: Kept | None = None) -> list[float]:
+        """Return the plain steps of work that each text took, and leave to `kept` what a session
+        keeps."""
+        seconds = {rows: self.step_s * more for rows, more in TABLES[self.table].items()}
+        exact, clock = RowCosts(seconds), BusyClock(self.step_s, self.busy)
+        drafters = drafters_of(self.drafters, clock, self.step_s, self.texts)
+        costs = RowCosts(seconds) if self.known else RowCosts(USUAL, is_measured=False)
+        draft_token_s: dict[str, float] = {}
+        if kept is not None:
+            load_stats_into(drafters, kept.stats)
+            costs = RowCosts(USUAL, is_measured=False)
+            costs.recall(SECONDS.known(kept.key) or {})
+            for drafter in drafters:
+                if isinstance(drafter, ReplayedDraft):
+                    if kept.draft_token_s is not None:
+                        draft_token_s[drafter.name] = kept.draft_token_s
+                    if kept.rounds >= 100:
+                        drafter.reported = (kept.right / kept.rounds,) * 4
+        free = {each.name for each in drafters if not isinstance(each, ReplayedDraft)}
+        policy = AdaptivePolicy(
+            costs, draft_token_s, free, branches=False, clock=clock, named=self.named
+        )
+        times = RoundTimes(kept.key) if kept is not None else None
+        logits = np.full((MAX_ROWS, self.vocab_size), UNLIKELY, np.float32)
+        taken: list[float] = []
+        for text in self.texts:
+            session = RecordedSession(text, logits, lambda rows, context: exact.at(rows), clock)
+            session.prefill(text.prompt[:-1])
+            decoder = Decoder(session, drafters, policy, clock=clock)
+            with decoder.preparing(text.prompt):
+                pass
+            start_s = clock.work_s
+            sampler = Sampler(SamplingParams(), text.prompt)
+            context = len(text.prompt) + len(text.tokens) + MAX_ROWS
+            limits = GenerationLimits(len(text.tokens), frozenset(), context, MAX_ROWS)
+            rounds: list[RoundStats] = []
+            for _ in decoder.decode(text.prompt, sampler, limits, rounds.append):
+                pass
+            session.close()
+            taken.append((clock.work_s - start_s) / self.step_s)
+            if kept is not None and times is not None:
+                for each in rounds:
+                    times.observe(each)
+                    if "draft-model" in each.by_drafter:
+                        kept.rounds += 1
+                        kept.right += each.by_drafter["draft-model"].draft_n_accepted > 0
+                times.end(len(text.tokens))
+        if kept is not None:
+            kept.stats = stats_of(drafters)
+        return taken
+
+
+def judge(steps: Sequence[float], plain: Sequence[float]) -> dict[str, float]:
+    """steps: the plain steps that each text took. plain: what plain decoding, or whatever they are
+    compared with, took for it."""
+    ratios = [before / now for before, now in zip(plain, steps, strict=True)]
+    return {
+        "speedup": sum(plain) / sum(steps),
+        "worst": min(ratios),
+        "most_lost_steps": max(now - before for before, now in zip(plain, steps, strict=True)),
+        "slower": sum(ratio < 0.97 for ratio in ratios),
+    }
+
+
+def plain_steps(texts: Sequence[Recording]) -> list[float]:
+    return [float(len(text.tokens)) for text in texts]
+
+
 def decode(
     texts: Sequence[Recording],
     vocab_size: int,
@@ -143,29 +327,100 @@ def decode(
     known: bool,
 ) -> dict[str, float]:
     """Decodes all texts with one policy."""
-    seconds = {rows: step_s * more for rows, more in TABLES[table].items()}
-    exact = RowCosts(seconds)
-
-    def speculate(clock: VirtualClock) -> tuple[list[Drafter], AdaptivePolicy]:
-        made = drafters_of(DRAFTERS[drafters], clock, step_s, texts)
-        costs = RowCosts(seconds) if known else RowCosts(USUAL, scale=Scale(False))
-        free = {each.name for each in made if not isinstance(each, ReplayedDraft)}
-        return made, AdaptivePolicy(costs, {}, free, branches=False, clock=clock)
-
-    pass_s: Callable[[int, int], float] = lambda rows, context: exact.at(rows)  # noqa: E731
-    return judged(replay(texts, vocab_size, speculate, pass_s), step_s)
+    session = Session(texts, vocab_size, table, DRAFTERS[drafters], step_s, known)
+    return judge(session.decode(), plain_steps(texts))
 
 
-def judged(decoded: Sequence[Stats], step_s: float) -> dict[str, float]:
-    taken_s = [stats.predicted_ms / 1e3 for stats in decoded]
-    plain_s = [stats.predicted_n * step_s for stats in decoded]
-    ratios = [plain / taken for plain, taken in zip(plain_s, taken_s, strict=True)]
-    lost = [(taken - plain) / step_s for plain, taken in zip(plain_s, taken_s, strict=True)]
+DRAFT_NAMES = tuple(
+    name for name, each in DRAFTERS.items() if any(isinstance(one, Draft) for one in each)
+)
+HABITS = ("all texts", "hard texts", "hard texts, timed while busy")  # of nine sessions
+
+
+def compare_sessions(
+    session: Session, habit: str, num_sessions: int = 9
+) -> tuple[list[float], list[float]]:
+    """Return the plain steps of a first session, and of one after nine others."""
+    first = replace(session, known=False).decode(Kept())
+    texts = [text for text in session.texts if habit == "all texts" or text.category not in EASY]
+    kept = Kept()
+    for _ in range(num_sessions):
+        replace(session, known=False, texts=texts).decode(kept)
+    [draft] = [each for each in session.drafters if isinstance(each, Draft)]
+    busy = 3.0 if "busy" in habit else 1.0
+    kept.draft_token_s = busy * draft.steps * session.step_s
+    return first, session.decode(kept)
+
+
+def session_cases(texts: Sequence[Recording], vocab_size: int) -> Iterator[dict[str, Any]]:
+    """Yield the rate of a tenth session over that of a first one."""
+    for table in TABLES:
+        for drafters in DRAFT_NAMES:
+            for habit in HABITS:
+                session = Session(
+                    texts,
+                    vocab_size,
+                    table,
+                    DRAFTERS[drafters],
+                    STEPS_S["coder"],
+                    named=("draft-model",),
+                )
+                first, tenth = compare_sessions(session, habit)
+                found = judge(first, tenth) | {"tenth": judge(tenth, plain_steps(texts))["speedup"]}
+                yield {"t(k)": table, "drafters": drafters, "nine sessions": habit} | found
+
+
+def busy_cases(texts: Sequence[Recording], vocab_size: int) -> Iterator[dict[str, Any]]:
+    """Yield rates over plain decoding on a busy machine."""
+    for table in TABLES:
+        for drafters, kinds in DRAFTERS.items():
+            for seed in range(2):
+                session = Session(
+                    texts,
+                    vocab_size,
+                    table,
+                    kinds,
+                    STEPS_S["coder"],
+                    known=bool(seed % 2),
+                    busy=seed,
+                )
+                found = judge(session.decode(), plain_steps(texts))
+                yield {"t(k)": table, "drafters": drafters, "seed": seed} | found
+
+
+def auto_cases(texts: Sequence[Recording], vocab_size: int) -> Iterator[dict[str, Any]]:
+    """Yield the rate of all drafters together over that of the best one, for each text."""
+    for step_s in STEPS_S.values():
+        for table in TABLES:
+            for draft in sorted({each for one in DRAFTERS.values() for each in one[-1:]}, key=str):
+                if not isinstance(draft, Draft):
+                    continue
+                kinds = ["suffix+recycling", draft]
+                session = Session(texts, vocab_size, table, kinds, step_s, named=("draft-model",))
+                alone = [replace(session, drafters=[kind]).decode() for kind in kinds]
+                best = [min(each) for each in zip(*alone, plain_steps(texts), strict=True)]
+                found = judge(session.decode(), best)
+                yield {"t(k)": table, "drafters": str(tuple(draft)), "step_s": step_s} | found
+
+
+def speed_cases(
+    texts: Sequence[Recording], vocab_size: int, step_s: float
+) -> Iterator[dict[str, Any]]:
+    for table in TABLES:
+        for drafters in DRAFTERS:
+            for known in (True, False):
+                case = {"t(k)": table, "drafters": drafters, "known": known}
+                yield case | decode(texts, vocab_size, table, drafters, step_s, known)
+
+
+def summarize(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    speedups = [each["speedup"] for each in cases]
     return {
-        "speedup": sum(plain_s) / sum(taken_s),
-        "worst": min(ratios),
-        "most_lost_steps": max(lost),
-        "slower": sum(ratio < 0.97 for ratio in ratios),
+        "mean speedup": float(np.exp(np.mean(np.log(speedups)))),
+        "least speedup": min(speedups),
+        "worst text": min(each["worst"] for each in cases),
+        "slower texts": sum(each["slower"] for each in cases),
+        "most lost steps": max(each["most_lost_steps"] for each in cases),
     }
 
 
@@ -174,33 +429,28 @@ def main() -> None:
     parser.add_argument("recordings", nargs="+", type=Path)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    found: list[dict[str, Any]] = []
-    for path in asked.recordings:
-        texts, about = read(path)
-        random.Random(1).shuffle(texts)
-        step_s = STEPS_S["demo" if "demo" in path.name else "coder"]
-        for table in TABLES:
-            for drafters in DRAFTERS:
-                for known in (True, False):
-                    case = {"texts": path.stem, "t(k)": table, "drafters": drafters, "known": known}
-                    case |= decode(texts, about["vocab_size"], table, drafters, step_s, known)
-                    found.append(case)
-                    print(
-                        *(
-                            f"{each:.3f}" if isinstance(each, float) else each
-                            for each in case.values()
-                        )
-                    )
-    speedups = [each["speedup"] for each in found]
-    total = {
-        "mean speedup": float(np.exp(np.mean(np.log(speedups)))),
-        "worst text": min(each["worst"] for each in found),
-        "slower texts": sum(each["slower"] for each in found),
-        "most lost steps": max(each["most_lost_steps"] for each in found),
-    }
-    print(total)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["EDGE_SPEC_CACHE"] = cache  # of what sessions keep
+        for path in asked.recordings:
+            texts, about = read(path)
+            random.Random(1).shuffle(texts)
+            step_s = STEPS_S["demo" if "demo" in path.name else "coder"]
+            vocab_size = about["vocab_size"]
+            for kind, cases in {
+                "over plain decoding": speed_cases(texts, vocab_size, step_s),
+                "tenth session over first": session_cases(texts, vocab_size),
+                "busy, over plain decoding": busy_cases(texts, vocab_size),
+                "auto over the best drafter": auto_cases(texts, vocab_size),
+            }.items():
+                all_cases = list(cases)
+                total = summarize(all_cases)
+                found[f"{path.stem}, {kind}"] = {"cases": all_cases, "total": total}
+                for each in all_cases:
+                    print(*(f"{v:.3f}" if isinstance(v, float) else v for v in each.values()))
+                print(f"{kind}: {total}\n")
     if asked.json:
-        report({"cases": found, "total": total}, asked.json)
+        report(found, asked.json)
 
 
 if __name__ == "__main__":

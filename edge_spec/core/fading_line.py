@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import sqrt
-
 
 class FadingLine:
     """Least squares of y = intercept + slope * x over weighted points, kept as five sums."""
@@ -12,11 +10,6 @@ class FadingLine:
         """remembered: weight of all earlier points, with every one that is observed."""
         self._remembered = remembered
         self._count = self._x = self._xx = self._y = self._xy = 0.0
-
-    @property
-    def spread(self) -> float:
-        """The weighted sum of x^2: how much the points tell of the slope."""
-        return self._xx
 
     def add(self, x: float, y: float, weight: float) -> None:
         """Adds a point of which something was known beforehand; no other counts less for it."""
@@ -35,22 +28,13 @@ class FadingLine:
         self._xy *= self._remembered
         self.add(x, y, 1.0)
 
-    def deviation(self, x: float, root: float, weight: float, at: float = 1.0) -> float:
-        """Returns the standard deviation of at * intercept + x * slope, as `fit` finds them, where
-        that of an observation is 1."""
-        count, sum_x = self._count + weight, self._x + weight * root
-        xx = self._xx + weight * root * root
-        spread = count * xx - sum_x * sum_x
-        variance = (at * at * xx - 2 * at * x * sum_x + x * x * count) / spread
-        return sqrt(max(0.0, variance))
-
-    def fit(self, root: float, weight: float, least_slope: float = 0.0) -> tuple[float, float]:
-        """Returns intercept and slope, the latter not below `least_slope`.
+    def fit(self, root: float, weight: float) -> tuple[float, float]:
+        """Return intercept and slope, which is not negative.
 
         root: x of a point of y = 0 that never fades, of this weight. It settles both where all
         points have one x.
         """
         count, x = self._count + weight, self._x + weight * root
         xx = self._xx + weight * root * root
-        slope = max(least_slope, (count * self._xy - x * self._y) / (count * xx - x * x))
+        slope = max(0.0, (count * self._xy - x * self._y) / (count * xx - x * x))
         return (self._y - slope * x) / count, slope

@@ -135,13 +135,11 @@ class SpeculationFactory:
             free = {each.name for each in guarded if not _is_costly(each)}
             free.add(PredictionDrafter.name)  # of single answers
             costs, limit = self.costs(), self._max_draft_tokens
-            # Rows of several conversations are widened together.
-            shared = costs.shared() if self.shares_passes else None
             if widths:
                 costs = costs.padded(widths)
-            policy = AdaptivePolicy(
-                costs, draft_token_s, free, limit, branches, trees, shared_costs=shared
-            )
+            # Only what was asked for drafts with passes of a model.
+            asked = {each.name for each in guarded if _is_costly(each)}
+            policy = AdaptivePolicy(costs, draft_token_s, free, limit, branches, trees, named=asked)
         if self.parallel_rows is not None or self.shares_passes:
             policy = SharedPolicy(policy, self.load, self.parallel_rows)
         if widths:

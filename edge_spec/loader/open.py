@@ -77,7 +77,6 @@ from edge_spec.scheduler.row_findings import (
     row_costs,
     rows_key,
     settle_rows,
-    usual_shares,
 )
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.grammar import GrammarCompiler
@@ -446,7 +445,6 @@ def compose_engine(
         computing=key.digest if way is None else f"{key.digest} {way}",
         round_times=RoundTimes(
             rows_key(key, models.target.config),
-            usual_shares(models.target.capabilities.invariant_rows),
             factory.lossless.widths,
         ),
     )

@@ -28,41 +28,44 @@ from edge_spec.core.outliers import without_outlier
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.composite import Stage
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.scheduler.cost import RoundSeconds, RowCosts
-from edge_spec.scheduler.drafter_record import DrafterRecord, learn, reach_beside, reach_of
-from edge_spec.scheduler.policy import KeptShape, Policy, RoundPlan, limited, plan_rows
+from edge_spec.scheduler.cost import RoundCosts, RowCosts
+from edge_spec.scheduler.drafter_record import FIRST, LEAST, NAMED, DrafterRecord, learn, reach_of
+from edge_spec.scheduler.policy import Policy, RoundPlan, best_shape, limited, plan_rows
+from edge_spec.scheduler.priors import expect_acceptance
 
-# Of what the rows of a plan cost: another drafter that takes less is asked what it says of them.
-_CHECKED = 0.2
 # How likely the next draft token of a model is, at most, to be right: a pass after a row finds one,
 # and has to pay for that one. 0.75 and 1 were worse in most cases (benchmarks/results/trees.json).
 _NEXT_RIGHT = 0.85
 _LONGEST_SLEEP = 32  # rounds: what passes take may change meanwhile
+_SHAPE_ROUNDS, _DEEPEST = 64, 8  # for which a shape of samples is kept, and its levels
 
 
 class _Candidate(NamedTuple):
-    """A drafter's proposal, the tokens that it is expected to commit, and in which time."""
+    """A plan of a drafter's, the tokens that it is expected to commit, and in how many steps."""
 
     name: str
-    tree: TokenTree
-    reach: list[float]
     plan: RoundPlan
     tokens: float
-    seconds: float
+    steps: float
 
     @property
     def rate(self) -> float:
-        return self.tokens / self.seconds
+        return self.tokens / self.steps
+
+
+class _Answer(NamedTuple):
+    tree: TokenTree
+    passes: int
+    seconds: float
 
 
 class AdaptivePolicy:
     """Asks drafters in their order until one has draft tokens that are worth their rows, and goes
-    on to those whose rounds have been better than that, or that take little beside these rows.
+    on to those whose rounds have been better than that.
 
-    costs: of the target's rows; shared_costs: in passes that other conversations share, where each
-    is charged its part. draft_token_s: seconds a draft token of drafters, where that is known.
-    free: drafters that have nothing to catch up with. The same rounds with the same times make the
-    same plans.
+    costs: of the target's rows. draft_token_s: seconds a draft token of drafters, where that is
+    known. free: drafters that have nothing to catch up with. named: drafters that the user asked
+    for, which may lose more at first. The same rounds with the same times make the same plans.
     """
 
     def __init__(
@@ -74,54 +77,49 @@ class AdaptivePolicy:
         branches: bool = True,
         probes: bool = True,
         clock: Callable[[], float] = time.perf_counter,
-        shared_costs: RowCosts | None = None,
+        named: Collection[str] = (),
     ) -> None:
-        self.seconds = RoundSeconds(costs, shared_costs or costs)
+        self.rounds = RoundCosts(costs)
         self.max_draft_tokens = max_draft_tokens
         self.branches = branches
         self.probes = probes
         self.records: dict[str, DrafterRecord] = {}  # by drafter
         self._clock = clock
+        self._named = frozenset(named)
         self._draft_token_s = {**dict.fromkeys(free, 0.0), **draft_token_s}
-        # In this round, of those that were asked: seconds without and of reading, draft tokens.
-        self._asked: dict[str, tuple[float, float, TokenTree]] = {}
-        self._asking_s = 0.0  # all that asking has taken in this round
+        self._answers: dict[str, _Answer] = {}  # in this round
         self._asleep = self._slept = 0  # rounds without a look at drafters: left, and past
         self._own_s = 0.0  # that the policy took to learn from the round before
-        self._limited = Budget(0, 1), Budget(0, 1)  # of the last round: given, and as limited
         self._present: dict[str, DrafterRecord] = {}  # of those that could be asked in this round
         self._resting: frozenset[str] = frozenset()  # those of them that were not
         self._chosen: str | None = None
-        self._kept_shape = KeptShape()
+        self._shape: tuple[int, ...] = ()  # of the trees that samples are to fill
+        self._shape_rounds = 0  # for which it is still good
 
     @property
     def costs(self) -> RowCosts:
-        """Returns those of rows in the last round's kind of pass."""
-        return self.seconds.costs
+        return self.rounds.costs
 
     def begin(self, num_prompt: int = 0) -> None:
         self._wake()
-        self._asleep = 0
+        self._asleep = self._shape_rounds = 0
         for record in self.records.values():
             record.begin_text(num_prompt)
 
     def wants(self, drafter: Drafter) -> bool:
         record = self._record(drafter)
-        pays = self._worth(record) < 1 and self._affordable(record, Budget(1, 2), has_read=True) > 0
-        return record.reads_prompt(pays)
+        stake = record.account.first_stake - record.answer(1) - self.rounds.most_lost(2)
+        return record.decide_reading(stake >= 0 and self._worth(record) < 1)
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         self._forget_round()
-        if budget != self._limited[0]:
-            limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
-            self._limited = budget, limits
-        limits = self._limited[1]
+        limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
         plain = TokenTree.chain(pending)
         if not drafters:
             return RoundPlan(plain, PlainReason.OFF)
         if limits.num_draft_tokens <= 0:
             return RoundPlan(plain, PlainReason.BUDGET)
-        if not self.costs.is_scaled:  # what a step takes, the first ones tell
+        if not self.costs.is_scaled or self.costs.is_unsure:  # what a step takes, plain ones tell
             return RoundPlan(plain, PlainReason.BASELINE)
         if self._asleep:
             return RoundPlan(plain, PlainReason.COOLDOWN, resting=self._resting)
@@ -141,33 +139,33 @@ class AdaptivePolicy:
         return plan._replace(resting=self._resting)
 
     def observe(self, round_stats: RoundStats) -> None:
-        if self._asleep and self.seconds.is_usual(round_stats):
+        if self._asleep:
             self._asleep -= 1
             self._slept += 1
+            self.rounds.follow(round_stats)
             return
-        self._asleep = 0
         start = self._clock()
         times = (round_stats.forward_s, round_stats.draft_s, round_stats.total_s)
         if math.isfinite(sum(times)):  # else of a clock that is broken
-            asked_s = sum(own_s + read_s for own_s, read_s, _ in self._asked.values())
-            self.seconds.observe(round_stats, asked_s)
-            self._settle(round_stats)
+            asked_s = sum(answer.seconds for answer in self._answers.values())
+            self._settle(round_stats, asked_s, self.rounds.observe(round_stats, asked_s))
         self._forget_round()  # the next one may be plain without asking this policy
         self._own_s = max(0.0, self._clock() - start)
 
     def beliefs(self) -> str:
-        row = self.costs.slope / self.costs.at(1)
-        told = [f"a row costs {row:.2f} of a step"]
+        if not self.costs.is_scaled:
+            return "not enough to tell"
+        told = [f"verifying a draft token costs {self.rounds.row:.0%} of a decoding step"]
         for name, record in self.records.items():
-            if found := record.calibration.of_late:
-                told.append(f"{name} is right {found[0]:.2f} ± {found[1]:.2f} of the time")
-            told.append(f"{name} may lose {record.account.balance:.1f} steps")
-        return ", ".join(told)
+            right = record.calibration.share_right
+            found = "not enough to tell" if right is None else f"{right:.0%} right"
+            told.append(f"{name}: {found}" + (", resting" if not record.attends else ""))
+        return "; ".join(told)
 
     def _best(
         self, drafters: Sequence[Drafter], pending: int, limits: Budget
     ) -> tuple[_Candidate | None, PlainReason]:
-        """Asks drafters, and returns the best of what they propose, or why there is nothing."""
+        """Ask drafters, and return the best of what they propose, or why there is nothing."""
         best: _Candidate | None = None
         reason = PlainReason.NO_CANDIDATE
         for drafter in drafters:
@@ -177,22 +175,18 @@ class AdaptivePolicy:
             most = 0 if record.is_slow else self._affordable(record, limits)
             if not most:
                 reason = PlainReason.BELOW_BREAK_EVEN if record.is_slow else PlainReason.COOLDOWN
-                record.miss(1, self.seconds.plain_s)
+                record.miss(1)
                 continue
-            if best is not None and not self._is_asked_beside(best, record):
+            if best is not None and record.rate <= best.rate:
                 record.wait()
                 continue
             tree = self._ask(drafter, pending, limits, most, worth)
-            if len(tree) == 1 and best is None:
+            if len(tree) == 1:
                 continue
-            reach = reach_of(record.calibration, tree)
-            found = self._judged(drafter.name, tree, reach, limits)
+            found = self._judge(drafter.name, tree, limits)
             if found is not None and found.plan.tree.draft_probs:
                 # Samples are not dropped for what they are, so not held against another plan.
                 return found, reason
-            if best is not None:
-                beside = reach_beside(best.tree, best.reach, tree, reach)
-                best = self._judged(best.name, best.tree, beside, limits)
             best = max(filter(None, (best, found)), key=lambda each: each.rate, default=None)
             reason = PlainReason.BELOW_BREAK_EVEN
         return best, reason
@@ -200,7 +194,7 @@ class AdaptivePolicy:
     def _ask(
         self, drafter: Drafter, pending: int, limits: Budget, most: int, worth: float
     ) -> TokenTree:
-        """Asks for at most so many draft tokens, and for one where it is not known what that
+        """Ask for at most so many draft tokens, and for one where it is not known what that
         takes."""
         record = self.records[drafter.name]
         asked = Budget(
@@ -209,143 +203,135 @@ class AdaptivePolicy:
             limits.branches,
             limits.probes,
             min_reach=worth if record.is_free else min(1.0, worth / _NEXT_RIGHT),
-            least_reach=self.seconds.row_s / self.seconds.token_s,
+            least_reach=self.rounds.row / self.rounds.token,
             free_rows=self.costs.plain_rows,
-            shape=self._shape(drafter, limits) if record.is_measured else (),
+            shape=self._shape_of(drafter, limits) if record.is_measured else (),
         )
         start = self._clock()
         tree = drafter.propose(pending, asked)
         taken_s = self._clock() - start
         taken_s = max(0.0, taken_s) if math.isfinite(taken_s) else 0.0
-        self._asking_s += taken_s
         passes = drafter.passes if len(tree) > 1 else 0
         passes = int(tree.depths.max()) if passes is None else passes
-        own_s, read_s = record.answered(passes, taken_s, self.seconds.plain_s)
-        self._asked[drafter.name] = own_s, read_s, tree
+        self._answers[drafter.name] = _Answer(tree, passes, taken_s)
+        record.attends = True
         return tree
 
-    def _judged(
-        self, name: str, tree: TokenTree, reach: list[float], limits: Budget
-    ) -> _Candidate | None:
-        """The best plan with a drafter's tree, where there is one that its account pays for."""
+    def _judge(self, name: str, tree: TokenTree, limits: Budget) -> _Candidate | None:
+        """Return the best plan with a drafter's tree, where there is one that its account pays
+        for."""
         record = self.records[name]
+        reach = reach_of(record.calibration, tree)
         # What all that were asked have taken is spent, whoever drafts.
-        spent_s = sum(own_s for own_s, *_ in self._asked.values())
-        stake_s = record.account.stake * self.seconds.plain_s - spent_s
-        most = self.seconds.rows_within(stake_s, min(len(tree), limits.num_rows))
+        spent = sum(answer.seconds for answer in self._answers.values()) / self.rounds.plain_s
+        stake = record.account.stake - spent
+        most = self.rounds.rows_within(stake, min(len(tree), limits.num_rows))
         limits = replace(limits, num_rows=most)
-        plan = plan_rows(tree, reach, limits, self.costs, self.seconds.token_s)
+        token_s = self.rounds.token * self.rounds.plain_s
+        plan = plan_rows(tree, reach, limits, self.costs, token_s)
         if plan is None:
             return None
-        rows = len(plan.tree)
         expected = sum(plan.values) or sum(reach_of(record.calibration, plan.tree))
-        return _Candidate(name, tree, reach, plan, expected, self.seconds.at(rows) + spent_s)
+        return _Candidate(name, plan, expected, self.rounds.of(len(plan.tree)) + spent)
 
     def _is_known_to_pay(self, best: _Candidate) -> bool:
-        """Says whether it gains more than what is not known of a plain step's time."""
-        seconds = self.seconds
-        more_s = seconds.at(len(best.plan.tree)) - seconds.plain_s  # what was asked is spent
-        gain = best.tokens - 1 - more_s / seconds.token_s
-        return gain * seconds.plain_s >= (best.tokens - 1) * self.costs.plain_deviation_s
-
-    def _is_asked_beside(self, best: _Candidate, record: DrafterRecord) -> bool:
-        """Says whether a drafter may have better draft tokens, or shows for little which of these
-        are wrong (`reach_beside`)."""
-        if record.rate > best.rate:
-            return True
-        rows_s = self.costs.at(len(best.plan.tree)) - self.costs.at(1)
-        return record.asked_s < _CHECKED * rows_s
+        """Return True if it gains more than what is not known of a plain step's time."""
+        rows = self.rounds.of(len(best.plan.tree)) - 1  # what was asked is spent
+        gain = best.tokens - 1 - rows / self.rounds.token
+        return gain >= (best.tokens - 1) * self.costs.plain_deviation
 
     def _worth(self, record: DrafterRecord) -> float:
-        """Returns how likely a draft token has to be: what it and its row cost, over the time of a
+        """Return how likely a draft token has to be: what it and its row cost, over the time of a
         token."""
-        return (self.seconds.row_s + record.draft_token_s) / self.seconds.token_s
+        return (self.rounds.row + record.draft_token) / self.rounds.token
 
-    def _affordable(self, record: DrafterRecord, limits: Budget, has_read: bool = False) -> int:
-        """Returns how many passes of a draft the account pays for, each with a row of the target's,
+    def _affordable(self, record: DrafterRecord, limits: Budget) -> int:
+        """Return how many passes of a draft the account pays for, each with a row of the target's,
         should all draft tokens be wrong."""
-        plain_s, most = self.seconds.plain_s, limits.num_draft_tokens
-        left_s = record.account.stake * plain_s - record.answer_s(0)
-        if not has_read:
-            left_s -= record.unread_s(plain_s)
+        most = limits.num_draft_tokens
+        left = record.account.stake - record.answer(0) - record.unread
 
         def pays(count: int) -> bool:
-            rows_s = self.seconds.most_lost_s(min(count + 1, limits.num_rows))
-            return rows_s + count * record.draft_token_s <= left_s
+            rows = self.rounds.most_lost(min(count + 1, limits.num_rows))
+            return rows + count * record.draft_token <= left
 
         if pays(most):  # in most rounds all of them or none
             return most
         return next(filter(pays, range(most - 1, 0, -1))) if pays(1) else 0
 
-    def _settle(self, round_stats: RoundStats) -> None:
-        """Charges each drafter with what it has taken, and pays it for what it has brought."""
-        plain_s = self.seconds.plain_s
-        # A machine that slows down slows plain steps down as well, which shows later: rows are
-        # charged as they cost on average now, and no drafter is to answer for the time between.
-        rows_s = self.seconds.at(round_stats.num_rows)
+    def _settle(self, round_stats: RoundStats, asked_s: float, step_s: float) -> None:
+        """Charge each drafter with what it has taken, and pay it for what it has brought. step_s:
+        of a plain step in this round."""
+        # Rows are charged as they are expected to cost: what else the machine did in this very
+        # round is no drafter's fault.
+        rows = self.rounds.of(round_stats.num_rows)
         attending = sum(record.attends for record in self._present.values())
         # What is not an answer: choosing, observing, and learning from the round before.
-        rest_s = max(0.0, round_stats.draft_s - self._asking_s + self._own_s)
-        share_s = without_outlier(rest_s, rows_s) / max(1, attending)
+        rest = max(0.0, round_stats.draft_s - asked_s + self._own_s) / step_s
+        share = without_outlier(rest, rows) / max(1, attending)
         for name, record in self._present.items():
             if not record.attends:
                 continue
-            spent_s, tokens = share_s, 0
-            if name in self._asked:
-                own_s, read_s, tree = self._asked[name]
-                spent_s += own_s + read_s
-                if len(tree) > 1:
-                    learn(record.calibration, tree, round_stats.tokens)
+            spent, tokens = share, 0
+            if (answer := self._answers.get(name)) is not None:
+                spent += record.answered(answer.passes, answer.seconds / step_s)
+                if len(answer.tree) > 1:
+                    learn(record.calibration, answer.tree, round_stats.tokens)
                 if self._chosen in (None, name):  # else another one has drafted
-                    spent_s += rows_s
+                    spent += rows
                     tokens = round_stats.num_tokens
-                    record.drafted(spent_s, tokens)
-            record.watched(share_s, plain_s)
-            record.account.settle(tokens - spent_s / plain_s)
+                    record.drafted(spent, tokens)
+            record.watched(share)
+            record.account.settle(tokens - spent)
 
     def _wake(self) -> None:
-        """Counts the rounds that were slept through."""
+        """Count the rounds that were slept through."""
         if self._slept:
-            self.seconds.rest(self._slept)
+            self.rounds.rest(self._slept)
             for record in self._present.values():
-                record.miss(self._slept, self.seconds.plain_s)
+                record.miss(self._slept)
             self._slept = 0
 
     def _rounds_to_wake(self) -> int:
-        """Returns for how many rounds no account will pay for an answer."""
-        plain_s = self.seconds.plain_s
-        rows_s = self.seconds.most_lost_s(2)
+        """Return for how many rounds no account will pay for an answer."""
+        rows = self.rounds.most_lost(2)
         rounds = [
-            record.account.rounds_to(
-                (record.unread_s(plain_s) + record.answer_s(1) + rows_s) / plain_s
-            )
+            record.account.rounds_to(record.unread + record.answer(1) + rows)
             for record in self._present.values()
             if not record.is_slow
         ]
         return min([*rounds, _LONGEST_SLEEP])
 
     def _forget_round(self) -> None:
-        self._asked.clear()
-        self._asking_s = 0.0
+        self._answers.clear()
         self._chosen = None
 
     def _record(self, drafter: Drafter) -> DrafterRecord:
         if drafter.name not in self.records:
-            draft_token_s = self._draft_token_s.get(drafter.name)
-            reported, pays = drafter.reported_acceptance, True
-            if draft_token_s is not None and reported:
-                pays = self.seconds.best_gain(reported, draft_token_s) > 0
-            self.records[drafter.name] = DrafterRecord(draft_token_s, pays)
+            known_s = self._draft_token_s.get(drafter.name)
+            token = None
+            if known_s is not None and (self.costs.is_scaled or not known_s):
+                token = known_s / self.rounds.plain_s
+                # It may have been timed on a busy machine: one that says no is timed here first.
+                token = None if token and token + self.rounds.row >= 1 else token
+            expected = expect_acceptance(drafter.traits, token or 0.0, drafter.reported_acceptance)
+            balance = FIRST if self.rounds.best_gain(expected, token or 0.0) > 0 else LEAST
+            balance = NAMED if drafter.name in self._named else balance
+            self.records[drafter.name] = DrafterRecord(token, balance)
         return self.records[drafter.name]
 
-    def _shape(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
-        """Returns the shape of a tree that samples are to fill."""
+    def _shape_of(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
+        """Return the shape of a tree that samples are to fill."""
         acceptance = () if not limits.branches else drafter.sibling_acceptance()
         if not acceptance:
             return ()
-        pass_s = self._draft_token_s.get(drafter.name, self.records[drafter.name].draft_token_s)
-        room = (limits.num_rows, limits.num_draft_tokens)
-        return self._kept_shape.fitting(acceptance, self.costs, pass_s, *room)
+        if not self._shape_rounds:
+            pass_s = self.records[drafter.name].draft_token * self.rounds.plain_s
+            room = (limits.num_rows, min(limits.num_draft_tokens, _DEEPEST))
+            self._shape = best_shape(acceptance, self.costs, pass_s, *room)
+            self._shape_rounds = _SHAPE_ROUNDS
+        self._shape_rounds -= 1
+        return self._shape if 1 < len(self._shape) <= limits.num_rows else ()
 
 
 def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Drafter]) -> PolicyStage:

@@ -1,86 +1,47 @@
-"""The cost of rows, t(k), measured on this machine, and the gain of speculation that follows.
+"""What a pass of some rows costs, t(k), as it was measured and as passes correct it, and what a
+round costs around its pass.
 
-Estimates know how uncertain they are (Kalman 1960). The rounds of late tell what rounds take, and
-what a token is worth in seconds.
+A machine that slows down does so for all widths at once; what further rows cost over the first one
+changes seldom. So two things are learnt apart: the pace, within a few passes, and the price of
+further rows, each with its uncertainty (Kalman 1960).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from itertools import accumulate
-from math import sqrt
+from math import isfinite, sqrt
 from operator import mul
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.fading_line import FadingLine
 from edge_spec.core.metrics import RoundStats
-from edge_spec.core.outliers import without_outlier
+from edge_spec.core.outliers import OUTLIER, without_outlier
 
-
-class Level:
-    """Estimates a number by noisy observations: its mean and variance."""
-
-    def __init__(self, mean: float, variance: float) -> None:
-        self.mean = mean
-        self.variance = variance
-
-    def observe(self, value: float, noise: float) -> None:
-        """noise: variance of the observation."""
-        gain = self.variance / (self.variance + noise)
-        self.mean += gain * (value - self.mean)
-        self.variance *= 1 - gain
-
-
-_MAX_DRIFT = 1.75  # of one pass: beyond it something else was going on
-_REMEMBERED = 1 - 1 / 13  # weight of the passes before, in how the machine has changed
-_FAMILIARITY = 12.0  # passes that the measurement counts for at first
-# Weight of first and further rows changing alike: of a measured table that of 3 passes of 2 rows;
-# of usual proportions that of none: rows may cost anything there.
-_TOGETHER, _HARDLY_TOGETHER = 0.1, 0.002
-_NOISE = 0.1  # deviation of a pass
-_ROUGH = 0.2  # deviation of one width from usual proportions
-_LEAST_DRIFT = 0.05
-_OUTDATED = 0.75  # times the measured duration, from which on the machine was busy then
-_SETTLED = 26  # passes, of which the first have little weight by now
-_HOPED = 0.25  # of what further rows would cost then, by what the first row tells
+_NOISE = 0.1  # standard deviation of a pass, over its time
+# Variances: of the first row and of the price of further ones, over the table's, and of one width
+# beside that; where the table was measured for this model, and where it holds what is usual.
+_FIRST, _PRICE, _OWN = 0.01, 0.1, 0.0
+_ROUGH_PRICE, _ROUGH_OWN = 1.0, 0.06
+# What each pass adds to variances, since machines and texts change: all rows alike, further ones.
+_PACE_CHANGES, _PRICE_CHANGES = 1e-3, 5e-4
+_JUMP = 9.0  # variances, from which on an error shows another pace
+_MOST_CHANGE = 8.0  # of one pass, as a factor
+_OUTDATED, _HOPED = 0.7, 0.25  # see `_doubt_table`
+_IMPOSSIBLE = 0.2  # times the expected time: a faster pass is a fault of the clock
+_RECALLED = 4  # passes that a width counts for which earlier sessions have seen
+_LEAST_PRICE = 0.05
+_FADING = 0.998  # of what a width costs beyond the line: one that seems dear is tried again
 _TABLE_ROWS = 64  # that are asked for in every round
-_FIRST_PASSES = 4  # of which the fastest tells what a step takes: the very first one binds buffers
-_LOOKED_UP = 8  # passes for which an upper bound is kept: it changes slowly
-_KEPT = 0.98  # of how a width differs, after as many passes
 _LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
-
-
-class Scale:
-    """The seconds of a unit of costs that are proportions until passes tell. Copies of costs have
-    it in common."""
-
-    def __init__(self, is_known: bool = True) -> None:
-        self.unit_s = 1.0
-        self.is_known = is_known
-        self._left = 0 if is_known else _FIRST_PASSES
-
-    def __deepcopy__(self, memo: object) -> Scale:
-        return self
-
-    def observe(self, units: float, seconds: float) -> None:
-        """Counts a pass that takes so many units."""
-        if self._left:
-            unit_s = max(_LEAST_S, seconds / units)
-            self.unit_s = min(self.unit_s, unit_s) if self.is_known else unit_s
-            self.is_known = True
-            self._left -= 1
 
 
 class RowCosts:
     """The seconds that one pass of a session takes, by its rows.
 
-    Between the measured widths it is interpolated, since steps are real; beyond them each row adds
-    what the last ones added, or nothing where these were measured faster. A mixture of experts is
-    different: its rows share experts, so the time follows the number of experts that they touch
-    (`experts_touched`). Passes that are observed later correct all widths (`Drift`), for a longer
-    context or a busier machine.
+    Between the measured widths it is interpolated; beyond them each row adds what the last ones
+    added, or nothing where these were measured faster. The rows of a mixture of experts share
+    experts, so its time follows the number of experts that they touch (`experts_touched`).
     """
 
     def __init__(
@@ -89,157 +50,171 @@ class RowCosts:
         num_experts: int = 0,
         experts_used: int = 0,
         plain_rows: int = 1,
-        scale: Scale | None = None,
+        is_measured: bool = True,
     ) -> None:
-        """plain_rows: of a plain step's pass, which may be widened. scale: of seconds that are
-        proportions; without it they are seconds."""
+        """plain_rows: of a plain step's pass, which may be widened. is_measured: False where only
+        the proportions of `seconds` are meant, and those are what is usual elsewhere."""
         self.plain_rows = plain_rows
-        self._scale = scale or Scale()
-        self._passes = 0  # observed
-        self._is_shared = False
-        self.drift = Drift(_TOGETHER if scale is None else _HARDLY_TOGETHER)
-        self._own: dict[int, Level] = {}  # by rows, how passes of a width differ from all
-        self._rough = 0.0 if scale is None else _ROUGH
-        self._last_s: dict[int, float] = {}  # by rows, of the last pass that had them
-        self._most: dict[int, float] = {}  # by rows, for a few passes
+        self.is_scaled = is_measured  # whether these are seconds, as measured or after a first pass
         self._rows = sorted(seconds)
         self._seconds = [seconds[rows] for rows in self._rows]
         self._experts: Callable[[float], float] = lambda rows: rows
         if num_experts > experts_used > 0:
             self._experts = lambda rows: experts_touched(rows, num_experts, experts_used)
-        # As measured, and all that is learnt later in the time of the first row.
         self._first_s = self._measured(1)
-        self._known = [self._measured(rows) / self._first_s for rows in range(_TABLE_ROWS + 1)]
+        # In first rows, as all that follows.
+        self._table = [self._measured(rows) / self._first_s for rows in range(_TABLE_ROWS + 1)]
+        self.is_unsure = False  # the next pass should be a plain step's
+        # A pass takes `first + price * (table - 1)`. Variances and the covariance of the two.
+        self._first = self._price = 1.0
+        self._of_first, self._of_both = _FIRST, 0.0
+        self._of_price = _PRICE if is_measured else _ROUGH_PRICE
+        self._own_variance = _OWN if is_measured else _ROUGH_OWN
+        self._is_trusted = is_measured
+        self._own: dict[int, tuple[float, float]] = {}  # by rows, over the first: mean, variance
+        # How many times longer passes took than expected: the last one, and the last of each width.
+        self._last, self._last_of = 1.0, dict[int, float]()
 
     def at(self, rows: float) -> float:
-        firsts = self.drift.first * (1 + self._own_mean(rows))
-        return self._unit_s * (firsts + self._dearer * (self._in_table(rows) - 1))
+        return self._first_s * self._firsts(rows)
 
     def further(self, rows: int) -> list[float]:
-        """Returns what passes of 1, 2, ... `rows` rows take on top of one row's."""
-        unit_s, dearer, first = self._unit_s, self._dearer, self.drift.first
-        return [
-            unit_s * (dearer * (self._in_table(each) - 1) + first * self._own_mean(each))
-            for each in range(1, rows + 1)
-        ]
+        """Return what passes of 1, 2, ... `rows` rows take on top of one row's."""
+        plain_s = self.at(1)
+        return [self.at(each) - plain_s for each in range(1, rows + 1)]
 
     def most_further_s(self, rows: int) -> float:
-        """Returns what a pass may take on top of one row's: a standard deviation more than is
+        """Return what a pass may take on top of one row's: a standard deviation more than is
         expected."""
-        if rows not in self._most:
-            self._most[rows] = self.at(rows) - self.at(1) + self.deviation_s(rows)
-        return self._most[rows]
-
-    def deviation_s(self, rows: int) -> float:
-        """Returns the standard deviation of what a pass takes beyond a plain step's."""
-        of_line = self.drift.deviation(0.0, self._in_table(rows) - 1)
-        return self._unit_s * sqrt(of_line**2 + self._own_variance(rows))
+        further = self._in_table(rows) - 1
+        deviation = sqrt(further**2 * self._of_price + self._own_of(rows)[1])
+        return self._first_s * (self._firsts(rows) - self._first + deviation)
 
     @property
-    def plain_deviation_s(self) -> float:
-        """Returns the standard deviation of what a plain step takes."""
-        return self._unit_s * self.drift.deviation(1.0, 0.0)
-
-    @property
-    def _unit_s(self) -> float:
-        return self._scale.unit_s * self._first_s
-
-    def _in_table(self, rows: float) -> float:
-        is_known = isinstance(rows, int) and 0 < rows <= _TABLE_ROWS
-        return self._known[int(rows)] if is_known else self._measured(rows) / self._first_s
-
-    def _own_mean(self, rows: float) -> float:
-        return self._own[int(rows)].mean if rows in self._own else 0.0
-
-    def _own_variance(self, rows: int) -> float:
-        if rows in self._own:
-            return self._own[rows].variance
-        if not self._rough or rows <= self.plain_rows:
-            return 0.0
-        return (self._rough * self._in_table(rows)) ** 2
-
-    @property
-    def _dearer(self) -> float:
-        """Returns the present price of further rows over the measured one. Where the machine was
-        busy when they were measured, only a pass that has some can show what they take now: until
-        then they are taken to be cheap, so that one is tried."""
-        drift = self.drift
-        guessed = self.is_outdated and not drift.knows_further
-        return _HOPED * drift.further if guessed else drift.further
-
-    @property
-    def is_outdated(self) -> bool:
-        """Says whether a pass is so much faster by now that the machine was busy when it was
-        measured: a longer context makes it slower only."""
-        is_faster = self._passes >= _SETTLED and self.drift.first < _OUTDATED
-        return is_faster and not self._is_shared
+    def plain_deviation(self) -> float:
+        """Return the standard deviation of what a plain step takes, over its time."""
+        return sqrt(self._of_first) / self._first
 
     @property
     def measured(self) -> dict[int, float]:
-        """Returns what it was made of, seconds by rows, without what was observed later."""
-        unit_s = self._scale.unit_s
-        return {rows: unit_s * each for rows, each in zip(self._rows, self._seconds, strict=True)}
-
-    @property
-    def is_scaled(self) -> bool:
-        """Says whether these are seconds, as measured or after a first pass."""
-        return self._scale.is_known
+        """Return the seconds of passes at the widths of its table, as they are known by now."""
+        return {rows: self.at(rows) for rows in self._rows}
 
     @property
     def slope(self) -> float:
-        """Returns what one more row costs, the mean over the measured widths."""
+        """Return what one more row costs, the mean over the measured widths."""
         if len(self._rows) < 2:
             return 0.0
         wider = self._rows[-1] - self._rows[0]
         return max(0.0, self.at(self._rows[-1]) - self.at(self._rows[0])) / wider
 
-    def shared(self) -> RowCosts:
-        """Returns a copy for passes that several conversations share: each is charged its part of
-        them, which is less than a pass of its own."""
-        copied = deepcopy(self)
-        copied._is_shared = True
-        return copied
-
     def padded(self, widths: Sequence[int]) -> RowCosts:
-        """Returns the costs of passes that are widened to the next of these ascending widths."""
+        """Return the costs of passes that are widened to the next of these ascending widths."""
         wider = {
-            rows: self.at(next(width for width in widths if width >= rows)) / self._scale.unit_s
+            rows: self.at(next(width for width in widths if width >= rows))
             for rows in range(1, widths[-1] + 1)
         }
-        return RowCosts(wider, plain_rows=widths[0], scale=self._scale)
+        found = RowCosts(wider, plain_rows=widths[0], is_measured=self.is_scaled)
+        found._of_price, found._own_variance = self._of_price, self._own_variance
+        return found
 
     def widest_free(self, more: float = 0.25) -> int:
-        """Returns the widest measured pass that takes at most `more` of one row's time on top of
+        """Return the widest measured pass that takes at most `more` of one row's time on top of
         it."""
         return max(rows for rows in self._rows if self.at(rows) <= (1 + more) * self.at(1))
 
-    def observe(self, rows: int, seconds: float) -> None:
-        if self._passes % _LOOKED_UP == 0 or self._passes < _LOOKED_UP:
-            self._most.clear()
-            for own in self._own.values():  # a width that seems dear is not seen again otherwise
-                own.mean *= _KEPT
-        self._passes += 1
-        if rows <= self.plain_rows or not self._scale.is_known:
-            self._scale.observe(self._measured(rows), seconds)
-        firsts = self._believed(rows, seconds) / self._unit_s
-        further = self._in_table(rows) - 1
-        if rows in self._own or self._own_variance(rows):
-            line = self.drift.first + self.drift.further * further
-            noise = self.drift.deviation(1.0, further) ** 2 + (_NOISE * line) ** 2
-            own = self._own.setdefault(rows, Level(0.0, self._own_variance(rows)))
-            own.observe(firsts / self.drift.first - line / self.drift.first, noise)
-            firsts -= self.drift.first * own.mean
-        self.drift.observe(further, firsts)
+    def recall(self, seconds: Mapping[int, float]) -> None:
+        """Begin with what earlier sessions found of some widths, which counts for a few passes."""
+        for _ in range(_RECALLED):
+            for rows in sorted(seconds):
+                self.observe(rows, seconds[rows])
+        self._last, self.is_unsure = 1.0, False
+        self._last_of.clear()
 
-    def _believed(self, rows: int, seconds: float) -> float:
-        """Returns the seconds of a pass without what something else has added to it."""
-        expected = self.at(rows)
-        # One slow pass says little: the first has memory to take, any may wait for other processes.
-        last_s, self._last_s[rows] = self._last_s.get(rows, expected), seconds
-        seconds = min(seconds, max(last_s, expected))
-        more_s = 3 * self.deviation_s(rows) if self._rough else 0.0
-        seconds = max(seconds, min(expected / _MAX_DRIFT, expected - more_s))
-        return min(seconds, max(expected * _MAX_DRIFT, expected + more_s))
+    def observe(self, rows: int, seconds: float) -> float:
+        """Count a pass; return how many times longer it took than it may have by its rows."""
+        if not self.is_scaled:
+            self._first_s, self.is_scaled = max(seconds, _LEAST_S) / self._firsts(rows), True
+        line, further = self._firsts(rows), self._in_table(rows) - 1
+        own, of_own = self._own_of(rows)
+        ratio = min(max(seconds / (self._first_s * line), 1 / _MOST_CHANGE), _MOST_CHANGE)
+        believed = self._believed(rows, ratio)
+        if believed * line < self._first:  # one row takes no longer than several
+            faster = believed * line / self._first
+            self._first, self._price = faster * self._first, faster * self._price
+            self.is_unsure = True
+            believed, line = believed * line / self._firsts(rows), self._firsts(rows)
+        error = (believed - 1) * line
+        self._change(_PACE_CHANGES)
+        self._of_price += _PRICE_CHANGES * self._price**2
+        noise = (_NOISE * line) ** 2 + of_own * self._first**2
+        of_line = self._of_line(further)
+        expected = line + sqrt(of_line + noise)
+        self.is_unsure &= further > 0
+        if error**2 > _JUMP * (of_line + noise):
+            self._change((error / line) ** 2)
+            if further:  # all rows, or further ones alone: a plain step will tell
+                self._of_price += (error / further) ** 2
+                self.is_unsure = True
+            of_line = self._of_line(further)
+        of_all = of_line + noise
+        # What the error tells of each, as far as it may be the cause.
+        with_first = self._of_first + further * self._of_both
+        with_price = self._of_both + further * self._of_price
+        self._first = max(_LEAST_PRICE, self._first + with_first / of_all * error)
+        self._price = max(_LEAST_PRICE, self._price + with_price / of_all * error)
+        self._of_first -= with_first**2 / of_all
+        self._of_both -= with_first * with_price / of_all
+        self._of_price -= with_price**2 / of_all
+        if self._is_trusted and self._first < _OUTDATED:
+            self._doubt_table()
+        if of_own:
+            gain = of_own * self._first**2 / of_all
+            self._own[rows] = own + gain * error / self._first, of_own * (1 - gain)
+        for each, (mean, variance) in self._own.items():
+            self._own[each] = _FADING * mean, variance
+        return ratio * line / expected
+
+    def _doubt_table(self) -> None:
+        """Take further rows to be cheap, so that some are tried: passes are so much faster than the
+        table says that the machine was busy when it was measured."""
+        self._is_trusted = False
+        self._of_price, self._of_both = self._price**2, 0.0
+        self._price *= _HOPED
+
+    def _change(self, variance: float) -> None:
+        """Have all rows become slower or faster, by a factor of this variance."""
+        self._of_first += variance * self._first**2
+        self._of_both += variance * self._first * self._price
+        self._of_price += variance * self._price**2
+
+    def _of_line(self, further: float) -> float:
+        """Return the variance of a pass."""
+        return self._of_first + 2 * further * self._of_both + further**2 * self._of_price
+
+    def _believed(self, rows: int, ratio: float) -> float:
+        """Return how many times longer than expected the pass took without what was not its own.
+
+        One slow pass says little: the first of a width has memory to take, any may wait for another
+        process. Faster ones are believed at once."""
+        last, self._last = self._last, ratio
+        last_of, self._last_of[rows] = self._last_of.get(rows, 1.0), ratio
+        if ratio < _IMPOSSIBLE:
+            return max(ratio, min(1.0, last))
+        return min(ratio, max(1.0, last, last_of))
+
+    def _firsts(self, rows: float) -> float:
+        own = self._own[int(rows)][0] if rows in self._own else 0.0
+        further = self._price * (self._in_table(rows) - 1)
+        return max(_LEAST_PRICE, self._first * (1 + own) + further)
+
+    def _own_of(self, rows: int) -> tuple[float, float]:
+        """Return how much a width takes beside the line, over the first row, and its variance."""
+        return self._own.get(rows, (0.0, self._own_variance * (rows > self.plain_rows)))
+
+    def _in_table(self, rows: float) -> float:
+        is_known = isinstance(rows, int) and 0 < rows <= _TABLE_ROWS
+        return self._table[int(rows)] if is_known else self._measured(rows) / self._first_s
 
     def _measured(self, rows: float) -> float:
         if len(self._rows) == 1:
@@ -253,56 +228,22 @@ class RowCosts:
         return self._seconds[right - 1] + more_s * share
 
 
-class Drift:
-    """Learns how many times dearer a pass's first row and its further rows have become.
-
-    They drift apart: a long context makes every row read more, another process takes the time of
-    those that only compute. Where the widths seen tell little about one of the two, it follows the
-    other.
-    """
-
-    def __init__(self, together: float = _TOGETHER) -> None:
-        """together: weight of both changing alike."""
-        self._together = together
-        self.first = self.further = 1.0
-        self.knows_further = False  # by passes of late, rather than by how the first row changes
-        # y: the time of a pass, x: that of its further rows as measured, both in first rows.
-        self._line = FadingLine(_REMEMBERED)
-        self._line.add(0.0, 1.0, _FAMILIARITY)
-
-    def observe(self, further: float, seconds: float) -> None:
-        """Counts a pass, in the measured seconds of its first row; further: what all of its other
-        rows took when they were measured."""
-        self._line.observe(further, seconds)
-        self.knows_further = self._line.spread >= _TOGETHER
-        # A pass of 0 seconds at x = -1 lies on every line whose two parts changed alike.
-        first, self.further = self._line.fit(-1.0, self._together, least_slope=_LEAST_DRIFT)
-        self.first = max(_LEAST_DRIFT, first)
-
-    def deviation(self, first: float, further: float) -> float:
-        """Returns the standard deviation of what so many first and further rows take, in the
-        measured seconds of a first row."""
-        return _NOISE * self._line.deviation(further, -1.0, self._together, first)
-
-
 def costs_of(
-    config: ModelConfig,
-    seconds: Mapping[int, float],
-    scale: Scale | None = None,
+    config: ModelConfig, seconds: Mapping[int, float], is_measured: bool = True
 ) -> RowCosts:
-    return RowCosts(seconds, config.num_experts, config.experts_used, scale=scale)
+    return RowCosts(seconds, config.num_experts, config.experts_used, is_measured=is_measured)
 
 
 def experts_touched(rows: float, num_experts: int, experts_used: int) -> float:
-    """Returns how many of a layer's experts `rows` tokens are expected to need, `experts_used`
-    each, if they choose independently. Real texts choose alike more often: it is an upper bound
-    then."""
+    """Return how many of a layer's experts `rows` tokens are expected to need, `experts_used`
+    each, if they choose independently. Tokens of real texts choose alike more often, so it is an
+    upper bound."""
     untouched: float = (1 - experts_used / num_experts) ** rows
     return num_experts * (1 - untouched)
 
 
 def expected_tokens(acceptance: Sequence[float]) -> float:
-    """Returns the tokens of one round, the target's own included; acceptance: of each draft token
+    """Return the tokens of one round, the target's own included; acceptance: of each draft token
     of a chain, given that the one before it was accepted (Leviathan et al. 2023, equation 1, where
     all are equal)."""
     accepted: float = sum(accumulate(acceptance, mul))
@@ -310,7 +251,7 @@ def expected_tokens(acceptance: Sequence[float]) -> float:
 
 
 def forecast_speedup(acceptance: Sequence[float], costs: RowCosts, draft_s: float) -> float:
-    """Returns the rate of a chain with this acceptance over plain decoding's. draft_s: seconds for
+    """Return the rate of a chain with this acceptance over plain decoding's. draft_s: seconds for
     all its draft tokens."""
     round_s = draft_s + costs.at(len(acceptance) + 1)
     return expected_tokens(acceptance) * costs.at(1) / round_s
@@ -321,126 +262,96 @@ def forecast_speedup(acceptance: Sequence[float], costs: RowCosts, draft_s: floa
 # (benchmarks/results/sibling.json).
 _MEMORY = 0.92
 _AROUND_MEMORY = 0.95  # likewise, of what comes around passes
-_ANCHORED = 8  # plain steps after wider passes, for which one after a plain one is remembered
 
 
-class RoundSeconds:
-    """Adds to the times of passes what a round takes around them, and what a plain step takes more
-    where the pass before had more rows: runtimes that keep the graph of the last pass build it
-    again then, which is a fifth of a step of a small model.
+class RoundCosts:
+    """What rounds cost in plain steps of this moment, without drafting.
 
-    costs: of rows in the kind of pass that the last round had: its own, or one that other
-    conversations share, where each is charged its part. plain_s: seconds of a plain round. token_s:
-    of a token at the better of the last rounds' rate and plain decoding's. row_s: of one more row.
+    A plain step may take longer after a pass of more rows: runtimes that keep the graph of the last
+    pass build it again then, which is a fifth of a step of a small model. That belongs to the rows.
+
+    plain_s: seconds of a plain round. token: of a token at the better of the last rounds' rate and
+    plain decoding's. row: of one more row.
     """
 
-    def __init__(self, costs: RowCosts, shared_costs: RowCosts) -> None:
-        self.costs = self._own_costs = costs
-        self._shared_costs = shared_costs
+    def __init__(self, costs: RowCosts) -> None:
+        self.costs = costs
         self._around_s = 0.0  # of a round, outside drafting and the pass
-        # Of plain steps after others, and after a pass of more rows, beyond what is expected.
-        self._alone_s = self._after_s = 0.0
-        self._switches = 1.0  # share of passes of more rows that a plain step comes after
-        self._anchored = 0  # plain steps after wider passes for which that is remembered
+        self._after_s = 0.0  # that plain steps take longer after a pass of more rows
+        self._switches = 1.0  # share of passes of more rows that a plain step follows
         self._was_wider = False  # the last pass
-        self._seconds, self._tokens = costs.at(1), 1.0  # means over rounds
+        self._steps = self._tokens = 1.0  # means over rounds
         self._look()
 
-    def at(self, rows: int) -> float:
-        """Returns the seconds of a round whose pass has so many rows, without drafting; what the
-        next one takes more for that belongs to it."""
-        return self.costs.at(rows) + self._around_s + self._switched_s(rows)
+    def of(self, rows: int) -> float:
+        """Return the steps of a round whose pass has so many rows."""
+        return 1 + (self.costs.at(rows) - self.costs.at(1) + self._switch_s(rows)) / self.plain_s
 
-    def most_lost_s(self, rows: int) -> float:
-        """Returns the seconds that a pass may take beyond a plain step's."""
+    def most_lost(self, rows: int) -> float:
+        """Return the steps that a pass may take beyond a plain one."""
         if rows <= self.costs.plain_rows:
             return 0.0
-        return self.costs.most_further_s(rows) + self._switched_s(rows)
+        return (self.costs.most_further_s(rows) + self._switch_s(rows)) / self.plain_s
 
-    def rows_within(self, seconds: float, most: int) -> int:
-        """Returns how many rows, of 1 to `most`, a pass may have that takes at most so long beyond
-        a plain step; 1 where there is no time for any other."""
-        return next((r for r in range(most, 1, -1) if self.most_lost_s(r) <= seconds), 1)
+    def rows_within(self, steps: float, most: int) -> int:
+        """Return how many rows, of 1 to `most`, a pass may have that takes at most so long beyond
+        a plain one; 1 where there is no time for any other."""
+        return next((r for r in range(most, 1, -1) if self.most_lost(r) <= steps), 1)
 
-    def best_gain(self, acceptance: Sequence[float], draft_token_s: float) -> float:
-        """Returns the plain steps that a round of the best number of draft tokens saves, at most
-        as many as there are chances: each that a draft token is right if those before it are."""
+    def best_gain(self, acceptance: Sequence[float], draft_token: float) -> float:
+        """Return the plain steps that a round of the best number of draft tokens saves.
+
+        acceptance: of each draft token, if those before it are right. draft_token: steps of one."""
         best, reach, tokens = -1.0, 1.0, 1.0
         for depth, chance in enumerate(acceptance, start=1):
             reach *= chance
             tokens += reach
-            seconds = self.at(depth + 1) + depth * draft_token_s
-            best = max(best, tokens - seconds / self.plain_s)
+            best = max(best, tokens - self.of(depth + 1) - depth * draft_token)
         return best
 
-    def observe(self, round_stats: RoundStats, asked_s: float) -> None:
-        """Counts a round in which asking drafters took so long."""
-        self._use(self._costs_of(round_stats))
+    def observe(self, round_stats: RoundStats, asked_s: float) -> float:
+        """Count a round in which asking drafters took so long; return the seconds of a plain step
+        in that round, at what else the machine had to do."""
+        rows, seconds, before_s = round_stats.num_rows, round_stats.forward_s, self.costs.at(1)
+        is_plain, is_scaled = rows <= self.costs.plain_rows, self.costs.is_scaled
+        if self._was_wider:
+            self._switches = _faded(self._switches, float(is_plain))
+            if is_plain and is_scaled:
+                self._after_s = _faded(self._after_s, min(seconds - before_s, before_s))
+                seconds = max(seconds - max(0.0, self._after_s), 0.5 * seconds)
+        slowed = self.costs.observe(rows, seconds)
+        before_s = before_s if is_scaled else self.costs.at(1)
         around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
-        if not self.costs.is_scaled:
-            self.costs.observe(round_stats.num_rows, round_stats.forward_s)
-            self._seconds = self.costs.at(1)
-        else:
-            self.costs.observe(round_stats.num_rows, self._without_switch(round_stats))
-            usual_s = self.at(round_stats.num_rows)
-            self._around_s = _faded(self._around_s, without_outlier(around_s, usual_s))
-        self._was_wider = round_stats.num_rows > self.costs.plain_rows
-        pass_s = without_outlier(round_stats.forward_s + around_s, self.at(round_stats.num_rows))
-        self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (pass_s + asked_s)
+        self._around_s = _faded(self._around_s, without_outlier(around_s, self.costs.at(rows)))
+        self._was_wider = not is_plain
+        self._look()
+        # Drafters were asked before the pass, when the machine may have been slower still.
+        now_s = max(self.plain_s, max(1.0, min(slowed, OUTLIER)) * before_s)
+        self._steps = _MEMORY * self._steps + (1 - _MEMORY) * (self.of(rows) + asked_s / now_s)
         self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens
         self._look()
+        return now_s
 
-    def is_usual(self, round_stats: RoundStats) -> bool:
-        """Says whether its pass was of the kind that the last round had."""
-        return self._costs_of(round_stats) is self.costs
+    def follow(self, round_stats: RoundStats) -> None:
+        """Count the pass of a plain round, and leave the rest of it to `rest`."""
+        if isfinite(round_stats.forward_s):
+            self.costs.observe(round_stats.num_rows, round_stats.forward_s)
 
     def rest(self, rounds: int) -> None:
-        """Counts plain rounds that were not looked at."""
+        """Count plain rounds that drafters had no part in."""
         left = _MEMORY**rounds
-        self._seconds = left * self._seconds + (1 - left) * self.plain_s
-        self._tokens = left * self._tokens + (1 - left)
+        self._steps, self._tokens = 1 + left * (self._steps - 1), 1 + left * (self._tokens - 1)
         self._was_wider = False
         self._look()
 
     def _look(self) -> None:
-        """Takes up what is asked for many times in a round."""
+        """Take up what is asked for many times in a round."""
         self.plain_s = self.costs.at(1) + self._around_s
-        self.token_s = min(self._seconds / self._tokens, self.plain_s)
-        self.row_s = self.costs.slope
+        self.token = min(self._steps / self._tokens, 1.0)
+        self.row = self.costs.slope / self.plain_s
 
-    def _without_switch(self, round_stats: RoundStats) -> float:
-        """Returns the seconds that the pass would have taken after another one of its width."""
-        seconds, is_plain = round_stats.forward_s, round_stats.num_rows <= self.costs.plain_rows
-        if self._was_wider:
-            self._switches = _faded(self._switches, float(is_plain))
-        if not is_plain:
-            return seconds
-        plain_s = self.costs.at(1)
-        more_s = min(max(seconds - plain_s, -plain_s), plain_s)
-        if not self._was_wider:
-            self._anchored, self._alone_s = _ANCHORED, _faded(self._alone_s, more_s)
-            return seconds
-        # Where no plain step comes after another one, nothing tells what it takes by itself.
-        self._anchored = max(0, self._anchored - 1)
-        self._after_s = _faded(self._after_s, more_s if self._anchored else self._alone_s)
-        return seconds - self._switch_s
-
-    @property
-    def _switch_s(self) -> float:
-        return max(0.0, self._after_s - self._alone_s)
-
-    def _switched_s(self, rows: int) -> float:
-        return self._switches * self._switch_s if rows > self.costs.plain_rows else 0.0
-
-    def _costs_of(self, round_stats: RoundStats) -> RowCosts:
-        return self._shared_costs if round_stats.num_sharing > 1 else self._own_costs
-
-    def _use(self, costs: RowCosts) -> None:
-        """Goes on from what was measured in passes of this kind."""
-        if costs is not self.costs:
-            before_s, self.costs = self.plain_s, costs
-            self._look()
-            self._seconds *= self.plain_s / before_s
+    def _switch_s(self, rows: int) -> float:
+        return self._switches * max(0.0, self._after_s) if rows > self.costs.plain_rows else 0.0
 
 
 def _faded(mean: float, value: float) -> float:

@@ -22,6 +22,7 @@ from edge_spec.core.tree import TokenTree
 _CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)  # the least of each bucket but the first
 _DEPTHS = (1, 2, 4, 8)  # likewise
 _PRIOR_WEIGHT = 24.0  # draft tokens that the drafter's word counts for
+_TELLING = 8.0  # draft tokens, before their share is told
 _TOKEN_MEMORY = 1 - 1 / 48  # weight of those before, with every further one of its bucket
 
 _COLUMNS = len(_CONFIDENCES) + 1
@@ -54,14 +55,11 @@ class Calibration:
         self._claimed[bucket] = _TOKEN_MEMORY * self._claimed[bucket] + confidence
 
     @property
-    def of_late(self) -> tuple[float, float] | None:
-        """Returns the share of the last draft tokens that were right, and its standard deviation,
-        where any share was as likely before; None before any was decided."""
-        seen, right = sum(self._seen), sum(self._right)
-        if not seen:
-            return None
-        mean = (right + 1) / (seen + 2)
-        return right / seen, sqrt(mean * (1 - mean) / (seen + 3))
+    def share_right(self) -> float | None:
+        """Return the share of the last draft tokens that were right; None before enough were
+        decided to tell."""
+        seen = sum(self._seen)
+        return sum(self._right) / seen if seen >= _TELLING else None
 
     def counts(self) -> np.ndarray:
         """[3, buckets] float64: draft tokens, those that were right, and the sum of their
@@ -88,28 +86,6 @@ def reach_of(calibration: Calibration, tree: TokenTree) -> list[float]:
     return chances
 
 
-def reach_beside(
-    tree: TokenTree, reach: Sequence[float], other: TokenTree, other_reach: Sequence[float]
-) -> list[float]:
-    """Returns the same for each row of a chain that was looked up, now that a model has drafted
-    another one. Where both have a token it is at least as likely as either says; where they part,
-    at most as likely as the model's is wrong: of two continuations one is right. Trees that branch
-    stay as they are."""
-    if not (tree.is_chain and other.is_chain) or tree.draft_probs or other.draft_probs:
-        return list(reach)
-    found, chance = [1.0], 1.0
-    together = True
-    for row in range(1, len(tree)):
-        own = reach[row] / reach[row - 1] if reach[row - 1] else 0.0
-        if together and row < len(other):
-            others = other_reach[row] / other_reach[row - 1] if other_reach[row - 1] else 0.0
-            together = bool(tree.tokens[row] == other.tokens[row])
-            own = max(own, others) if together else min(own, 1 - others)
-        chance *= own
-        found.append(chance)
-    return found
-
-
 def learn(calibration: Calibration, tree: TokenTree, text: Sequence[int]) -> None:
     """Counts the draft tokens that the text after the pending token decides."""
     if tree.draft_probs:
@@ -126,9 +102,10 @@ def _bucket(depth: int, confidence: float) -> int:
 
 
 FIRST = 1.5  # plain steps, at the beginning of a text
+NAMED = 3.0  # likewise, at the beginning of the first one, of one that the user has named
 INCOME = 0.02  # likewise, a round, of one that has won lately
 PUT_BY = 0.01  # likewise, at most, for reading what is written while it is not asked
-_LEAST = 0.75  # likewise, at the beginning of a text, of one that has won lately
+LEAST = 0.75  # likewise, at the beginning of a text, of one that has won lately
 _MOST = 8.0  # likewise, ever
 _STAKE = 0.8  # of what is left, so that one round does not end drafting
 _LATELY = 64  # rounds without a gain, after which income has fallen by a third
@@ -147,16 +124,18 @@ class RegretAccount:
 
     def __init__(self, balance: float = FIRST) -> None:
         self.balance = balance
+        self._is_new = True  # nothing was counted
         self._rounds = 0  # since it won
 
     def begin_text(self) -> None:
         """A text begins, which is to lose no more than any other: what was won in the texts before
         it is theirs. Where it has won lately it may try again."""
-        self.balance = min(max(self.balance, _LEAST * self._income / INCOME), FIRST)
+        self.balance = self._first
 
     def settle(self, gain: float) -> None:
         """Counts a round. gain: the plain steps that it has saved, negative where it was slower."""
         self._rounds += 1
+        self._is_new = False
         self.balance = min(_MOST, max(0.0, self.balance + gain) + self._income)
         if gain > 0 and self.balance > FIRST:
             self._rounds = 0
@@ -179,134 +158,136 @@ class RegretAccount:
 
     @property
     def stake(self) -> float:
-        """Returns the plain steps that one round may lose."""
+        """Return the plain steps that one round may lose."""
         return _STAKE * self.balance
 
+    @property
+    def first_stake(self) -> float:
+        """Return the plain steps that the first round of the next text may lose."""
+        return _STAKE * self._first
 
-# Plain steps that reading a token is taken for before it was seen, and all tokens at most: a
-# drafter that could not be paid for any more would never be tried again.
-_READING, _MOST_UNSEEN = 0.05, 2.0
-_MOST_WATCHING = 0.25  # likewise, that the first round takes to observe
+    @property
+    def _first(self) -> float:
+        least = LEAST * self._income / INCOME
+        return self.balance if self._is_new else min(max(self.balance, least), FIRST)
+
+
+_MOST_WATCHING = 0.25  # plain steps, at most, that the first round takes to observe
 _MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
 _SLOW_ROUNDS = 1024  # after which one that was too slow is timed again
 
 
 class DrafterRecord:
-    """One drafter as the policy sees it.
+    """One drafter as the policy sees it. All its times are in plain steps of the moment: so they
+    hold on while the machine becomes slower or faster.
 
-    draft_token_s: seconds a draft token; None: not known yet, 0: it is looked up, and has nothing
-    to read before. pays: whether it is expected to, by what is reported of it. is_slow: its draft
-    tokens cost more than they bring.
+    draft_token: steps that one takes; None: not known yet, 0: it is looked up, and has nothing to
+    read before. balance: of its account at first. is_slow: its draft tokens cost more than they
+    bring.
     """
 
-    def __init__(self, draft_token_s: float | None, pays: bool = True) -> None:
+    def __init__(self, draft_token: float | None, balance: float = FIRST) -> None:
         self.calibration = Calibration()
-        self.account = RegretAccount(FIRST if pays else 0.0)
+        self.account = RegretAccount(balance)
         self.attends = True  # it observes this round
-        self.asked_s = 0.0  # mean seconds of an answer; 0 before the first
-        self._token_s = draft_token_s
-        self._is_given, self.is_free = draft_token_s is not None, draft_token_s == 0
-        self._fixed_s = 0.0  # of an answer without a draft token
-        self._watching_s = 0.0  # mean seconds that it takes to observe a round
-        self._answers = 0
         self.is_slow, self._slow_rounds = False, 0
+        self.is_free = draft_token == 0
+        self._token = draft_token
+        self._fixed = 0.0  # of an answer without a draft token
+        self._watching = 0.0  # mean that it takes to observe a round
+        self._asked = 0.0  # mean of an answer; 0 before the first
+        self._answers = 0
         self._unread = 0  # tokens that it has to read before it can draft, at least
-        self._reading_s = 0.0 if self.is_free else None  # of one of them; None: not known yet
+        self._reading = 0.0 if self.is_free else None  # of one of them; None: not known yet
         self._reads_prompt = True
-        self._seconds = self._tokens = 0.0  # means over rounds that drafted with it
+        self._steps = self._tokens = 0.0  # means over rounds that drafted with it
 
     def begin_text(self, num_prompt: int) -> None:
-        """Begins a text after a prompt of so many tokens, which it has read or still has to."""
+        """Begin a text after a prompt of so many tokens, which it has read or still has to."""
         self.account.begin_text()
         self._unread = 0 if self._reads_prompt else self._unread + num_prompt
 
-    def reads_prompt(self, pays: bool) -> bool:
-        """Decides whether it reads the prompt before the text begins."""
+    def decide_reading(self, pays: bool) -> bool:
+        """Decide whether it reads the prompt before the text begins."""
         self._reads_prompt = pays
         return pays
 
     @property
     def is_measured(self) -> bool:
-        return self._token_s is not None
+        return self._token is not None
 
     @property
-    def draft_token_s(self) -> float:
-        """Returns the seconds of a draft token; 0 before it was measured."""
-        return self._token_s or 0.0
+    def draft_token(self) -> float:
+        """Return the steps of a draft token; 0 before it was measured."""
+        return self._token or 0.0
 
     @property
     def rate(self) -> float:
-        """Returns the tokens a second of its rounds. Before the first it may be better than any
+        """Return the tokens a step of its rounds. Before the first it may be better than any
         other."""
-        return self._tokens / self._seconds if self._seconds else math.inf
+        return self._tokens / self._steps if self._steps else math.inf
 
-    def unread_s(self, plain_s: float) -> float:
-        """Returns the seconds to expect of what it has to read before it can draft. plain_s: of a
-        plain step."""
-        if self._reading_s is None:
-            return min(_READING * self._unread, _MOST_UNSEEN) * plain_s
-        return self._reading_s * self._unread
+    @property
+    def unread(self) -> float:
+        """Return the steps to expect of what it has to read before it can draft."""
+        return self._reading_each * self._unread
 
-    def answer_s(self, draft_tokens: int) -> float:
-        """Returns the seconds to expect of an answer and of observing the round."""
-        return self._fixed_s + self._watching_s + draft_tokens * self.draft_token_s
+    @property
+    def _reading_each(self) -> float:
+        # Before it was seen it is taken for what is put by: a drafter whose reading grows faster
+        # than its account would never be tried again.
+        return PUT_BY if self._reading is None else self._reading
 
-    def miss(self, rounds: int, plain_s: float) -> None:
-        """Counts rounds in which it is neither asked nor shown the outcome. plain_s: of a plain
-        step."""
+    def answer(self, draft_tokens: int) -> float:
+        """Return the steps to expect of an answer and of observing the round."""
+        return self._fixed + self._watching + draft_tokens * self.draft_token
+
+    def miss(self, rounds: int) -> None:
+        """Count rounds in which it is neither asked nor shown the outcome."""
         self.attends = False
         self._unread += rounds
-        self.account.rest(rounds, (self._reading_s or 0.0) / plain_s)
-        if not self.is_slow:
-            return
-        # What its draft tokens cost is timed again after a while, where it was timed here: the
-        # machine may have been busy.
-        self._slow_rounds += rounds
-        if self._slow_rounds >= _SLOW_ROUNDS and not self._is_given:
-            self._token_s, self._answers, self._slow_rounds = None, 0, 0
+        self.account.rest(rounds, self._reading_each)
+        # The machine may have been busy when its draft tokens were timed.
+        self._slow_rounds += rounds if self.is_slow else 0
+        if self._slow_rounds >= _SLOW_ROUNDS:
+            self._token, self._answers, self._slow_rounds = None, 0, 0
 
     def wait(self) -> None:
-        """Counts a round in which it observes what another one has drafted."""
+        """Count a round in which it observes what another one has drafted."""
         self.attends = True
         self._unread += 1
 
-    def answered(self, draft_tokens: int, seconds: float, plain_s: float) -> tuple[float, float]:
-        """Counts an answer; returns its seconds, fewer where the machine was busy with something
-        else, and those of reading before. plain_s: of a plain step."""
-        self.attends = True
-        usual_s = self.draft_token_s * max(draft_tokens, 1)
-        unread, self._unread = self._unread, 0
-        if unread and not self.is_free:
-            self._answers += 1
-            without_reading_s = self._fixed_s + draft_tokens * self.draft_token_s
-            read_s = max(0.0, seconds - without_reading_s)
-            before_s = read_s / unread if self._reading_s is None else self._reading_s
-            self._reading_s = max(read_s / unread, _faded(before_s, read_s / unread))
-            return min(seconds, without_reading_s), read_s
-        spent_s = seconds
-        if not self._answers:  # it has read its files, or has waited for another process
-            seconds = min(seconds, max(plain_s, OUTLIER * usual_s))
-            spent_s = seconds if self.is_free else spent_s
-        else:
-            seconds = spent_s = without_outlier(seconds, max(self.asked_s, usual_s))
-            if draft_tokens:
-                now_s = max(0.0, seconds - self._fixed_s) / draft_tokens
-                self._token_s = now_s if self._token_s is None else _faded(self._token_s, now_s)
+    def answered(self, draft_tokens: int, steps: float) -> float:
+        """Count an answer; return the steps to charge: fewer where the machine was busy with
+        something else."""
+        unread, reading, self._unread = self._unread, self.unread, 0
+        usual = self._fixed + self.draft_token * max(draft_tokens, 1)
         self._answers += 1
+        if unread and not self.is_free:
+            read = without_outlier(max(0.0, steps - usual), max(reading, 1.0)) / unread
+            self._reading = read if self._reading is None else 0.5 * (self._reading + read)
+            return min(steps, usual + read * unread)
+        if self._answers == 1:  # it has read its files, or has waited for another process
+            steps = min(steps, max(1.0, OUTLIER * usual))
+        else:
+            steps = without_outlier(steps, max(self._asked, usual))
+            if draft_tokens:
+                now = max(0.0, steps - self._fixed) / draft_tokens
+                self._token = now if self._token is None else _faded(self._token, now)
         if not draft_tokens:
-            self._fixed_s = _faded(self._fixed_s or seconds, seconds)
-        self.asked_s = _faded(self.asked_s or seconds, seconds)
-        return spent_s, 0.0
+            self._fixed = _faded(self._fixed or steps, steps)
+        self._asked = _faded(self._asked or steps, steps)
+        return steps
 
-    def watched(self, seconds: float, plain_s: float) -> None:
-        """Counts the time that it took to observe a round. The first of them may have waited for
+    def watched(self, steps: float) -> None:
+        """Count the time that it took to observe a round. The first of them may have waited for
         another process, which is not to keep it from being asked again."""
-        before_s = self._watching_s or min(seconds, _MOST_WATCHING * plain_s)
-        self._watching_s = _faded(before_s, seconds)
+        before = self._watching or min(steps, _MOST_WATCHING)
+        self._watching = _faded(before, steps)
 
-    def drafted(self, seconds: float, tokens: int) -> None:
-        """Counts a round whose draft tokens were its own."""
-        self._seconds = _faded(self._seconds, seconds)
+    def drafted(self, steps: float, tokens: int) -> None:
+        """Count a round whose draft tokens were its own."""
+        self._steps = _faded(self._steps, steps)
         self._tokens = _faded(self._tokens, tokens)
 
 

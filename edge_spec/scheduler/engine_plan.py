@@ -31,15 +31,16 @@ from edge_spec.models.draft_choice import named_options, trained_options
 from edge_spec.models.model_plan import ModelPlan, Refusal, choose, ways_to_run
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.scheduler.cost import RowCosts, Scale, costs_of, forecast_speedup
+from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 from edge_spec.scheduler.plan_file import is_open, pinned_options
+from edge_spec.scheduler.priors import row_shares
 from edge_spec.scheduler.profile import (
     TYPICAL_TOKENS,
     Profile,
     ProfileKey,
     kept_profiles,
 )
-from edge_spec.scheduler.row_findings import SECONDS, holds, shapes_of, usual_shares
+from edge_spec.scheduler.row_findings import SECONDS, holds, recall_costs, shapes_of
 
 _log = logging.getLogger(__name__)
 _MARGIN = 1.05  # of the faster one's time: less may be what else the machine did
@@ -104,10 +105,13 @@ class EnginePlan:
         profile = known_profile(self.target)
         if profile is not None:
             return profile.costs(TYPICAL_TOKENS)
-        for seconds in _seconds_of(self.target):
-            return seconds
-        is_own = bool(runtimes.own_kernels(self.target.name))
-        return RowCosts(usual_shares(is_own), scale=Scale(is_known=False))
+        found = next(_seconds_of(self.target), None)
+        if found is not None:
+            return found
+        shares = row_shares(
+            runtimes.own_kernels(self.target.name), ",".join(self.target.how.providers)
+        )
+        return RowCosts(shares, is_measured=False)
 
     @cached_property
     def cheap_rows(self) -> int:
@@ -450,7 +454,7 @@ def _seconds_of(way: ModelPlan) -> Iterator[RowCosts]:
         how = each.key.how
         is_same = each.key.shapes == shapes_of(config) and way.weights in (None, how.weights)
         if is_same and _holds(how, way.how):
-            yield costs_of(config, each.value)
+            yield recall_costs(config, how.kernels, how.device, each.value)
 
 
 def _token_s(costs: RowCosts) -> float:

@@ -29,40 +29,9 @@ from edge_spec.core.tree import TokenTree, chain_first, likeliest
 from edge_spec.drafters.protocol import Budget, Cost, Drafter
 from edge_spec.scheduler.cost import RowCosts
 
-_SHAPE_ROUNDS = 64  # for which a shape is kept
-_DEEPEST = 8  # levels of it
 # A draft token is the likeliest of several, so on average its chance is overestimated a little (the
 # winner's curse). What another value does: benchmarks/simulate.py.
 _CAUTION = 1.2
-
-
-class KeptShape:
-    """The best shape of the trees that a policy asks for; a new one now and then, as acceptance is
-    learnt."""
-
-    def __init__(self) -> None:
-        self._best: tuple[int, ...] = ()
-        self._age = 0
-        self._room = (0, 0)  # rows and levels that it was made for
-
-    def fitting(
-        self,
-        acceptance: Sequence[float],
-        costs: RowCosts,
-        pass_s: float,
-        num_rows: int,
-        num_levels: int,
-    ) -> tuple[int, ...]:
-        """Returns the parents of its rows, () where it is larger than what fits, or no row is worth
-        it; the others: see `best_shape`."""
-        room = (num_rows, min(num_levels, _DEEPEST))
-        old = self._age >= _SHAPE_ROUNDS and room == self._room
-        if old or room > self._room:  # not at a text's end, where little fits
-            self._best = best_shape(acceptance, costs, pass_s, *room)
-            self._age, self._room = 0, room
-        self._age += 1
-        fits = len(self._best) <= num_rows
-        return self._best if fits and len(self._best) > 1 else ()
 
 
 def best_shape(
@@ -282,9 +251,9 @@ def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
     return RoundPlan(likely, None, num_verified=num_verified) if len(likely) > 1 else None
 
 
-class AlwaysVerifyPolicy:
-    """Draft tokens are verified however unlikely they are, up to 7 of them; several drafters take
-    turns to go first. For proofs, where a wrong draft token tells as much.
+class AlwaysVerifyPolicy(FixedPolicy):
+    """Verifies draft tokens however unlikely they are, up to 7 of them; several drafters take turns
+    to go first. For proofs, where a wrong draft token tells as much.
 
     exercised: counts, under BRANCHES, the rounds whose verified draft tokens branch.
     """
@@ -292,33 +261,19 @@ class AlwaysVerifyPolicy:
     BRANCHES = "branches"
 
     def __init__(
-        self,
-        max_draft_tokens: int,
-        branches: bool,
-        probes: bool,
-        exercised: Counter[str] | None = None,
+        self, max_draft_tokens: int, branches: bool, probes: bool, exercised: Counter[str]
     ) -> None:
-        self._exercised = Counter() if exercised is None else exercised
-        self._all = FixedPolicy(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)
+        super().__init__(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)
+        self._exercised = exercised
         self._turn = 0
-
-    def begin(self, num_prompt: int = 0) -> None: ...
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         first = self._turn % max(1, len(drafters))
         self._turn += 1
-        plan = self._all.choose([*drafters[first:], *drafters[:first]], pending, budget)
+        plan = super().choose([*drafters[first:], *drafters[:first]], pending, budget)
         if not plan.tree.first_rows(plan.num_verified or len(plan.tree)).is_chain:
             self._exercised[self.BRANCHES] += 1
         return plan
-
-    def wants(self, drafter: Drafter) -> bool:
-        return True
-
-    def observe(self, round_stats: RoundStats) -> None: ...
-
-    def beliefs(self) -> str:
-        return ""
 
 
 class Concurrency:

@@ -5,9 +5,8 @@ All follow from a library's build, the processor, the form of the weights and a 
 from its values: they are kept in the cache under these and shared by all models of one shape.
 
 Policies correct the costs by every pass, and a profile takes their place. Before anything is known,
-usual proportions do, and the rounds of the first answers tell what passes take. What is kept
-and what many rounds take contradict each other where the machine was busy when it was measured, or
-is another one now: then what they take is kept instead.
+usual proportions do. What the passes of an answer took is kept for the next session, as a mean that
+passes on a busy machine hardly change.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, log
-from statistics import median
+from statistics import median, quantiles
 from threading import Lock
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field, TypeAdapter
 
 from edge_spec.core.config import ModelConfig
@@ -38,23 +35,18 @@ from edge_spec.scheduler.batch_invariance import (
     measure_batch_invariance,
     measured_widths,
 )
-from edge_spec.scheduler.cost import RowCosts, Scale, costs_of
+from edge_spec.scheduler.cost import RowCosts, costs_of
 from edge_spec.scheduler.lossless import MOST_PADDING, Losslessness, keep_promise
 from edge_spec.scheduler.lossless import wider as widened
 from edge_spec.scheduler.machine import cpu_features, cpu_name
 from edge_spec.scheduler.measure import median_seconds, quick_passes, relative_cost, uncertainty
+from edge_spec.scheduler.priors import row_shares
 from edge_spec.scheduler.profile import MOST_SPREAD, ProfileKey, options_apart
 from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
 _WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
-# Usual passes over one of a single row, before any was seen: of int4 on onnxruntime and of
-# llama.cpp's own kernels they were 1.1 to 1.8, 1.5 to 3.3 and 2.5 to 7.5 with 2, 4 and 8 rows, of
-# our kernels for few rows 1.0 to 1.1, 1.1 to 1.3 and 1.2 to 2.2. Dearer ones would never be tried.
-_SHARES = {1: 1.0, 2: 1.2, 4: 1.7, 8: 2.8, 16: 5.0}
-_OWN_SHARES = {1: 1.0, 2: 1.08, 4: 1.22, 8: 1.7, 16: 3.2}
-
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Rows = Annotated[int, Field(ge=1)]
 
@@ -206,7 +198,7 @@ def shapes_of(config: ModelConfig) -> tuple[int, ...]:
 def row_costs(
     model: Model, key: RowsKey, clock: Callable[[], float] = time.perf_counter
 ) -> RowCosts:
-    """Returns what the cache knows of such a model; else measures it now, and keeps it."""
+    """Return what the store knows of such a model; else measure it now, and keep it."""
     seconds: Mapping[int, float] | None = SECONDS.known(key)
     if seconds is None:
         passes = quick_passes(model, clock=clock)
@@ -218,50 +210,41 @@ def row_costs(
 
 
 def begun_costs(model: Model, key: RowsKey) -> RowCosts:
-    """Returns what the cache knows of such a model; else proportions that are usual, which its
-    first passes make seconds of. No pass is made for it."""
-    seconds = SECONDS.known(key)
-    if seconds is not None:
-        return costs_of(model.config, seconds)
-    return costs_of(
-        model.config, usual_shares(model.capabilities.invariant_rows), Scale(is_known=False)
-    )
+    """Return costs in usual proportions, with what the store knows of some widths. No pass is made
+    for it."""
+    kernels = key.how.kernels if model.capabilities.invariant_rows else ""
+    return recall_costs(model.config, kernels, key.how.device, SECONDS.known(key) or {})
 
 
-def usual_shares(has_own_kernels: bool) -> Mapping[int, float]:
-    """Return what passes of some rows usually take over one of a single row. has_own_kernels: ours
-    compute, whose rows are invariant by construction."""
-    return _OWN_SHARES if has_own_kernels else _SHARES
+def recall_costs(
+    config: ModelConfig, kernels: str, device: str, seconds: Mapping[int, float]
+) -> RowCosts:
+    """Return costs in usual proportions, with what was found of some widths. kernels, device: as
+    for `row_shares`."""
+    costs = costs_of(config, row_shares(kernels, device), is_measured=False)
+    costs.recall(seconds)
+    return costs
 
 
 _SHORT_TEXT = 1024  # tokens: passes after a longer one take longer, which says nothing of these
-_FIRST = 16  # passes in all, before anything is kept where nothing is known
-_FEWEST = 4  # passes of a width, before they tell anything
-# A pass that is found faster than what is kept was so; a slower one may have had to wait for
-# something else, so that it takes more of them, and what most of them took at least.
-_FASTER, _SLOWER = 0.75, 1.5  # times what is kept
-_FASTER_PASSES, _SLOWER_PASSES = 32, 256  # of a width
-_MOST = 512  # passes of a width that are remembered
+_FEWEST = 4  # passes of a width in an answer, before they tell anything
+_USUAL_SPREAD = 0.1  # of passes of a width, over their median: twice that counts for a fifth
+_MOST_KEPT = 64.0  # passes of a width that earlier answers count for
 
 
 class RoundTimes:
-    """Counts passes of all conversations on one model. Any thread may call."""
+    """Keeps what passes of all conversations on one model took, for the next session to begin with.
+    Any thread may call."""
 
-    def __init__(
-        self, key: RowsKey, shares: Mapping[int, float], widths: tuple[int, ...] = ()
-    ) -> None:
-        """shares: what passes of some rows usually take over one of a single row. widths: that
-        passes are widened to, ascending; none where they are not."""
+    def __init__(self, key: RowsKey, widths: tuple[int, ...] = ()) -> None:
+        """widths: that passes are widened to, ascending; none where they are not."""
         self._key = key
-        self._shares = shares
         self._widths = widths
-        self._kept: Mapping[int, float] | None = None  # before it was read
-        self._passes: dict[int, list[float]] = {}  # seconds by rows, of answers that have ended
-        self._current: dict[int, list[float]] = {}  # of those that are being written
+        self._current: dict[int, list[float]] = {}  # seconds by rows, of answers being written
         self._lock = Lock()
 
     def observe(self, round_stats: RoundStats) -> None:
-        """Counts the pass of a round that no other conversation had a part in or was waiting
+        """Count the pass of a round that no other conversation had a part in or was waiting
         for."""
         rows = widened(round_stats.num_rows, self._widths)
         if rows is not None and round_stats.num_sharing == 1 and round_stats.forward_s > 0:
@@ -269,87 +252,44 @@ class RoundTimes:
                 self._current.setdefault(rows, []).append(round_stats.forward_s)
 
     def end(self, num_tokens: int) -> None:
-        """Counts an answer as ended, with this many tokens of text, and keeps what is new."""
+        """Count an answer as ended, with this many tokens of text, and keep what it found."""
         with self._lock:
             current, self._current = self._current, {}
-            if num_tokens > _SHORT_TEXT:
+            told = {rows: each for rows, each in current.items() if len(each) >= _FEWEST}
+            if num_tokens > _SHORT_TEXT or not told:
                 return
-            for rows, seconds in current.items():
-                self._passes[rows] = [*self._passes.get(rows, []), *seconds][-_MOST:]
-            found = self._found()
-            if found and self._known() == self._kept:  # else by another process
-                SECONDS.keep(self._key, found, sum(map(len, self._passes.values())))
-                self._passes.clear()
-            if found:
-                self._kept = None
-
-    def _found(self) -> dict[int, float]:
-        """Returns t(k) if there is something new to keep."""
-        if self._kept is None:
-            self._kept = self._known()
-        return self._contradicted() if self._kept else self._first()
-
-    def _known(self) -> Mapping[int, float]:
-        return SECONDS.known(self._key) or {}
-
-    def _first(self) -> dict[int, float]:
-        """Returns t(k) where enough was seen, on a machine that was free enough."""
-        if sum(map(len, self._passes.values())) < _FIRST:
-            return {}
-        observed = {
-            rows: median(seconds)
-            for rows, seconds in self._passes.items()
-            if len(seconds) >= _FEWEST and uncertainty(seconds) <= MOST_SPREAD
-        }
-        return rising(observed, in_proportion(self._shares, observed))
-
-    def _contradicted(self) -> dict[int, float]:
-        """Returns t(k) in place of what is kept, where passes of a width contradict that."""
-        assert self._kept is not None
-        observed, is_contradicted = {}, False
-        for rows, seconds in self._passes.items():
-            if rows not in self._kept or len(seconds) < _FEWEST:
-                continue
-            observed[rows] = median(seconds)
-            faster = observed[rows] < _FASTER * self._kept[rows]
-            least_s = float(np.quantile(seconds, 0.25))
-            slower = least_s > _SLOWER * self._kept[rows]
-            is_contradicted |= faster and len(seconds) >= _FASTER_PASSES
-            is_contradicted |= slower and len(seconds) >= _SLOWER_PASSES
-        if not is_contradicted:
-            return {}
-        # What all widths have in common is the machine; what one has beside it is its own.
-        changes = [seconds / self._kept[rows] for rows, seconds in observed.items()]
-        least = min(changes, key=lambda change: abs(log(change)))
-        return rising(observed, {rows: least * each for rows, each in self._kept.items()})
+            found = {rows: median(seconds) for rows, seconds in told.items()}
+            count = sum(map(len, told.values()))
+            disturbance = max(map(_spread, told.values()))
+            weight, kept = _trust(count, disturbance), SECONDS.read(self._key)
+            if kept is not None:
+                before = _trust(kept.n, kept.disturbance)
+                share = weight / (before + weight)
+                found = _mix(kept.value, found, share)
+                count = count + kept.n
+                disturbance += (1 - share) * (kept.disturbance - disturbance)
+            SECONDS.keep(self._key, found, count, disturbance)
 
 
-def in_proportion(shares: Mapping[int, float], observed: Mapping[int, float]) -> dict[int, float]:
-    """Returns t(k) at the widths of `shares`, each from the nearest one that was observed."""
-    if not observed:
-        return {}
-    known = sorted(shares)
-    usual = np.interp(sorted(observed), known, [shares[rows] for rows in known])
-    units = {
-        rows: observed[rows] / share for rows, share in zip(sorted(observed), usual, strict=True)
-    }
-    nearest = {rows: min(units, key=lambda each: (abs(each - rows), each)) for rows in known}
-    return {rows: float(shares[rows] * units[nearest[rows]]) for rows in known}
+def _spread(seconds: Sequence[float]) -> float:
+    """Return how far the middle half of them lies apart, over their median."""
+    quarter, middle, three_quarters = quantiles(seconds, n=4)
+    return (three_quarters - quarter) / middle
 
 
-def rising(observed: Mapping[int, float], estimates: Mapping[int, float]) -> dict[int, float]:
-    """Returns t(k): what was observed, and estimates at other widths.
+def _trust(count: int, disturbance: float) -> float:
+    """Return the passes that these count for: few where the machine was busy."""
+    return min(count, _MOST_KEPT) / (1 + (disturbance / _USUAL_SPREAD) ** 2)
 
-    No pass takes longer than one of more rows. What else the machine does makes some look as if
-    they did, and none look faster than it is: so the time of the wider one holds.
-    """
-    found: dict[int, float] = {}
-    least_s = inf
-    for rows in sorted(observed, reverse=True):
-        found[rows] = least_s = min(least_s, observed[rows])
-    at_least_s = 0.0
-    for rows in sorted({*observed, *estimates}):
-        most_s = min((found[each] for each in observed if each >= rows), default=inf)
-        at_least_s = max(at_least_s, found.get(rows, min(most_s, estimates.get(rows, 0.0))))
-        found[rows] = at_least_s
-    return dict(sorted(found.items()))
+
+def _mix(kept: Mapping[int, float], found: Mapping[int, float], share: float) -> dict[int, float]:
+    """Return t(k) between what was kept and what was found, whose share this is. How fast the
+    machine was is told apart from what its rows cost, so that widths of both stay in proportion."""
+    common = [found[rows] / kept[rows] for rows in found if rows in kept]
+    slower = median(common) if common else 1.0
+    mixed = dict(kept)
+    for rows, seconds in found.items():
+        before_s = kept.get(rows, seconds / slower)
+        mixed[rows] = before_s + share * (seconds / slower - before_s)
+    pace = 1 + share * (slower - 1)
+    return {rows: pace * seconds for rows, seconds in sorted(mixed.items())}

@@ -462,7 +462,7 @@ def fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         max_draft_tokens: int,
         branches: bool,
         probes: bool,
-        shared_costs: object,
+        named: object,
     ) -> FixedPolicy:
         return FixedPolicy(max_draft_tokens, 0.0, branches, probes)
 

@@ -25,6 +25,7 @@ from edge_spec.models.source import Source
 from edge_spec.runtimes.llamacpp import LlamaCppRuntime
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.scheduler.engine_plan import choose_plan, plan_engine, plans_for
+from edge_spec.scheduler.priors import LIBRARY_KERNELS
 from edge_spec.scheduler.profile import ContextCosts, Profile, profile_key, save_profile
 from edge_spec.scheduler.row_findings import SECONDS, rows_key
 from edge_spec.storage.measurements import DIRECTORY, FILE
@@ -120,6 +121,10 @@ MACHINES = {
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    # What is usual of rows depends on the processor.
+    for module in ("engine_plan", "row_findings"):
+        name = f"edge_spec.scheduler.{module}.row_shares"
+        monkeypatch.setattr(name, lambda kernels, device: LIBRARY_KERNELS)
     return tmp_path / "cache"
 
 

@@ -111,4 +111,4 @@ def test_a_draft_is_not_tried_before_the_first_answer(
         assert draft.step_s == 0  # not known: its first draft tokens tell
         result = engine.generate(PROMPTS[0], max_tokens=60)
         # It is asked; whether its draft tokens are worth their rows depends on the machine.
-        assert "draft-model is right" in result.stats.policy
+        assert "draft-model" in result.stats.policy and all(passes.values())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.scheduler.drafter_record import Calibration, learn, reach_beside, reach_of
+from edge_spec.scheduler.drafter_record import Calibration, learn, reach_of
 
 CONFIDENCE = st.floats(0, 1)
 
@@ -28,17 +28,6 @@ def test_a_drafter_that_is_wrong_about_a_text_is_corrected_within_a_few_dozen_to
         for _ in range(60):
             calibration.observe(1, claimed, rng.random() < share)
         assert abs(calibration.estimate(1, claimed) - share) < 0.5 * abs(claimed - right)
-
-
-def chain(*tokens: int) -> TokenTree:
-    return TokenTree.chain(0, tokens, [0.5] * len(tokens), "test")
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_trees_that_branch_and_samples_are_held_against_nothing(sampled: bool) -> None:
-    tree, reach = branching(sampled), [1.0, 0.5, 0.4, 0.2]
-    assert reach_beside(tree, reach, chain(9), [1.0, 0.9]) == reach
-    assert reach_beside(chain(1), [1.0, 0.5], tree, reach) == [1.0, 0.5]
 
 
 def branching(sampled: bool = False) -> TokenTree:

@@ -92,7 +92,6 @@ def conversation(machine: Machine, load: Concurrency, seed: int) -> Conversation
         {Drafting.name},
         branches=False,
         clock=lambda: 0.0,
-        shared_costs=RowCosts(alone),
     )
     policy = ExactPolicy(SharedPolicy(adaptive, load), machine.widths)
     return Conversation(Drafting(seed), policy)

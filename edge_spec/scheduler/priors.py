@@ -1,0 +1,68 @@
+"""What is usual of drafters and passes before anything was measured here.
+
+A prior only decides what is tried first and how much that may lose: outcomes and passes correct it
+within one answer. What earlier sessions kept sharpens it, and never counts for more than the prior
+itself, so that their texts cannot rule out a drafter in this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edge_spec.drafters.protocol import DrafterTraits
+
+# The time of passes over one of a single row. Of int4 on onnxruntime and of llama.cpp's kernels,
+# 2, 4 and 8 rows took 1.1 to 1.8, 1.5 to 3.3 and 2.5 to 7.5; of our kernels for few rows 1.0 to
+# 1.1, 1.1 to 1.3 and 1.2 to 2.2; of a GPU 1.01 to 1.05. Dearer ones would never be tried.
+LIBRARY_KERNELS: Mapping[int, float] = {1: 1.0, 2: 1.2, 4: 1.7, 8: 2.8, 16: 5.0}
+OWN_KERNELS: Mapping[int, float] = {1: 1.0, 2: 1.08, 4: 1.22, 8: 1.7, 16: 3.2}
+_BY_KERNELS = {"avx512vnni": {1: 1.0, 2: 1.03, 4: 1.06, 8: 1.15, 16: 2.0}}
+ACCELERATOR: Mapping[int, float] = {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.25, 16: 1.6}
+
+# How often draft tokens are accepted by position, each after all before it; the last figure holds
+# for all further ones. Qwen2.5-Coder 0.5B beside 1.5B: 0.87 (benchmarks/results/sibling.json);
+# EAGLE-3 beside Llama-3.1-8B 0.73, 0.71, 0.68, beside Qwen3-8B 0.65, 0.61, 0.51 (vLLM's tests).
+_LOOKUP = (0.5, 0.6)
+_HEADS: Mapping[str, Sequence[float]] = {
+    "eagle": (0.7, 0.65, 0.6),
+    "medusa": (0.6, 0.45, 0.4),
+    "dflash": (0.7, 0.65, 0.6),
+}
+_ANY_HEAD = (0.6, 0.5)
+# Of sibling draft models, by the largest time of a draft token over a step of the target.
+_SIBLINGS: Mapping[float, Sequence[float]] = {
+    0.05: (0.6,),
+    0.15: (0.7,),
+    0.3: (0.78,),
+    float("inf"): (0.85,),
+}
+_POSITIONS = 8
+# Draft tokens that the prior counts for, and those that were kept from earlier sessions.
+_PRIOR_TOKENS, _KEPT_TOKENS = 24.0, 24.0
+
+
+def row_shares(kernels: str, device: str) -> Mapping[int, float]:
+    """Return the usual time of passes by rows, over that of one row. kernels: of ours that compute,
+    as `runtimes.own_kernels` names them, "" for the library's. device: "" for the processor."""
+    if device and "CPU" not in device.upper():
+        return ACCELERATOR
+    return _BY_KERNELS.get(kernels.partition(" ")[0], OWN_KERNELS) if kernels else LIBRARY_KERNELS
+
+
+def expect_acceptance(
+    traits: DrafterTraits, draft_token: float, kept: Sequence[float]
+) -> list[float]:
+    """Return how often draft tokens will be accepted, each after all before it.
+
+    draft_token: plain steps that one takes. kept: what earlier sessions or the training found."""
+    usual: Sequence[float] = _LOOKUP
+    if traits.head:
+        usual = _HEADS.get(traits.head, _ANY_HEAD)
+    elif traits.draft_model:
+        usual = next(each for ratio, each in _SIBLINGS.items() if draft_token <= ratio)
+    found = [usual[min(place, len(usual) - 1)] for place in range(_POSITIONS)]
+    if not kept:
+        return found
+    share = _KEPT_TOKENS / (_PRIOR_TOKENS + _KEPT_TOKENS)
+    known = [kept[min(place, len(kept) - 1)] for place in range(_POSITIONS)]
+    return [prior + share * (seen - prior) for prior, seen in zip(found, known, strict=True)]
