@@ -126,8 +126,6 @@ class AdaptivePolicy:
         self._wake()
         self._present = {drafter.name: self._record(drafter) for drafter in drafters}
         best, reason = self._best(drafters, pending, limits)
-        if best is not None and not self._is_known_to_pay(best):
-            best, reason = None, PlainReason.BASELINE
         self._chosen = best.name if best is not None else None
         plan = best.plan if best is not None else RoundPlan(plain, reason)
         resting = [name for name, record in self._present.items() if not record.attends]
@@ -233,12 +231,6 @@ class AdaptivePolicy:
             return None
         expected = sum(plan.values) or sum(reach_of(record.calibration, plan.tree))
         return _Candidate(name, plan, expected, self.rounds.of(len(plan.tree)) + spent)
-
-    def _is_known_to_pay(self, best: _Candidate) -> bool:
-        """Return True if it gains more than what is not known of a plain step's time."""
-        rows = self.rounds.of(len(best.plan.tree)) - 1  # what was asked is spent
-        gain = best.tokens - 1 - rows / self.rounds.token
-        return gain >= (best.tokens - 1) * self.costs.plain_deviation
 
     def _worth(self, record: DrafterRecord) -> float:
         """Return how likely a draft token has to be: what it and its row cost, over the time of a

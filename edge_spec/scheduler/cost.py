@@ -91,11 +91,6 @@ class RowCosts:
         return self._first_s * (self._firsts(rows) - self._first + deviation)
 
     @property
-    def plain_deviation(self) -> float:
-        """Return the standard deviation of what a plain step takes, over its time."""
-        return sqrt(self._of_first) / self._first
-
-    @property
     def measured(self) -> dict[int, float]:
         """Return the seconds of passes at the widths of its table, as they are known by now."""
         return {rows: self.at(rows) for rows in self._rows}
