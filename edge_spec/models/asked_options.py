@@ -224,8 +224,8 @@ class AskedOptions:
         None,
         "A file of edge-spec plan: where models run, who drafts.",
         read_as=Path | None,
-        more="Without one, that of the cache decides what is left to `auto`: "
-        "[plan.md](plan.md#pinning-a-plan).",
+        more="Without one, what was measured here decides what is left to `auto`: "
+        "[plan.md](plan.md#the-plan-in-force).",
     )
     draft_runtime: str = model_option("auto", "The draft's runtime.", is_place=True)
     draft_device: str | None = model_option(None, "Where the draft runs.", is_place=True)
