@@ -248,7 +248,8 @@ def _with_place(options: LoadOptions, way: ModelPlan) -> LoadOptions:
 
 def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
     """Choose a runtime for each draft. Raises as `choose` does."""
-    how, export = options.draft_runtime_options, ExportOptions()
+    how = options.draft_runtime_options
+    export = ExportOptions(options.quantization, options.block_size)
     found = []
     for name in options.drafts:
         draft = Source(name, source.progress)
