@@ -90,7 +90,7 @@ class Grammar:
 
     def held(self) -> HeldSchema:
         """The schema as llguidance holds it."""
-        return _held(self.source, self.strict)
+        return hold_schema(self.source, self.strict)
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -110,18 +110,19 @@ class Grammar:
         return cls("gbnf", text)
 
 
-@lru_cache(maxsize=32)
-def _held(source: str, is_strict: bool) -> HeldSchema:
+@lru_cache(maxsize=256)
+def hold_schema(
+    source: str, is_strict: bool, whose: str = "the schema", *, is_object: bool = False
+) -> HeldSchema:
+    """Return a JSON schema as llguidance holds it, and log what is passed over. whose: in messages
+    about it. is_object: only objects are meant. Raises UsageError as `held_schema` does."""
     from edge_spec.text.json_schema import held_schema
 
-    held = held_schema(json.loads(source), is_strict=is_strict)
-    tell_passed_over("the schema", held)
-    return held
-
-
-def tell_passed_over(whose: str, held: HeldSchema) -> None:
+    name = whose if is_object else "#"
+    held = held_schema(json.loads(source), is_strict=is_strict, is_object=is_object, name=name)
     if held.passed_over:
         _log.warning("of %s, answers are not held to %s", whose, "; ".join(held.passed_over))
+    return held
 
 
 class GrammarCompiler:

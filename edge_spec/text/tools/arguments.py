@@ -7,14 +7,10 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_spec.errors import UsageError
-from edge_spec.text.grammar import JSON_STYLE, tell_passed_over
-
-if TYPE_CHECKING:
-    from edge_spec.text.json_schema import HeldSchema
+from edge_spec.text.grammar import JSON_STYLE, hold_schema
 
 ANY = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 TEXT = frozenset(("string",))
@@ -37,18 +33,8 @@ def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     parameters = {} if parameters is None else parameters
     if isinstance(parameters, Mapping) and all(parameters.get(each) is None for each in _NAMING):
         parameters = {**parameters, "properties": {}}
-    source = json.dumps(parameters)
-    return _held_arguments(source, function["name"], function.get("strict") is True).schema
-
-
-@lru_cache(maxsize=256)
-def _held_arguments(source: str, name: str, is_strict: bool) -> HeldSchema:
-    from edge_spec.text.json_schema import held_schema
-
-    place = f"the parameters of {name}"
-    held = held_schema(json.loads(source), is_strict=is_strict, is_object=True, name=place)
-    tell_passed_over(place, held)
-    return held
+    source, whose = json.dumps(parameters), f"the parameters of {function['name']}"
+    return hold_schema(source, function.get("strict") is True, whose, is_object=True).schema
 
 
 def as_lark(schema: Any, definitions: Mapping[str, Any] | None = None) -> str:
