@@ -500,7 +500,9 @@ class _Writer:
             merged["required"] = list(dict.fromkeys([*a["required"], *b["required"]]))
         if "properties" in a and "properties" in b:
             merged["properties"] = {
-                name: self._both(*(x["properties"].get(name, True) for x in (a, b)), path)
+                name: self._both(
+                    a["properties"].get(name, True), b["properties"].get(name, True), path
+                )
                 for name in dict.fromkeys([*a["properties"], *b["properties"]])
             }
         return merged
