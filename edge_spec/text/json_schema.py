@@ -496,6 +496,9 @@ class _Writer:
         if not is_apart:
             return {**typed, "allOf": [*a.get("allOf", [a]), *b.get("allOf", [b])]}
         merged = {**a, **b, **typed}
+        if "enum" in merged:
+            values, allowed = merged["enum"], _types({"type": types})
+            merged["enum"] = [each for each in values if _types({"enum": [each]}) & allowed]
         if "required" in a and "required" in b:
             merged["required"] = list(dict.fromkeys([*a["required"], *b["required"]]))
         if "properties" in a and "properties" in b:
