@@ -336,7 +336,7 @@ class _Writer:
         schema: dict[str, Any] = {}
         limits = formats.BOUNDS.get(given.get("format", "")) if "type" in given else None
         if limits:
-            schema["type"] = _narrowed(given, {"type": "integer"})
+            schema["type"] = _listed_types((_types(given) | {"integer"}) - {"number"})
         for side, (keyword, strict, sign) in enumerate(_BOUNDS):
             bounds = [given[keyword]] if keyword in given else []
             beyond = given.get(keyword) if given.get(strict) is True else given.get(strict)
@@ -419,7 +419,7 @@ class _Writer:
         others = schema.get("additionalProperties", True)
         kinds = names.keys() - {"type"} if isinstance(names, dict) else set()
         closed: dict[str, Any] = {"additionalProperties": False}
-        if not {"properties", "patternProperties"} & schema.keys():
+        if not (schema.get("properties") or schema.get("patternProperties")):
             if kinds == {"enum"}:
                 return {"properties": dict.fromkeys(names["enum"], others), **closed}
             if kinds == {"pattern"}:
@@ -492,7 +492,7 @@ class _Writer:
         typed = {"type": types} if "type" in a or "type" in b else {}
         is_apart = a.keys() & b.keys() <= {"type", "properties", "required"}
         for one, other in ((a, b), (b, a)):
-            is_apart &= not (_WHOLE & one.keys() and other.keys() > {"type"})
+            is_apart &= not (_WHOLE & one.keys() and other.keys() - {"type"})
         if not is_apart:
             return {**typed, "allOf": [*a.get("allOf", [a]), *b.get("allOf", [b])]}
         merged = {**a, **b, **typed}
@@ -690,7 +690,11 @@ def _narrowed(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | list[str]:
     both = _types(a) & _types(b)
     if "number" in both:
         both.remove("integer")
-    found = [each for each in get_args(_Type) if each in both]
+    return _listed_types(both)
+
+
+def _listed_types(types: set[str]) -> str | list[str]:
+    found = [each for each in get_args(_Type) if each in types]
     return found[0] if len(found) == 1 else found
 
 
