@@ -282,7 +282,6 @@ _BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are enco
 class GgufModelInfo(ModelText):
     """A GGUF file of a model that this version cannot convert."""
 
-    path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]  # by Hugging Face's names, as far as there are any
 
