@@ -1,25 +1,38 @@
-"""Checkpoint to a bundle whose functions are one binary for the NPU of one processor."""
+"""Checkpoint to a bundle whose functions are one binary for the NPU of one processor.
+
+QNN's compiler runs in a process of its own: it may crash or hang. A binary that leaves attention or
+matrices to the CPU is refused.
+"""
 
 from __future__ import annotations
 
+import platform
 import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
+from json import dumps, loads
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+from onnx import TensorProto, external_data_helper
 
 from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.isolated import IsolatedError, isolated, tell
 from edge_spec.core.model import Progress
-from edge_spec.errors import UnsupportedModelError
+from edge_spec.errors import (
+    ExportError,
+    MissingDependencyError,
+    UnsupportedModelError,
+    UsageError,
+)
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.exporters.onnx.nodes import DATA_FILE
-from edge_spec.exporters.qnn.compiler import (
-    SOCS,
-    Binary,
-    chosen_soc,
-    compile_graphs,
-    require_compiler,
-    share_outside,
-)
 from edge_spec.exporters.qnn.htp_graph import write_htp_graph
 from edge_spec.exporters.requests import chosen_quantization, require_replaceable
 from edge_spec.models.bundle import (
@@ -100,7 +113,7 @@ def _compile(static: Bundle, scratch: Path, work: Path, soc: str, progress: Prog
             ) from None
         graphs[path.name.removesuffix(_ENDING)] = formed
     binary = compile_graphs(graphs, work, soc, progress)
-    share_outside(work / path.name for path in graphs.values())
+    _share_outside(work / path.name for path in graphs.values())
     return binary
 
 
@@ -128,3 +141,225 @@ def _notes(num_bytes: int, soc: str, binary: Binary) -> tuple[str, ...]:
             f"{binary.seconds[function]:.1f} s"
         )
     return tuple(lines)
+
+
+class Soc(NamedTuple):
+    """model: QNN's number; htp_arch: the version of its NPU."""
+
+    model: int
+    htp_arch: int
+
+
+# Those with an NPU of version 73 or later: functions of older ones cannot share weights. QNN takes
+# any name and any version without a word, and compiles for another one.
+SOCS: Mapping[str, Soc] = {
+    "SM8550": Soc(43, 73),  # Snapdragon 8 Gen 2
+    "SM8650": Soc(57, 75),  # 8 Gen 3
+    "SM8750": Soc(69, 79),  # 8 Elite
+    "SM8850": Soc(87, 81),  # 8 Elite Gen 5
+    "SC8380XP": Soc(60, 73),  # Snapdragon X
+    "SC8480XP": Soc(88, 81),  # X2
+}
+
+
+def chosen_soc(asked: str | None) -> str:
+    """Raises UsageError for none, and for one that is not known."""
+    known = ", ".join(SOCS)
+    if asked is None:
+        raise UsageError(
+            "a binary for an NPU is for one processor, and none is named",
+            remedy=f"Add --soc with one of {known}.",
+        )
+    name = asked.upper()
+    if name not in SOCS:
+        raise UsageError(f"unknown processor {asked!r}", remedy=f"Choose one of {known}.")
+    return name
+
+
+_ERROR = 3  # onnxruntime's severity
+BINARY_SUFFIX = "_qnn.bin"  # as the provider names the file beside the first function
+
+
+def compile_all(request: str) -> dict[str, Any]:
+    """Compiles the graphs of one bundle into one binary and returns what is in it.
+
+    They share weights only while sessions of one process compile them, so that a process for each
+    would store all weights once a function.
+
+    request: JSON of `graphs`, paths by functions' names, `out`, a directory, and `options`, of the
+    provider.
+    """
+    import onnxruntime
+    import onnxruntime_qnn as provider
+
+    asked = loads(request)
+    name = provider.get_ep_name()
+    onnxruntime.register_execution_provider_library(name, provider.get_library_path())
+    device = next(each for each in onnxruntime.get_ep_devices() if each.ep_name == name)
+    options = {"backend_path": provider.get_qnn_htp_path(), **asked["options"]}
+    graphs = asked["graphs"]
+    sessions, outside, seconds = [], {}, {}
+    for number, (function, path) in enumerate(graphs.items()):
+        print(f"while it compiled {function}", file=sys.stderr, flush=True)
+        settings = _settings(onnxruntime, Path(asked["out"]) / f"{function}.onnx")
+        if number + 1 == len(graphs):
+            settings.add_session_config_entry("ep.stop_share_ep_contexts", "1")
+        settings.add_provider_for_devices([device], options)
+        start = time.perf_counter()
+        session = onnxruntime.InferenceSession(path, settings, enable_fallback=0)
+        seconds[function] = time.perf_counter() - start
+        sessions.append(session)  # the weights are shared with those that are open
+        outside[function] = _nodes(session, name)
+        tell((number + 1) / len(graphs))
+    versions = {
+        "onnxruntime": onnxruntime.__version__,
+        "onnxruntime-qnn": provider.__version__,
+        "qnn": provider.build_and_package_info.qnn_version,
+    }
+    return {
+        "versions": versions,
+        "inside": {function: found[0] for function, found in outside.items()},
+        "outside": {function: found[1] for function, found in outside.items()},
+        "seconds": seconds,
+    }
+
+
+def _settings(onnxruntime: Any, out: Path) -> Any:
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = _ERROR
+    entries = {
+        "ep.context_enable": "1",
+        "ep.context_file_path": str(out),
+        "ep.context_embed_mode": "0",
+        "ep.share_ep_contexts": "1",
+        "session.record_ep_graph_assignment_info": "1",
+    }
+    for key, value in entries.items():
+        made.add_session_config_entry(key, value)
+    return made
+
+
+def _nodes(session: Any, provider: str) -> tuple[int, dict[str, int]]:
+    """Returns how many the provider took, and those that it left, by operator."""
+    inside, outside = 0, Counter[str]()
+    for part in session.get_provider_graph_assignment_info():
+        if part.ep_name == provider:
+            inside += len(part.get_nodes())
+        else:
+            outside.update(node.op_type for node in part.get_nodes())
+    return inside, dict(sorted(outside.items()))
+
+
+_TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes at each width
+_INSTALL = 'Run: pip install "edge-spec[qnn]"'
+_SYSTEMS = ("linux", "win32")
+# What takes a model's time, and what would widen all weights in every pass.
+_HEAVY = ("DequantizeLinear", "Gemm", "MatMul", "MatMulNBits", "Softmax")
+
+
+class Binary(NamedTuple):
+    """Describes what a compiler made: counts of nodes and seconds are by function."""
+
+    versions: Mapping[str, str]
+    inside: Mapping[str, int]
+    outside: Mapping[str, Mapping[str, int]]
+    seconds: Mapping[str, float]
+
+
+def require_compiler() -> None:
+    """Raises MissingDependencyError where QNN's compiler is not installed, or there is none for
+    this system."""
+    if sys.platform not in _SYSTEMS:
+        raise MissingDependencyError(
+            f"there is no compiler for Qualcomm's NPU on {platform.system()}",
+            remedy=f"Export on Linux or Windows. There: {_INSTALL}",
+        )
+    for module in ("onnxruntime", "onnxruntime_qnn"):
+        if find_spec(module) is None:
+            raise MissingDependencyError(
+                f"the compiler for Qualcomm's NPU needs {module}, which is not installed",
+                remedy=_INSTALL,
+            )
+
+
+def compile_graphs(
+    graphs: Mapping[str, Path],
+    out: Path,
+    soc: str,
+    progress: Progress,
+    work: Callable[[str], dict[str, Any]] = compile_all,
+    timeout_s: float = _TIMEOUT_S,
+) -> Binary:
+    """Writes the binary of all graphs, by their functions' names, and a graph each that names it,
+    into the directory `out`.
+
+    Raises ExportError where the compiler fails, crashes or hangs, and where it leaves attention or
+    matrices to the CPU.
+    """
+    request = {
+        "graphs": {function: str(path) for function, path in graphs.items()},
+        "out": str(out),
+        "options": {
+            "soc_model": str(SOCS[soc].model),
+            "htp_arch": str(SOCS[soc].htp_arch),
+            "enable_htp_prepare_only": "1",
+        },
+    }
+    what = f"Compiling for {soc}"
+    progress(what, 0.0)
+    try:
+        found = isolated(
+            work,
+            dumps(request),
+            timeout_s=timeout_s,
+            on_step=lambda done: progress(what, done),
+        )
+    except IsolatedError as error:
+        raise ExportError(
+            f"QNN's compiler failed for {soc}: {error}",
+            remedy="Try another --quant or --soc, or export without --compile.",
+        ) from None
+    binary = Binary(**found)
+    _require_whole(binary, graphs, out)
+    return binary
+
+
+def _require_whole(binary: Binary, graphs: Mapping[str, Path], out: Path) -> None:
+    for function in graphs:
+        left = binary.outside[function]
+        heavy = ", ".join(f"{left[name]} {name}" for name in _HEAVY if name in left)
+        if heavy or not binary.inside[function]:
+            raise ExportError(
+                f"QNN's compiler leaves {heavy or 'all'} of {function} to the CPU",
+                remedy="Try another --quant, or export without --compile.",
+            )
+    names = [f"{function}.onnx" for function in graphs]
+    if not all((out / name).is_file() for name in names) or not any(out.glob(f"*{BINARY_SUFFIX}")):
+        raise ExportError(
+            "QNN's compiler ended without a binary", remedy="Export without --compile."
+        )
+
+
+_OUTSIDE_FILE = "outside.data"
+_LEAST_BYTES = 1024  # smaller ones stay in their graph
+
+
+def _share_outside(graphs: Iterable[Path]) -> None:
+    """Move the large initializers of these graphs, in one directory, into one file beside them,
+    equal ones once."""
+    stored: dict[bytes, tuple[int, int]] = {}
+    for path in graphs:
+        model = onnx.load(path, load_external_data=False)
+        for tensor in model.graph.initializer:
+            if len(tensor.raw_data) >= _LEAST_BYTES:
+                _move(tensor, path.parent / _OUTSIDE_FILE, stored)
+        path.write_bytes(model.SerializeToString())
+
+
+def _move(tensor: TensorProto, data: Path, stored: dict[bytes, tuple[int, int]]) -> None:
+    if tensor.raw_data not in stored:
+        with data.open("ab") as file:
+            stored[tensor.raw_data] = file.tell(), file.write(tensor.raw_data)
+    offset, length = stored[tensor.raw_data]
+    external_data_helper.set_external_data(tensor, data.name, offset, length)
+    tensor.ClearField("raw_data")

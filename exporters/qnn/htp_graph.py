@@ -9,28 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from edge_spec.exporters.block_quantize import BlockQuantized
 from edge_spec.exporters.onnx.nodes import CONTRIB
 
 BLOCK_SIZE = 32  # of 8-bit channels, whose scale is repeated
 _WIDENS = "DequantizeLinear"
-
-
-class _Matrix(NamedTuple):
-    """levels: [out, in] around 0; scales: [out, in / block]."""
-
-    levels: np.ndarray
-    scales: np.ndarray
-    bits: int
-
-    @property
-    def block_size(self) -> int:
-        return int(self.levels.shape[1]) // int(self.scales.shape[1])
 
 
 def write_htp_graph(source: Path, out: Path) -> None:
@@ -80,10 +69,10 @@ def _product(
     product of a Gemm, the head's, has two."""
     names = [f"{widens.input[0]}.blocks", f"{widens.input[0]}.block_scales"]
     matrix = _matrix(widens, stored)
-    for name, array in zip(names, _packed(matrix), strict=True):
+    for name, array in zip(names, (matrix.packed, matrix.scales.reshape(-1)), strict=True):
         if name not in made:
             made[name] = numpy_helper.from_array(array, name)
-    rows, columns = matrix.levels.shape
+    rows, columns = len(matrix.packed), matrix.columns
     sizes = {"K": columns, "N": rows, "bits": matrix.bits, "block_size": matrix.block_size}
     x, output = node.input[0], node.output[0]
     if node.op_type == "MatMul":
@@ -102,37 +91,28 @@ def _multiply(inputs: list[str], output: str, sizes: Mapping[str, Any]) -> NodeP
     return helper.make_node("MatMulNBits", inputs, [output], output, domain=CONTRIB, **sizes)
 
 
-def _matrix(node: NodeProto, stored: Mapping[str, TensorProto]) -> _Matrix:
-    """Reads what a DequantizeLinear of weights.py widens: 4-bit blocks [in, out], or 8-bit
+def _matrix(node: NodeProto, stored: Mapping[str, TensorProto]) -> BlockQuantized:
+    """Read what a DequantizeLinear of onnx/weights.py widens: 4-bit blocks [in, out], or 8-bit
     channels of either order."""
     levels, scales = (stored[name] for name in node.input[:2])
-    scale = numpy_helper.to_array(scales)
-    if levels.data_type == TensorProto.INT4:
-        return _Matrix(_int4(levels).T, scale.T, 4)
-    found = numpy_helper.to_array(levels)
-    axis = next(each.i for each in node.attribute if each.name == "axis")
-    rows = found if axis == 0 else found.T
-    if rows.shape[1] % BLOCK_SIZE:
-        raise ValueError(f"rows of {rows.shape[1]} weights are not whole blocks of {BLOCK_SIZE}")
-    return _Matrix(rows, np.repeat(scale[:, None], rows.shape[1] // BLOCK_SIZE, axis=1), 8)
-
-
-def _int4(tensor: TensorProto) -> np.ndarray:
-    """Unpacks -8 to 7; the even ones are the lower halves of their bytes."""
-    packed = np.frombuffer(tensor.raw_data, np.uint8)
-    halves = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)
-    count = int(np.prod(tensor.dims))
-    return ((halves[:count].astype(np.int8) ^ 8) - 8).reshape(tuple(tensor.dims))
-
-
-def _packed(matrix: _Matrix) -> tuple[np.ndarray, np.ndarray]:
-    """The operator's weights, uint8 [out, blocks, bytes of one], and scales, [out * blocks]."""
-    unsigned: np.ndarray = matrix.levels.astype(np.int16) + (1 << (matrix.bits - 1))
-    unsigned = unsigned.astype(np.uint8)
-    if matrix.bits == 4:
-        unsigned = unsigned[:, 0::2] | unsigned[:, 1::2] << 4
-    rows, blocks = matrix.scales.shape
-    return unsigned.reshape(rows, blocks, -1), np.ascontiguousarray(matrix.scales).reshape(-1)
+    found, scale = numpy_helper.to_array(levels), numpy_helper.to_array(scales)
+    bits = 4 if levels.data_type == TensorProto.INT4 else 8
+    if bits == 4:
+        rows, scale = found.T, scale.T
+    else:
+        axis = next(each.i for each in node.attribute if each.name == "axis")
+        rows = found if axis == 0 else found.T
+        blocks, rest = divmod(rows.shape[1], BLOCK_SIZE)
+        if rest:
+            raise ValueError(
+                f"rows of {rows.shape[1]} weights are not whole blocks of {BLOCK_SIZE}"
+            )
+        scale = np.repeat(scale[:, None], blocks, axis=1)
+    middle = 1 << (bits - 1)
+    unsigned = (rows.astype(np.int16) + middle).astype(np.uint8)
+    zeros = np.full(scale.shape, middle, np.uint8)
+    in_blocks = unsigned.reshape(*scale.shape, -1)
+    return BlockQuantized.of(in_blocks, scale, zeros, bits, rows.shape[1])
 
 
 # From what a norm divides by, backwards to the squares.

@@ -26,7 +26,7 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.exporters.onnx import StaticOnnxExporter
-from edge_spec.exporters.qnn import QnnExporter, compiler, export
+from edge_spec.exporters.qnn import QnnExporter, export
 from edge_spec.exporters.qnn.htp_graph import write_htp_graph
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
@@ -98,7 +98,7 @@ def compiled(
 
     def made(work: str = "copies", timeout_s: float = 60.0) -> Bundle:
         compile_graphs = partial(
-            compiler.compile_graphs, work=getattr(stubs, work), timeout_s=timeout_s
+            export.compile_graphs, work=getattr(stubs, work), timeout_s=timeout_s
         )
         monkeypatch.setattr(export, "compile_graphs", compile_graphs)
         QnnExporter().export(wide, tmp_path / "out", ASKED, quiet)
@@ -195,11 +195,11 @@ def test_what_cannot_be_compiled_is_refused(
 def test_without_a_compiler_it_says_what_to_install(
     wide: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler.sys, "platform", "linux")
-    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+    monkeypatch.setattr(export.sys, "platform", "linux")
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[qnn\]"'):
         QnnExporter().export(wide, tmp_path / "out", ASKED, quiet)
-    monkeypatch.setattr(compiler.sys, "platform", "darwin")
+    monkeypatch.setattr(export.sys, "platform", "darwin")
     with pytest.raises(MissingDependencyError, match="Export on Linux or Windows"):
         QnnExporter().export(wide, tmp_path / "out", ASKED, quiet)
     assert not (tmp_path / "out").exists()
