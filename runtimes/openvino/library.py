@@ -51,10 +51,11 @@ def told(core: Any, device: str, name: str) -> Any:
     return None
 
 
-def last_line(error: Exception) -> str:
-    """OpenVINO's messages begin with lines that name its own files."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason was given"
+def reason(error: Exception) -> str:
+    """Return what an error says, without the places in the library's source."""
+    lines = [line.strip() for line in str(error).splitlines() if " at src/" not in line]
+    told = [line for line in lines if line and not line.startswith("Exception from")]
+    return (told or [type(error).__name__])[0]
 
 
 STAND_IN_VARIABLE = "EDGE_SPEC_NPU_STAND_IN"

@@ -34,12 +34,7 @@ _PAST_MASK, _OWN_MASK = "past_mask", "own_mask"
 _FRONT = (slice(None),) * SLOT_AXIS
 
 
-class State(dict[str, np.ndarray]):
-    """Arrays by the names of their inputs, and how a pass on them is ended."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        super().__init__(arrays)
-        self.interruption = Interruption()
+State = dict[str, np.ndarray]  # arrays by the names of their inputs
 
 
 @dataclass(frozen=True)
@@ -78,12 +73,14 @@ class OnnxProgram:
         self._mask_dtype = inputs[_PAST_MASK].dtype
 
     def make_state(self) -> State:
-        return State(
-            {name: np.zeros(each.shape, each.dtype) for name, each in self._states.items()}
-        )
+        return {name: np.zeros(each.shape, each.dtype) for name, each in self._states.items()}
 
     def predict(
-        self, function: str, inputs: Mapping[str, np.ndarray], state: State
+        self,
+        function: str,
+        inputs: Mapping[str, np.ndarray],
+        state: State,
+        interruption: Interruption,
     ) -> Mapping[str, np.ndarray]:
         start = int(inputs["write_slot"][0])
         mask = inputs["mask"]
@@ -96,13 +93,10 @@ class OnnxProgram:
             _PAST_MASK: past,
             _OWN_MASK: np.ascontiguousarray(mask[..., own], self._mask_dtype),
         }
-        found = dict(self._engine.run(function, given | state, state.interruption))
+        found = dict(self._engine.run(function, given | state, interruption))
         for name in self._states:
             state[name][(*_FRONT, own)] = found.pop(NEW + name.removeprefix(PAST))
         return found
-
-    def interrupt(self, state: State) -> None:
-        state.interruption.ask()
 
     def read_state(self, state: State, name: str) -> np.ndarray:
         return state[name].copy()
@@ -155,7 +149,7 @@ class OpenedGraphs:
                 f"{bundle.path} is a bundle of format {bundle.manifest.format}, not {format}",
                 remedy=f"Export the model with --format {format}.",
             )
-        names = [name for name in bundle.manifest.files if name.endswith(_ENDING)]
+        names = [n for n in bundle.manifest.files if n.endswith(_ENDING) and "/" not in n]
         files = {name.removesuffix(_ENDING): name for name in names}
         where = str(bundle.path)
         try:
