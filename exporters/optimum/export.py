@@ -24,10 +24,12 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters.checkpoint import ModelText
 from edge_spec.exporters.hf_source import (
+    CONFIG,
     INDEX,
     SINGLE,
+    TOKENIZER_CONFIG,
+    Files,
     damaged_file,
-    read_json,
     shards,
     text_fields,
 )
@@ -165,14 +167,14 @@ def open_source(path: Path) -> OptimumSource:
             f"{path} is no directory, which is all that optimum exports",
             remedy="Give a Hugging Face directory with config.json and safetensors.",
         )
-    values = read_json(path / "config.json")
-    tokenizer_config = read_json(path / "tokenizer_config.json", required=False)
-    for name, content in (("config.json", values), ("tokenizer_config.json", tokenizer_config)):
-        if content.get("auto_map"):
+    files = Files(path)
+    for name in (CONFIG, TOKENIZER_CONFIG):
+        if files[name].get("auto_map"):
             raise UnsupportedModelError(
                 f"{path / name} asks to run code of the model's own (auto_map)",
                 remedy="Only architectures that transformers brings itself can be exported.",
             )
+    values = files[CONFIG]
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
         raise damaged_file(f"{path / 'config.json'}: model_type is {reprlib.repr(model_type)}")
@@ -187,7 +189,7 @@ def open_source(path: Path) -> OptimumSource:
             remedy="Export the model that they were quantized from.",
         )
     _require_safetensors(path)
-    return OptimumSource(path, model_type, **text_fields(path, values))
+    return OptimumSource(path, model_type, **text_fields(files, values))
 
 
 def _require_safetensors(path: Path) -> None:
