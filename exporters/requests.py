@@ -120,13 +120,15 @@ class BlockQuantization:
     max_kl_divergence: float  # nats
 
 
-def chosen_quantization(options: ExportOptions, known: Iterable[str]) -> str:
-    """The first of `known` where none is asked for. Raises UsageError for another one."""
+def chosen_quantization(options: ExportOptions, known: Iterable[str], device: str = "") -> str:
+    """Return the first of `known`, which are for a device or for all, where none is asked for.
+    Raises UsageError for another one."""
     names = list(known)
     name = names[0] if options.quantization is None else options.quantization
     if name not in names:
         raise UsageError(
-            f"unknown quantization {name!r}", remedy=f"Choose one of {', '.join(names)}."
+            f"unknown quantization {name!r}{f' for the {device}' if device else ''}",
+            remedy=f"Choose one of {', '.join(names)}.",
         )
     return name
 

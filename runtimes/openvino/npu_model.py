@@ -48,7 +48,7 @@ def open_for_npu(bundle: Bundle, options: RuntimeOptions, device: NpuDevice) -> 
     except RuntimeError as error:  # of a graph that is whole, and that this machine refuses
         kept.drop(reason(error))
         graphs = load()
-    program = OnnxProgram(NpuGraphs(graphs.__getitem__), opened.signatures)
+    program = OnnxProgram(NpuGraphs(graphs.__getitem__), opened)
     return StaticModel(program, opened.layout, config)
 
 
@@ -86,7 +86,7 @@ def _require_right(
         return device.core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
     engines = [NpuGraphs(compiled.__getitem__), NpuGraphs(on_cpu)]
-    programs = [OnnxProgram(engine, opened.signatures) for engine in engines]
+    programs = [OnnxProgram(engine, opened) for engine in engines]
     models = [StaticModel(each, opened.layout, bundle.config) for each in programs]
     found, expected = (_scores(each) for each in models)
     difference = float(np.abs(found - expected).max() / expected.std())
