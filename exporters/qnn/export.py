@@ -33,8 +33,9 @@ from edge_spec.errors import (
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.exporters.onnx.nodes import DATA_FILE
-from edge_spec.exporters.qnn.htp_graph import write_htp_graph
+from edge_spec.exporters.qnn.htp_graph import HTP
 from edge_spec.exporters.requests import chosen_quantization, require_replaceable
+from edge_spec.exporters.static_layout import require_whole_blocks
 from edge_spec.models.bundle import (
     TOKENIZER,
     Bundle,
@@ -49,7 +50,6 @@ QUANTIZATIONS = ("int4", "int8", "fp16")
 # A session of the NPU maps about 3.5 GB (llama.cpp, docs/backend/hexagon/developer.md, and
 # ExecuTorch's Llama example, which splits models at 4 GB).
 MAX_MAPPED_BYTES = 3_500_000_000
-_ENDING = ".onnx"
 _MADE_ANEW = {"files", "tokenizer_sha256", "format", "compiled"}  # of a static bundle's manifest
 
 
@@ -75,15 +75,16 @@ class QnnExporter:
         soc = chosen_soc(options.compute)
         options.require_only(self.format, "compute", "context_length", "hidden_states")
         require_replaceable(out)
-        asked = replace(
-            options, compute=None, quantization=chosen_quantization(options, QUANTIZATIONS)
-        )
+        quantization = chosen_quantization(options, QUANTIZATIONS)
+        if quantization != "fp16":
+            require_whole_blocks(checkpoint, "Export it as fp16.")
+        asked = replace(options, compute=None, quantization=quantization)
         with atomic_directory(out) as work:
             scratch = work / "scratch"  # several times the weights: /tmp may be small
             scratch.mkdir()
-            StaticOnnxExporter().export(checkpoint, scratch / "static", asked, progress)
+            StaticOnnxExporter(HTP).export(checkpoint, scratch / "static", asked, progress)
             static = open_bundle(scratch / "static", hashed=False)
-            binary = _compile(static, scratch, work, soc, progress)
+            binary = _compile(static, work, soc, progress)
             shutil.copyfile(static.file(TOKENIZER), work / TOKENIZER)
             shutil.rmtree(scratch)
             _describe(static, work, soc, binary)
@@ -93,7 +94,7 @@ class QnnExporter:
         )
 
 
-def _compile(static: Bundle, scratch: Path, work: Path, soc: str, progress: Progress) -> Binary:
+def _compile(static: Bundle, work: Path, soc: str, progress: Progress) -> Binary:
     """Raises UnsupportedModelError, before anything is compiled, and ExportError."""
     weights = static.file(DATA_FILE).stat().st_size
     if weights > MAX_MAPPED_BYTES:
@@ -102,16 +103,7 @@ def _compile(static: Bundle, scratch: Path, work: Path, soc: str, progress: Prog
             f"{MAX_MAPPED_BYTES / 1e9:.1f} GB",
             remedy="Use fewer bits (--quant int4), or a smaller model.",
         )
-    graphs = {}
-    for path in sorted(static.path.glob(f"*{_ENDING}")):
-        formed = scratch / path.name
-        try:
-            write_htp_graph(path, formed)
-        except ValueError as error:
-            raise UnsupportedModelError(
-                f"HTP cannot multiply by its matrices: {error}", remedy="Export it as fp16."
-            ) from None
-        graphs[path.name.removesuffix(_ENDING)] = formed
+    graphs = {path.stem: path for path in sorted(static.path.glob("*.onnx"))}
     binary = compile_graphs(graphs, work, soc, progress)
     _share_outside(work / path.name for path in graphs.values())
     return binary
