@@ -89,9 +89,7 @@ class QnnExporter:
             shutil.rmtree(scratch)
             _describe(static, work, soc, binary)
         bundle = open_bundle(out)
-        return ExportReport(
-            out, bundle.num_bytes, bundle.manifest.parity, _notes(bundle.num_bytes, soc, binary)
-        )
+        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity, _notes(soc, binary))
 
 
 def _compile(static: Bundle, work: Path, soc: str, progress: Progress) -> Binary:
@@ -116,21 +114,20 @@ def _describe(static: Bundle, work: Path, soc: str, binary: Binary) -> None:
         htp_arch=SOCS[soc].htp_arch,
         versions=binary.versions,
         shares_weights=True,
-        outside=binary.outside,
+        outside={name: each.outside for name, each in binary.functions.items()},
     )
     write_manifest(
         work, list_files(work, work), **described, format=QnnExporter.format, compiled=compiled
     )
 
 
-def _notes(num_bytes: int, soc: str, binary: Binary) -> tuple[str, ...]:
+def _notes(soc: str, binary: Binary) -> tuple[str, ...]:
     versions = ", ".join(f"{name} {version}" for name, version in binary.versions.items())
     lines = [f"compiled for {soc} (HTP v{SOCS[soc].htp_arch}) by {versions}; runs there alone"]
-    for function, inside in binary.inside.items():
-        left = ", ".join(f"{count} {name}" for name, count in binary.outside[function].items())
+    for name, (inside, outside, seconds) in binary.functions.items():
+        left = ", ".join(f"{count} {kind}" for kind, count in outside.items())
         lines.append(
-            f"{function}: {inside} nodes in the binary, {left or 'none'} on the CPU; "
-            f"{binary.seconds[function]:.1f} s"
+            f"{name}: {inside} nodes in the binary, {left or 'none'} on the CPU; {seconds:.1f} s"
         )
     return tuple(lines)
 
@@ -190,7 +187,7 @@ def compile_all(request: str) -> dict[str, Any]:
     device = next(each for each in onnxruntime.get_ep_devices() if each.ep_name == name)
     options = {"backend_path": provider.get_qnn_htp_path(), **asked["options"]}
     graphs = asked["graphs"]
-    sessions, outside, seconds = [], {}, {}
+    sessions, functions = [], {}
     for number, (function, path) in enumerate(graphs.items()):
         print(f"while it compiled {function}", file=sys.stderr, flush=True)
         settings = _settings(onnxruntime, Path(asked["out"]) / f"{function}.onnx")
@@ -199,21 +196,16 @@ def compile_all(request: str) -> dict[str, Any]:
         settings.add_provider_for_devices([device], options)
         start = time.perf_counter()
         session = onnxruntime.InferenceSession(path, settings, enable_fallback=0)
-        seconds[function] = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         sessions.append(session)  # the weights are shared with those that are open
-        outside[function] = _nodes(session, name)
+        functions[function] = (*_count_nodes(session, name), seconds)
         tell((number + 1) / len(graphs))
     versions = {
         "onnxruntime": onnxruntime.__version__,
         "onnxruntime-qnn": provider.__version__,
         "qnn": provider.build_and_package_info.qnn_version,
     }
-    return {
-        "versions": versions,
-        "inside": {function: found[0] for function, found in outside.items()},
-        "outside": {function: found[1] for function, found in outside.items()},
-        "seconds": seconds,
-    }
+    return {"versions": versions, "functions": functions}
 
 
 def _settings(onnxruntime: Any, out: Path) -> Any:
@@ -231,7 +223,7 @@ def _settings(onnxruntime: Any, out: Path) -> Any:
     return made
 
 
-def _nodes(session: Any, provider: str) -> tuple[int, dict[str, int]]:
+def _count_nodes(session: Any, provider: str) -> tuple[int, dict[str, int]]:
     """Returns how many the provider took, and those that it left, by operator."""
     inside, outside = 0, Counter[str]()
     for part in session.get_provider_graph_assignment_info():
@@ -249,13 +241,18 @@ _SYSTEMS = ("linux", "win32")
 _HEAVY = ("DequantizeLinear", "Gemm", "MatMul", "MatMulNBits", "Softmax")
 
 
-class Binary(NamedTuple):
-    """Describes what a compiler made: counts of nodes and seconds are by function."""
+class CompiledFunction(NamedTuple):
+    """Describes what a compiler made of a graph: nodes that it took, those that it left to the CPU,
+    by operator, and the time that it needed."""
 
+    inside: int
+    outside: Mapping[str, int]
+    seconds: float
+
+
+class Binary(NamedTuple):
     versions: Mapping[str, str]
-    inside: Mapping[str, int]
-    outside: Mapping[str, Mapping[str, int]]
-    seconds: Mapping[str, float]
+    functions: Mapping[str, CompiledFunction]
 
 
 def require_compiler() -> None:
@@ -311,22 +308,21 @@ def compile_graphs(
             f"QNN's compiler failed for {soc}: {error}",
             remedy="Try another --quant or --soc, or export without --compile.",
         ) from None
-    binary = Binary(**found)
-    _require_whole(binary, graphs, out)
-    return binary
+    functions = {name: CompiledFunction(*each) for name, each in found["functions"].items()}
+    _require_whole(functions, out)
+    return Binary(found["versions"], functions)
 
 
-def _require_whole(binary: Binary, graphs: Mapping[str, Path], out: Path) -> None:
-    for function in graphs:
-        left = binary.outside[function]
-        heavy = ", ".join(f"{left[name]} {name}" for name in _HEAVY if name in left)
-        if heavy or not binary.inside[function]:
+def _require_whole(functions: Mapping[str, CompiledFunction], out: Path) -> None:
+    for name, (inside, left, _) in functions.items():
+        heavy = ", ".join(f"{left[kind]} {kind}" for kind in _HEAVY if kind in left)
+        if heavy or not inside:
             raise ExportError(
-                f"QNN's compiler leaves {heavy or 'all'} of {function} to the CPU",
+                f"QNN's compiler leaves {heavy or 'all'} of {name} to the CPU",
                 remedy="Try another --quant, or export without --compile.",
             )
-    names = [f"{function}.onnx" for function in graphs]
-    if not all((out / name).is_file() for name in names) or not any(out.glob(f"*{BINARY_SUFFIX}")):
+    graphs = [out / f"{name}.onnx" for name in functions]
+    if not all(map(Path.is_file, graphs)) or not any(out.glob(f"*{BINARY_SUFFIX}")):
         raise ExportError(
             "QNN's compiler ended without a binary", remedy="Export without --compile."
         )
