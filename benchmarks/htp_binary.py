@@ -24,8 +24,8 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.exporters.qnn import QnnExporter
-from edge_spec.exporters.qnn.compiler import SOCS
-from edge_spec.exporters.qnn.htp_graph import write_htp_graph
+from edge_spec.exporters.qnn.export import SOCS
+from edge_spec.exporters.qnn.htp_graph import HTP
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.source import Source
@@ -51,7 +51,9 @@ def main() -> None:
         out = Path(folder)
         if asked.emulate:
             StaticOnnxExporter().export(source, out / "static", options, quiet)
-            print(dumps(compared(open_bundle(out / "static"), asked.soc, out)))
+            StaticOnnxExporter(HTP).export(source, out / "formed", options, quiet)
+            formed = out / "formed" / f"rows_{ROWS}.onnx"
+            print(dumps(compared(open_bundle(out / "static"), asked.soc, formed)))
             return
         given = ExportOptions(
             asked.quant, check=False, compute=asked.soc, context_length=asked.context
@@ -66,11 +68,9 @@ def quiet(what: str, fraction: float) -> None:
     pass
 
 
-def compared(bundle: Bundle, soc: str, work: Path) -> dict[str, float]:
+def compared(bundle: Bundle, soc: str, formed: Path) -> dict[str, float]:
     """Scores the last rows of a text on the CPU and on the emulator, which gets the same cache."""
     given, expected = cpu_pass(bundle)
-    formed = work / "formed.onnx"
-    write_htp_graph(bundle.file(f"rows_{ROWS}.onnx"), formed)
     found = emulated(formed, soc, given)
     difference = np.abs(found - expected)
     return {

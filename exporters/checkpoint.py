@@ -215,6 +215,7 @@ _ROTATIONS = (
 class ModelText:
     """What a published model states of how text becomes tokens and answers end."""
 
+    path: Path = field(kw_only=False)
     chat_template: str | None
     eos_ids: tuple[int, ...]
     bos_id: int | None
@@ -239,7 +240,6 @@ class StoredCheckpoint(ModelText):
     its shape, UnsupportedModelError if there are weights that `config` does not imply.
     """
 
-    path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
 

@@ -4,7 +4,7 @@ a library that runs it as it is."""
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,15 +35,15 @@ from edge_spec.exporters.gguf_reader import (
     HEAD_ARCHITECTURES,
     GgufFile,
     Metadata,
-    column,
     convert_again,
     first_architecture,
     no_model,
     open_gguf_file,
     require_language_model,
-    token_texts,
 )
 from edge_spec.exporters.gguf_tokenizer import (
+    COLUMNS,
+    Vocabulary,
     tokenizer_digest,
     tokenizer_from_gguf,
     vocabulary_digest,
@@ -52,6 +52,26 @@ from edge_spec.exporters.hf_source import default_of
 from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
 from edge_spec.exporters.stored_tensor import StoredTensor
 
+# Fields of ModelConfig by llama.cpp's keys, which follow the architecture's name. Each layer may
+# have a count of its own.
+_COUNTS = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_heads",
+    "attention.head_count_kv": "num_kv_heads",
+    "attention.key_length": "head_dim",
+}
+_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "experts_used"}
+MODEL_KEYS = {  # in the order in which they are written
+    "vocab_size": "vocab_size",
+    "context_length": "context_length",
+    **_COUNTS,
+    "attention.value_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "norm_epsilon",
+    "rope.dimension_count": "head_dim",
+    "rope.freq_base": "rope_theta",
+}
 # llama.cpp's names of what it takes from generation_config.json: those of SamplingParams.
 SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
@@ -150,30 +170,28 @@ def _templates(metadata: Metadata) -> dict[str, Any]:
     return {"chat_template": default, "named_templates": named}
 
 
+def _token_ids(metadata: Metadata, names: Iterable[str]) -> dict[str, int]:
+    """Return the tokens that keys state, by their names in GGUF. As in llama.cpp, a key that states
+    what is no token of the file states nothing."""
+    num_tokens = len(metadata.get("tokenizer.ggml.tokens", list) or ())
+    stated = {name: metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in names}
+    return {name: id for name, id in stated.items() if id is not None and 0 <= id < num_tokens}
+
+
 def _special_tokens(metadata: Metadata) -> SpecialTokens:
-    """Returns the text of each token that a key states, by its name in transformers."""
-    tokens = metadata.get("tokenizer.ggml.tokens", list) or []
-    found = {}
-    for key, name in (*_OLDER_TOKENS.items(), *TEMPLATE_TOKENS.items()):
-        token = metadata.get(f"tokenizer.ggml.{key}_token_id", int)
-        if token is not None and 0 <= token < len(tokens) and isinstance(tokens[token], str):
-            found[name] = tokens[token]
-    return found
+    """Return the text of each token that a key states, by its name in transformers."""
+    tokens = metadata.get("tokenizer.ggml.tokens", list)
+    names = {**_OLDER_TOKENS, **TEMPLATE_TOKENS}
+    ids = _token_ids(metadata, names)
+    return {names[key]: tokens[id] for key, id in ids.items() if isinstance(tokens[id], str)}
 
 
 def _stated_ends(metadata: Metadata) -> dict[int, str]:
-    """Returns the ends and the keys that state each. As in llama.cpp, a key that states what is no
-    token of the file states nothing."""
-    num_tokens = len(metadata.get("tokenizer.ggml.tokens", list) or ())
+    """Return the ends and the keys that state each."""
     keys: dict[int, list[str]] = {}
     for names in (STOP_TOKENS, _FIM_STOP_TOKENS):
-        stated = {
-            f"{name}_token_id": metadata.get(f"tokenizer.ggml.{name}_token_id", int)
-            for name in names
-        }
-        found = [(id, key) for key, id in stated.items() if id is not None and 0 <= id < num_tokens]
-        for id, key in sorted(found):
-            keys.setdefault(id, []).append(key)
+        for name, id in sorted(_token_ids(metadata, names).items(), key=lambda each: each[::-1]):
+            keys.setdefault(id, []).append(f"{name}_token_id")
     return {id: ", ".join(stating) for id, stating in keys.items()}
 
 
@@ -282,7 +300,6 @@ _BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are enco
 class GgufModelInfo(ModelText):
     """A GGUF file of a model that this version cannot convert."""
 
-    path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]  # by Hugging Face's names, as far as there are any
 
@@ -329,7 +346,9 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     architecture = metadata.require("general.architecture", str)
     if architecture in HEAD_ARCHITECTURES:
         raise no_model(path)
-    _check_vocabulary(file)
+    vocabulary = Vocabulary(file.metadata, path)
+    for key in COLUMNS:
+        vocabulary.column(key)
     _check_vectors(file)
     if architecture in BY_ARCHITECTURE and not _is_beyond_ours(metadata, architecture):
         return checkpoint_of(file)
@@ -352,12 +371,6 @@ def _is_beyond_ours(metadata: Metadata, architecture: str) -> bool:
     )
     scaling = metadata.get(f"{architecture}.rope.scaling.type", str)
     return bool(experts) or scaling in _LIBRARY_SCALINGS
-
-
-def _check_vocabulary(file: GgufFile) -> None:
-    num_tokens = len(token_texts(file.metadata, file.path))
-    for key in ("token_type", "scores"):
-        column(file.metadata, file.path, key, num_tokens)
 
 
 def _check_vectors(file: GgufFile) -> None:
@@ -385,38 +398,37 @@ def _check_architecture(metadata: Metadata) -> None:
 
 
 def _dimensions(metadata: Metadata, is_tied: bool) -> ModelConfig:
-    """Reads the dimensions that all architectures state; 0 where this one does not."""
+    """Return the dimensions that all architectures state; 0 where this one does not."""
     architecture = metadata.require("general.architecture", str)
     tokens = metadata.require("tokenizer.ggml.tokens", list)
-
-    def largest(key: str, otherwise: int = 0) -> int:
-        """A number, or the largest where each layer has one of its own."""
-        value: Any = metadata.values.get(f"{architecture}.{key}", otherwise)
-        if isinstance(value, np.ndarray) and value.size:
-            value = int(value.max())
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
-            raise convert_again(f"{metadata.path}: {reprlib.repr(architecture)}.{key} is no count")
-        return value
-
+    counts: dict[str, Any] = {
+        field: _largest(metadata, architecture, key) for key, field in (_COUNTS | _EXPERTS).items()
+    }
     own_layers = main_layers(metadata)
-    num_heads = largest("attention.head_count")
-    hidden_size = largest("embedding_length")
+    if own_layers is not None:
+        counts["num_layers"] = own_layers
+    counts["num_kv_heads"] = counts["num_kv_heads"] or counts["num_heads"]
+    usual_size = counts["hidden_size"] // max(counts["num_heads"], 1)
+    counts["head_dim"] = counts["head_dim"] or usual_size
     return ModelConfig(
         architecture=architecture,
-        num_layers=largest("block_count") if own_layers is None else own_layers,
-        hidden_size=hidden_size,
-        intermediate_size=largest("feed_forward_length"),
-        num_heads=num_heads,
-        num_kv_heads=largest("attention.head_count_kv", num_heads),
-        head_dim=largest("attention.key_length", hidden_size // max(num_heads, 1)),
+        **counts,
         vocab_size=len(tokens),
         context_length=_context_length(metadata, architecture),
         norm_epsilon=_norm_epsilon(metadata, architecture),
         rope_theta=metadata.get(f"{architecture}.rope.freq_base", float) or 10000.0,
         tied_embeddings=is_tied,
-        num_experts=largest("expert_count"),
-        experts_used=largest("expert_used_count"),
     )
+
+
+def _largest(metadata: Metadata, architecture: str, key: str) -> int:
+    """Return a count, or the largest where each layer has one of its own; 0 where there is none."""
+    value: Any = metadata.values.get(f"{architecture}.{key}", 0)
+    if isinstance(value, np.ndarray) and value.size:
+        value = int(value.max())
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
+        raise convert_again(f"{metadata.path}: {reprlib.repr(architecture)}.{key} is no count")
+    return value
 
 
 def _context_length(metadata: Metadata, architecture: str) -> int:

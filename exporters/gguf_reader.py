@@ -107,9 +107,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            regular_size(path)  # to open a pipe would wait
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._map = _map(path)
         except FileNotFoundError:
             raise ModelFileError(f"no such file: {path}", remedy="Check the path.") from None
         except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
@@ -117,6 +115,7 @@ class GgufFile:
                 f"cannot read {path}: {error}", remedy="Expected a GGUF file."
             ) from None
         header = _Header(self._map, path)
+        header.read()
         self.metadata: dict[str, Any] = header.metadata
         self.kinds = header.kinds  # of the metadata's values, as GGUFValueType numbers them
         self.tensors: dict[str, StoredTensor] = header.tensors
@@ -134,10 +133,7 @@ class GgufFile:
         """Says whether the file at `path` begins with the bytes that were read of this one, and is
         as long."""
         try:
-            with (
-                path.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            ):
+            with _map(path) as mapped:
                 return len(mapped) == len(self._map) and self._hash(mapped) == self._sha256
         except (OSError, ValueError):
             return False
@@ -173,32 +169,28 @@ def open_gguf_file(path: Path) -> GgufFile:
     return found
 
 
-_PEEKED_BYTES = 200
-_ARCHITECTURE = b"general.architecture"
+def _map(path: Path) -> mmap.mmap:
+    """Raises OSError, and ValueError for an empty file."""
+    regular_size(path)  # to open a pipe would wait
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def first_architecture(path: Path) -> str | None:
-    """Returns what the first entry of the metadata says, where it is `general.architecture`, as
+    """Return what the first entry of the metadata says, where it is `general.architecture`, as
     writers have it; None where it is another, or the file is none."""
     try:
-        regular_size(path)
-        with path.open("rb") as file:
-            head = file.read(_PEEKED_BYTES)
-    except (OSError, ValueError):
-        return None
-    entry = struct.Struct(f"<4sIQQQ{len(_ARCHITECTURE)}sIQ")
-    if len(head) < entry.size:
-        return None
-    magic, version, _, num_pairs, _, key, kind, length = entry.unpack_from(head)
-    is_known = magic == MAGIC and version in VERSIONS and num_pairs > 0
-    value = head[entry.size : entry.size + length]
-    if not is_known or key != _ARCHITECTURE or kind != _STRING or len(value) < length:
-        return None
-    return value.decode("utf-8", "replace")
+        with _map(path) as mapped:
+            header = _Header(mapped, path)
+            if header.num_pairs and header.string() == "general.architecture":
+                return header.string() if header.scalar("I") == _STRING else None
+    except (ModelFileError, OSError, ValueError):
+        pass
+    return None
 
 
 class _Header:
-    """One pass over the header; `at` is the offset of the next unread byte."""
+    """The header; `at` is the offset of the next unread byte."""
 
     def __init__(self, buffer: mmap.mmap, path: Path) -> None:
         self.buffer = buffer
@@ -216,7 +208,8 @@ class _Header:
         version = self.scalar("I")
         if version not in VERSIONS:
             self.fail(f"GGUF version {version}; versions {VERSIONS} are supported")
-        num_tensors, num_pairs = self.scalar("Q"), self.scalar("Q")
+        self.num_tensors, self.num_pairs = self.scalar("Q"), self.scalar("Q")
+        num_tensors, num_pairs = self.num_tensors, self.num_pairs
         # A pair takes at least 13 bytes, a tensor's description at least 32.
         if num_pairs * 13 + num_tensors * 32 > self.size:
             self.fail(f"{num_tensors} tensors and {num_pairs} metadata pairs cannot fit")
@@ -225,15 +218,19 @@ class _Header:
                 f"{num_tensors} tensors and {num_pairs} metadata pairs, expected {MAX_TENSORS} and "
                 f"{MAX_PAIRS} at most"
             )
-        self.metadata = {}
+        self.metadata: dict[str, Any] = {}
         self.kinds: dict[str, int] = {}
         self.spans: dict[str, tuple[int, int]] = {}  # where each pair begins and ends
-        for _ in range(num_pairs):
+        self.tensors: dict[str, StoredTensor] = {}
+
+    def read(self) -> None:
+        """Read the pairs and the tensors in one pass."""
+        for _ in range(self.num_pairs):
             start, key = self.at, self.string()
             self.kinds[key] = self.scalar("I")
             self.metadata[key] = self.value(self.kinds[key])
             self.spans[key] = start, self.at
-        self.tensors = self._read_tensors(num_tensors)
+        self._read_tensors()
 
     def fail(self, what: str) -> None:
         raise ModelFileError(
@@ -298,15 +295,14 @@ class _Header:
             return self.strings(count)
         return [self.value(item, depth + 1) for _ in range(count)]
 
-    def _read_tensors(self, num_tensors: int) -> dict[str, StoredTensor]:
-        described = [self._describe() for _ in range(num_tensors)]
+    def _read_tensors(self) -> None:
+        described = [self._describe() for _ in range(self.num_tensors)]
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             self.fail(f"alignment {alignment!r}")
         start = -(-self.at // alignment) * alignment
-        tensors: dict[str, StoredTensor] = {}
         for name, shape, kind, offset in described:
-            if name in tensors:
+            if name in self.tensors:
                 self.fail(f"two tensors named {name}")
             block, block_bytes = GGML_QUANT_SIZES[kind]
             if shape[-1] % block:
@@ -316,8 +312,7 @@ class _Header:
             if start + offset + num_bytes > self.size:
                 self.fail(f"tensor {name} ends beyond the end of the file")
             data = np.frombuffer(self.buffer, np.uint8, num_bytes, start + offset)
-            tensors[name] = StoredTensor(shape, kind, data.reshape(stored))
-        return tensors
+            self.tensors[name] = StoredTensor(shape, kind, data.reshape(stored))
 
     def _describe(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
         name, num_dims = self.string(), self.scalar("I")
@@ -394,51 +389,6 @@ def _embeds(file: GgufFile, architecture: object) -> bool:
     is_causal = file.metadata.get(f"{architecture}.attention.causal")
     pooling = file.metadata.get(f"{architecture}.pooling_type")
     return is_causal is False or (isinstance(pooling, int) and pooling > 0)
-
-
-# What llama.cpp takes them in: it refuses other files.
-_COLUMNS = {"token_type": ("int32",), "scores": ("float32", "int32")}
-
-
-def token_texts(metadata: Mapping[str, Any], path: Path) -> dict[str, int]:
-    """Returns the tokens and their ids in order, with llama.cpp's names for empty ones. Raises
-    ModelFileError."""
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not {*map(type, tokens)} <= {str}:
-        raise damaged(path, "it has no list of tokens")
-    if not tokens:
-        raise damaged(path, "it has no tokens")
-    ids: dict[str, int] = {}
-    for at, token in enumerate(tokens):
-        first = ids.setdefault(token or f"[EMPTY_{at}]", at)
-        if first != at:
-            text = reprlib.repr(token)
-            raise damaged(
-                path, f"it has two with the same text {text}, the tokens {first} and {at}"
-            )
-    return ids
-
-
-def column(metadata: Mapping[str, Any], path: Path, key: str, count: int) -> np.ndarray | None:
-    """Returns a number of each token, None where the file has none. As in llama.cpp, numbers of
-    more tokens than there are do no harm. Raises ModelFileError."""
-    values = metadata.get(f"tokenizer.ggml.{key}")
-    if values is None:
-        return None
-    kind = str(values.dtype) if isinstance(values, np.ndarray) else type(values).__name__
-    if kind not in _COLUMNS[key]:
-        told = " or ".join(_COLUMNS[key])
-        raise damaged(path, f"its {key} for each of its {count} tokens are {kind}, expected {told}")
-    if len(values) < count:
-        raise damaged(path, f"it lacks {key} for each of its {count} tokens, and has {len(values)}")
-    used: np.ndarray = values[:count]
-    return used
-
-
-def damaged(path: Path, what: str) -> ModelFileError:
-    """Returns the error for a vocabulary that cannot be used."""
-    where = f"the vocabulary of {path} is damaged"
-    return ModelFileError(f"{where}: {what}", remedy="Download or convert the file again.")
 
 
 EAGLE3, DFLASH, ASSISTANT = "eagle3", "dflash", "gemma4-assistant"

@@ -9,8 +9,9 @@ longest. Vocabularies for which this cannot be had are refused.
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -21,7 +22,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.gguf_reader import GgufFile, column, damaged, token_texts
+from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.text.chat_format import END_NAMES
 
 # Raise it where another tokenizer is made of the same metadata: those that are kept are made again.
@@ -67,14 +68,27 @@ PRE_TOKENIZERS: Mapping[str, tuple[tuple[str, ...], bool]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Vocabulary:
-    """Holds what the file says; `ids` is in the order of the ids and `kinds` beside it."""
+# What llama.cpp takes numbers of tokens in: it refuses other files.
+COLUMNS = {"token_type": ("int32",), "scores": ("float32", "int32")}
 
-    metadata: Mapping[str, Any]
-    path: Path
-    ids: dict[str, int]
-    kinds: list[int]
+
+class Vocabulary:
+    """What the keys `tokenizer.ggml.*` say. Raises ModelFileError, naming `path`, for tokens that
+    are missing or twice there."""
+
+    def __init__(self, metadata: Mapping[str, Any], path: Path) -> None:
+        self.metadata = metadata
+        self.path = path
+        self.ids: dict[str, int] = {}  # in their order; llama.cpp's names for empty tokens
+        for at, token in enumerate(self.texts("tokens")):
+            first = self.ids.setdefault(token or f"[EMPTY_{at}]", at)
+            if first != at:
+                text = reprlib.repr(token)
+                raise self.damaged(
+                    f"it has two with the same text {text}, the tokens {first} and {at}"
+                )
+        if not self.ids:
+            raise self.damaged("it has no tokens")
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"{_KEYS}{key}", default)
@@ -85,17 +99,47 @@ class _Vocabulary:
             raise self.damaged(f"it has no list of {key}")
         return texts
 
+    def column(self, key: str) -> np.ndarray | None:
+        """Return a number of each token, of COLUMNS; None where the file has none. As in llama.cpp,
+        numbers of more tokens than there are do no harm."""
+        values, count = self.get(key), len(self.ids)
+        if values is None:
+            return None
+        kind = str(values.dtype) if isinstance(values, np.ndarray) else type(values).__name__
+        of_each = f"{key} for each of its {count} tokens"
+        if kind not in COLUMNS[key]:
+            expected = " or ".join(COLUMNS[key])
+            raise self.damaged(f"its {of_each} are {kind}, expected {expected}")
+        if len(values) < count:
+            raise self.damaged(f"it lacks {of_each}, and has {len(values)}")
+        used: np.ndarray = values[:count]
+        return used
+
     def numbers(self, key: str, usual: float) -> list[float]:
         """usual: of each token where the file has none."""
-        numbers = column(self.metadata, self.path, key, len(self.ids))
+        numbers = self.column(key)
         if numbers is None:
             return [usual] * len(self.ids)
         if not np.isfinite(numbers).all():
             raise self.damaged(f"it lacks {key} for each of its {len(self.ids)} tokens")
         return list(numbers.tolist())
 
+    @cached_property
+    def kinds(self) -> list[int]:
+        """The type of each token, as llama.cpp takes it."""
+        stated = self.numbers("token_type", _NORMAL)
+        kinds = [
+            _CONTROL if token in _CONTROL_NAMES else int(kind)
+            for token, kind in zip(self.ids, stated, strict=True)
+        ]
+        tag = self.ids.get(_TAG)
+        if tag is not None and self.get("token_type") is not None and stated[tag] != _CONTROL:
+            kinds[tag] = _USER_DEFINED
+        return kinds
+
     def damaged(self, what: str) -> ModelFileError:
-        return damaged(self.path, what)
+        where = f"the vocabulary of {self.path} is damaged"
+        return ModelFileError(f"{where}: {what}", remedy="Download or convert the file again.")
 
     def unsupported(self, why: str) -> UnsupportedModelError:
         where = f"the tokenizer of {self.path} is not supported"
@@ -129,7 +173,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     U+2581 as a space. Raises `UnsupportedModelError` if it cannot do what llama.cpp does with this
     vocabulary, and `ModelFileError`, naming `path`, if that is missing or inconsistent.
     """
-    vocabulary = _read(metadata, path)
+    vocabulary = Vocabulary(metadata, path)
     kind = str(vocabulary.get("model"))
     made = _BY_MODEL.get(kind)
     if made is None:
@@ -146,18 +190,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _read(metadata: Mapping[str, Any], path: Path) -> _Vocabulary:
-    vocabulary = _Vocabulary(metadata, path, token_texts(metadata, path), [])
-    kinds = vocabulary.numbers("token_type", _NORMAL)
-    for token, kind in zip(vocabulary.ids, kinds, strict=True):
-        vocabulary.kinds.append(_CONTROL if token in _CONTROL_NAMES else int(kind))
-    tag = vocabulary.ids.get(_TAG)
-    if tag is not None and vocabulary.get("token_type") is not None and kinds[tag] != _CONTROL:
-        vocabulary.kinds[tag] = _USER_DEFINED
-    return vocabulary
-
-
-def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
+def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     name = str(vocabulary.get("pre", "default"))
     if name not in PRE_TOKENIZERS:
         raise vocabulary.unsupported(f"pre-tokenizer {name!r} is not one of {[*PRE_TOKENIZERS]}")
@@ -179,7 +212,7 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _listed_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+def _listed_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     ids = vocabulary.ids
     pairs: dict[tuple[str, str], None] = {}  # of equal merges the first counts
     for merge in vocabulary.texts("merges"):
@@ -190,12 +223,12 @@ def _listed_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     return list(pairs)
 
 
-def _require_bytes(vocabulary: _Vocabulary) -> None:
+def _require_bytes(vocabulary: Vocabulary) -> None:
     if any(f"<0x{byte:02X}>" not in vocabulary.ids for byte in range(256)):
         raise vocabulary.damaged("it lacks tokens for the bytes <0x00> to <0xFF>")
 
 
-def _characters(vocabulary: _Vocabulary) -> Tokenizer:
+def _characters(vocabulary: Vocabulary) -> Tokenizer:
     """Merges characters by listed pairs, in lines; spaces are characters of their own (Gemma 4)."""
     _require_bytes(vocabulary)
     merges = _listed_merges(vocabulary)
@@ -212,7 +245,7 @@ def _characters(vocabulary: _Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
     _require_bytes(vocabulary)
     merges = _scored_merges(vocabulary)
     tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, byte_fallback=True))
@@ -226,7 +259,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _scored_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+def _scored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """Every pair that joins to a token, ordered so that ranks choose as llama.cpp's scores do."""
     ids, scores = vocabulary.ids, vocabulary.numbers("scores", 0.0)
     scored: list[tuple[float, str]] = []
@@ -244,7 +277,7 @@ def _scored_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     return ranked
 
 
-def _tied_merges(tokens: Sequence[str], vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+def _tied_merges(tokens: Sequence[str], vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """The pairs that join to one of these tokens, which have one score. Of equal scores llama.cpp
     takes the leftmost pair, so that a run of spaces grows from the left. Ranks do the same if a
     pair with a longer left part comes earlier."""
@@ -261,7 +294,7 @@ def _tied_merges(tokens: Sequence[str], vocabulary: _Vocabulary) -> list[tuple[s
     return pairs
 
 
-def _refuse_ambiguous(tied: Sequence[tuple[str, str]], vocabulary: _Vocabulary) -> None:
+def _refuse_ambiguous(tied: Sequence[tuple[str, str]], vocabulary: Vocabulary) -> None:
     """Raises if a pair overlaps another token's of equal score: no order of ranks is leftmost."""
     joined: dict[str, set[str]] = {}
     for left, right in tied:
@@ -272,7 +305,7 @@ def _refuse_ambiguous(tied: Sequence[tuple[str, str]], vocabulary: _Vocabulary) 
                 raise vocabulary.unsupported(f"{left + right!r} and {token!r} have equal scores")
 
 
-_BY_MODEL: Mapping[str, Callable[[_Vocabulary], Tokenizer]] = {
+_BY_MODEL: Mapping[str, Callable[[Vocabulary], Tokenizer]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
     "gemma4": _characters,

@@ -70,21 +70,40 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
     return values
 
 
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+TOKENIZER = "tokenizer.json"
 FILE, OLD_FILE = "chat_template.jinja", "chat_template.json"
 FOLDER = "additional_chat_templates"  # of other ones, NAME.jinja
+
+
+class Files:
+    """The JSON files of a model's directory, each read once: a large tokenizer takes a second."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read: dict[str, Mapping[str, Any]] = {}
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        """Raises ModelFileError; of these, config.json alone has to be there."""
+        if name not in self._read:
+            self._read[name] = read_json(self.path / name, required=name == CONFIG)
+        return self._read[name]
+
+
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
-def template_fields(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a `ModelInfo` says of templates. Raises ModelFileError."""
-    templates = _of_files(path)
-    for stated in (read_json(path / OLD_FILE, required=False), tokenizer_config):
+def _template_fields(files: Files) -> dict[str, Any]:
+    """Return what a `ModelInfo` says of templates. Raises ModelFileError."""
+    templates = _of_files(files.path)
+    for stated in (files[OLD_FILE], files[TOKENIZER_CONFIG]):
         if DEFAULT_TEMPLATE not in templates:
             templates = named_templates(stated.get("chat_template")) | templates
     return {
         "chat_template": default_of(templates),
         "named_templates": {n: each for n, each in templates.items() if n != DEFAULT_TEMPLATE},
-        "special_tokens": _special_tokens(path, tokenizer_config),
+        "special_tokens": _special_tokens(files),
     }
 
 
@@ -118,13 +137,11 @@ def _of_files(path: Path) -> dict[str, str]:
     return {name: read_text(file) for name, file in files.items()}
 
 
-def _special_tokens(
-    path: Path, tokenizer_config: Mapping[str, Any]
-) -> dict[str, str | tuple[str, ...]]:
+def _special_tokens(files: Files) -> dict[str, str | tuple[str, ...]]:
     """Returns the text of each token that is stated by name, and "" where null is stated: then a
     template is not given it, whatever config.json has."""
-    stated = dict(tokenizer_config)
-    older = read_json(path / "special_tokens_map.json", required=False)
+    stated = dict(files[TOKENIZER_CONFIG])
+    older = files[SPECIAL_TOKENS]
     stated |= {name: token for name, token in older.items() if stated.get(name) is None}
     found: dict[str, str | tuple[str, ...]] = {}
     for name, value in stated.items():
@@ -142,46 +159,41 @@ def _text(token: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _MAX_DIGITS = 9  # of a token's number
 
 
-def stated_ends(path: Path, values: Mapping[str, Any]) -> dict[int, str]:
-    """Returns the ends and the files that state each, those of the first file first.
+def _stated_ends(files: Files, values: Mapping[str, Any]) -> dict[int, str]:
+    """Return the ends and the files that state each, those of the first file first.
 
     That file is believed in all. Others add to it: the tokenizer's files, which name a token, and
     config.json as far as its are special tokens, since numbers of another vocabulary are left there
     where a model was made of another one. values: of config.json, with what is usual in the model's
     family. Raises ModelFileError for what is no token.
     """
-    config = read_json(path / "config.json")
-    generation = read_json(path / "generation_config.json", required=False)
-    text_config = config.get("text_config")
+    text_config = files[CONFIG].get("text_config")
     numbered = [
-        ("generation_config.json", generation),
-        ("config.json", values),
-        ("config.json", config),
-        ("config.json", text_config if isinstance(text_config, dict) else {}),
+        (GENERATION, files[GENERATION]),
+        (CONFIG, values),
+        (CONFIG, files[CONFIG]),
+        (CONFIG, text_config if isinstance(text_config, dict) else {}),
     ]
-    tokenizer_config = read_json(path / TOKENIZER_CONFIG, required=False)
-    tokens = _Tokens(path, tokenizer_config)
-    files: dict[int, list[str]] = {}
+    tokens = _Tokens(files)
+    found: dict[int, list[str]] = {}
     for file, stated in numbered:
-        ids = sorted(token_ids(path / file, "eos_token_id", stated.get("eos_token_id")))
-        is_first = not files
+        ids = sorted(_token_ids(files.path / file, "eos_token_id", stated.get("eos_token_id")))
+        is_first = not found
         for id in ids:
-            if is_first or id in files or tokens.is_special(id):
-                files.setdefault(id, []).append(file)
-    older = read_json(path / SPECIAL_TOKENS, required=False)
-    for file, stated in ((TOKENIZER_CONFIG, tokenizer_config), (SPECIAL_TOKENS, older)):
-        name = _named(path / file, stated)
+            if is_first or id in found or tokens.is_special(id):
+                found.setdefault(id, []).append(file)
+    for file in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
+        name = _named(files.path / file, files[file])
         named = None if name is None else tokens.id(name)
         if named is not None:
-            files.setdefault(named, []).append(file)
-    return {id: ", ".join(dict.fromkeys(stating)) for id, stating in files.items()}
+            found.setdefault(named, []).append(file)
+    return {id: ", ".join(dict.fromkeys(stating)) for id, stating in found.items()}
 
 
-def token_ids(file: Path, name: str, value: Any) -> list[int]:
+def _token_ids(file: Path, name: str, value: Any) -> list[int]:
     """Reads a token's id or a list of them; none where it is null, or less than zero, by which some
     mean null. Raises ModelFileError."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -209,16 +221,15 @@ class _Tokens:
     """Looks tokens up in tokenizer_config.json, and in tokenizer.json where that does not list
     them: to read a large one takes a second."""
 
-    def __init__(self, path: Path, tokenizer_config: Mapping[str, Any]) -> None:
-        self._path = path
-        self._config = tokenizer_config
+    def __init__(self, files: Files) -> None:
+        self._files = files
 
     def id(self, text: str) -> int | None:
         for added in (self._listed, self._added):
             for each in added:
                 if each.get("content") == text and type(each.get("id")) is int:
                     return int(each["id"])
-        model = self._tokenizer.get("model")
+        model = self._files[TOKENIZER].get("model")
         vocabulary = model.get("vocab") if isinstance(model, dict) else None
         found = vocabulary.get(text) if isinstance(vocabulary, dict) else None
         return found if type(found) is int else None
@@ -231,7 +242,7 @@ class _Tokens:
 
     @cached_property
     def _listed(self) -> Sequence[Mapping[str, Any]]:
-        listed = self._config.get("added_tokens_decoder")
+        listed = self._files[TOKENIZER_CONFIG].get("added_tokens_decoder")
         return [
             {**each, "id": int(id)}
             for id, each in (listed.items() if isinstance(listed, dict) else ())
@@ -240,12 +251,8 @@ class _Tokens:
 
     @cached_property
     def _added(self) -> Sequence[Mapping[str, Any]]:
-        added = self._tokenizer.get("added_tokens")
+        added = self._files[TOKENIZER].get("added_tokens")
         return [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
-
-    @cached_property
-    def _tokenizer(self) -> Mapping[str, Any]:
-        return read_json(self._path / "tokenizer.json", required=False)
 
 
 _OF_ANSWERS = ("decoder_start_token_id", "forced_bos_token_id")
@@ -257,11 +264,13 @@ _SHOWN = 200  # characters of a name in a message
 def open_directory(path: Path) -> StoredCheckpoint:
     """Raises ModelFileError for missing or damaged files, UnknownArchitectureError for a family,
     UnsupportedModelError for what of a known one is not supported."""
-    values = read_json(path / "config.json")
-    family = _known_family(path, values)
-    values = {**family.defaults, **values, **_of_text(path, values)}
+    files = Files(path)
+    family = _known_family(path, files[CONFIG])
+    values = {**family.defaults, **files[CONFIG], **_of_text(path, files[CONFIG])}
     values |= {usual: values[own] for usual, own in family.keys.items() if own in values}
-    values |= _beginning(path)
+    # transformers 5 states there alone what answers begin with.
+    beginning = {key: files[GENERATION].get(key) for key in _OF_ANSWERS}
+    values |= {key: value for key, value in beginning.items() if value is not None}
     stated = StatedConfig(values, path / "config.json")
     lacked = lacked_feature(values, family.computes)
     if lacked is not None:
@@ -274,34 +283,24 @@ def open_directory(path: Path) -> StoredCheckpoint:
     tensors = apart(config, stored) | whole_norms(family, stored)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)
-    return StoredCheckpoint(path=path, config=config, tensors=tensors, **text_fields(path, values))
+    return StoredCheckpoint(path=path, config=config, tensors=tensors, **text_fields(files, values))
 
 
-def _beginning(path: Path) -> dict[str, Any]:
-    """Returns what generation_config.json states of the tokens that answers begin with, which
-    transformers 5 states there alone."""
-    generation = read_json(path / "generation_config.json", required=False)
-    stated = {key: generation.get(key) for key in _OF_ANSWERS}
-    return {key: value for key, value in stated.items() if value is not None}
-
-
-def text_fields(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a `ModelInfo` says of text: its template, special tokens and tokenizer.
+def text_fields(files: Files, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a `ModelInfo` says of text: its template, special tokens and tokenizer.
 
     values: of config.json. Raises ModelFileError; that the tokenizer is missing, when it is read.
     """
-    tokenizer_config = read_json(path / "tokenizer_config.json", required=False)
-    generation = read_json(path / "generation_config.json", required=False)
-    ends = stated_ends(path, values)
-    bos_ids = token_ids(path / "config.json", "bos_token_id", values.get("bos_token_id"))
+    path, ends = files.path, _stated_ends(files, values)
+    bos_ids = _token_ids(path / CONFIG, "bos_token_id", values.get("bos_token_id"))
     return {
-        **template_fields(path, tokenizer_config),
+        **_template_fields(files),
         "eos_ids": tuple(ends),
         "end_sources": ends,
         "bos_id": bos_ids[0] if bos_ids else None,
-        "adds_bos": _adds_bos(path, tokenizer_config, bos_ids),
-        "read_tokenizer": lambda: read_text(path / "tokenizer.json"),
-        "sampling": _sampling(generation),
+        "adds_bos": _adds_bos(files, bos_ids),
+        "read_tokenizer": lambda: read_text(path / TOKENIZER),
+        "sampling": _sampling(files[GENERATION]),
     }
 
 
@@ -341,13 +340,13 @@ def _sampling(generation: Mapping[str, Any]) -> RecommendedSampling:
     return recommended_sampling(stated)
 
 
-def _adds_bos(path: Path, tokenizer_config: Mapping[str, Any], bos_ids: Sequence[int]) -> bool:
+def _adds_bos(files: Files, bos_ids: Sequence[int]) -> bool:
     """Says whether texts begin with BOS. Where tokenizer_config.json is silent, as Llama 3's,
     tokenizer.json decides."""
-    stated = tokenizer_config.get("add_bos_token")
+    stated = files[TOKENIZER_CONFIG].get("add_bos_token")
     if stated is not None or not bos_ids:
         return bool(stated)
-    processor = read_json(path / "tokenizer.json", required=False).get("post_processor") or {}
+    processor = files[TOKENIZER].get("post_processor") or {}
     try:
         if processor.get("type") in ("RobertaProcessing", "BertProcessing"):
             return bool(processor["cls"][1] == bos_ids[0])

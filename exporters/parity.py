@@ -48,9 +48,17 @@ class Converted(NamedTuple):
 
 
 def scored_by(runtime: str, source: Any, chunk_rows: Sequence[int] = (_CHUNK_ROWS,)) -> Score:
-    """Returns what scores a text with a runtime. source: as that runtime reads it; chunk_rows: of
+    """Return what scores a text with a runtime. source: as that runtime reads it; chunk_rows: of
     the passes, in turns."""
-    return lambda tokens, on_chunk: _scores(runtime, source, tokens, on_chunk, chunk_rows)
+
+    def score(tokens: Sequence[int], on_chunk: OnChunk) -> np.ndarray:
+        model = runtimes.load_runtime(runtime).open(source, RuntimeOptions())
+        try:
+            return score_text(model, tokens, on_chunk, chunk_rows)
+        finally:
+            model.close()
+
+    return score
 
 
 def check(checkpoint: StoredCheckpoint, converted: Converted, progress: Progress) -> Parity:
@@ -61,8 +69,12 @@ def check(checkpoint: StoredCheckpoint, converted: Converted, progress: Progress
     tokens = parity_tokens(checkpoint.path, checkpoint.tokenizer_json())
     longest = converted.context_length  # which an export may have shortened
     tokens = tokens[: min(_num_tokens(checkpoint.config), longest)]
-    source = source_scores(checkpoint, tokens, _part(progress, 0.0))
-    return check_against(checkpoint.path, source, tokens, converted, _part(progress, 0.5))
+
+    def part(start: float) -> OnChunk:
+        return lambda done: progress("Comparing with the reference", start + done / 2)
+
+    source = source_scores(checkpoint, tokens, part(0.0))
+    return check_against(checkpoint.path, source, tokens, converted, part(0.5))
 
 
 def source_scores(
@@ -71,7 +83,7 @@ def source_scores(
     """Returns logits [tokens - 1, vocab] float32 by the reference, with one matrix in memory; of an
     encoder-decoder with all of them."""
     if checkpoint.config.encoder is not None:
-        return _scores("reference", checkpoint, tokens, on_layer)
+        return scored_by("reference", checkpoint)(tokens, on_layer)
     stream = runtimes.load_layer_stream(checkpoint, [tokens[:-1]])
     num_layers = checkpoint.config.num_layers
     for layer in range(num_layers):
@@ -120,24 +132,6 @@ def parity_tokens(path: Path, tokenizer_json: str) -> list[int]:
             remedy="Check the model's tokenizer.",
         )
     return tokens
-
-
-def _part(progress: Progress, start: float) -> Callable[[float], None]:
-    return lambda done: progress("Comparing with the reference", start + done / 2)
-
-
-def _scores(
-    runtime: str,
-    source: Any,
-    tokens: Sequence[int],
-    on_chunk: OnChunk,
-    chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
-) -> np.ndarray:
-    model = runtimes.load_runtime(runtime).open(source, RuntimeOptions())
-    try:
-        return score_text(model, tokens, on_chunk, chunk_rows)
-    finally:
-        model.close()
 
 
 def parity_text() -> str:

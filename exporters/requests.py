@@ -3,7 +3,7 @@ runtime for what they cannot compute, and write what a bundle says of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,13 +121,15 @@ class BlockQuantization:
     max_kl_divergence: float  # nats
 
 
-def chosen_quantization(options: ExportOptions, known: Iterable[str]) -> str:
-    """The first of `known` where none is asked for. Raises UsageError for another one."""
+def chosen_quantization(options: ExportOptions, known: Iterable[str], device: str = "") -> str:
+    """Return the first of `known`, which are for a device or for all, where none is asked for.
+    Raises UsageError for another one."""
     names = list(known)
     name = names[0] if options.quantization is None else options.quantization
     if name not in names:
         raise UsageError(
-            f"unknown quantization {name!r}", remedy=f"Choose one of {', '.join(names)}."
+            f"unknown quantization {name!r}{f' for the {device}' if device else ''}",
+            remedy=f"Choose one of {', '.join(names)}.",
         )
     return name
 
@@ -184,9 +186,23 @@ def _stats(path: Path) -> list[tuple[str | int, ...]]:
     ]
 
 
-def manifest_fields(source: ModelText, path: Path) -> dict[str, Any]:
-    """Returns what a manifest says of a model's source, whatever was made of it."""
-    return {
+def describe(
+    work: Path,
+    source: ModelText,
+    config: ModelConfig,
+    *,
+    format: str,
+    quantization: str,
+    check: Callable[[Bundle], Parity] | None,
+    kv_cache: Literal["shared", "whole", "growing"] = "shared",
+    notes: Sequence[str] = (),
+) -> None:
+    """Write tokenizer and manifest beside a converted model, once more with what `check` finds of
+    the bundle. Raises what `check` raises."""
+    path = source.path
+    (work / TOKENIZER).write_text(source.tokenizer_json(), encoding="utf-8")
+    described: dict[str, Any] = {
+        "format": format,
         "name": readable(path.stem if path.is_file() else path.name),
         "chat_template": source.chat_template,
         "eos_ids": source.eos_ids,
@@ -196,29 +212,11 @@ def manifest_fields(source: ModelText, path: Path) -> dict[str, Any]:
         "named_templates": source.named_templates,
         "special_tokens": source.special_tokens,
         "source_sha256": sha256_file(path) if path.is_file() else None,
-    }
-
-
-def describe(
-    work: Path,
-    checkpoint: StoredCheckpoint,
-    config: ModelConfig,
-    *,
-    format: str,
-    quantization: str,
-    check: Callable[[Bundle], Parity] | None,
-    kv_cache: Literal["shared", "whole"] = "shared",
-) -> None:
-    """Writes tokenizer and manifest beside a converted model, once more with what `check` finds of
-    the bundle. Raises what `check` raises."""
-    (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
-    described: dict[str, Any] = {
-        "format": format,
-        **manifest_fields(checkpoint, checkpoint.path),
         "architecture": config.to_dict(),
         "quantization": quantization,
         "kv_cache": kv_cache,
         "parity": {},
+        "notes": notes,
     }
     manifest = write_manifest(work, **described)
     if check is not None:

@@ -19,7 +19,13 @@ from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecip
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
 from edge_spec.exporters.fitted_layers import input_importance
 from edge_spec.exporters.parity import Converted, Parity, check
-from edge_spec.exporters.requests import describe, other_runtime, require_plain, require_replaceable
+from edge_spec.exporters.requests import (
+    chosen_quantization,
+    describe,
+    other_runtime,
+    require_plain,
+    require_replaceable,
+)
 from edge_spec.exporters.static_layout import (
     BLOCK_SIZE,
     StaticShape,
@@ -122,13 +128,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
         raise UsageError(
             f"unknown compute unit {compute!r}", remedy=f"Choose one of {', '.join(QUANTIZATIONS)}."
         )
-    known = QUANTIZATIONS[compute]
-    name = next(iter(known)) if options.quantization is None else options.quantization
-    if name not in known:
-        raise UsageError(
-            f"no quantization {name!r} for the {compute}",
-            remedy=f"Choose one of {', '.join(known)}.",
-        )
+    name = chosen_quantization(options, QUANTIZATIONS[compute], compute)
     require_block_size(options, "Core ML packages")
     require_replaceable(out)
     config = checkpoint.config

@@ -172,8 +172,38 @@ def _digest(array: np.ndarray) -> str:
 
 State = dict[str, np.ndarray]
 Values = list[Any]  # of a function's variables, by their place
-Step = Callable[[Values], None]
-Argument = int | list[int]  # the place of a variable; of several that are one argument
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation. It keeps nothing else of the program, which has the stored weights."""
+
+    name: str
+    work: Callable[..., Any]
+    arguments: Mapping[str, int | tuple[int, ...]]  # places of variables
+    results: Sequence[int]
+    halves: Sequence[bool]  # which results are rounded to float16
+    state: int | None  # the place of the state that it updates
+
+    def run(self, values: Values) -> None:
+        """Raises SessionError."""
+        given = {
+            name: values[at] if isinstance(at, int) else [values[each] for each in at]
+            for name, at in self.arguments.items()
+        }
+        try:
+            found = self.work(**given)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise SessionError(
+                f"{self.name} cannot be evaluated: {error}",
+                remedy="Export the model again, or run it on macOS with --runtime coreml.",
+            ) from error
+        if self.state is not None:
+            found = values[self.state]
+            values[:] = [None if each is found else each for each in values]  # what it was is gone
+        parts = [found] if len(self.results) == 1 else found
+        for place, part, half in zip(self.results, parts, self.halves, strict=True):
+            values[place] = rounded(part) if half else part
 
 
 @dataclass(frozen=True)
@@ -197,7 +227,7 @@ class Interpreted:
             values[place] = state[name]
         with np.errstate(all="ignore"):  # float16 has infinities
             for step in self.steps:
-                step(values)
+                step.run(values)
             return {name: self._returned(name, values[at]) for name, at in self.outputs.items()}
 
     def _returned(self, name: str, value: np.ndarray) -> np.ndarray:
@@ -212,6 +242,10 @@ def interpret(function: Any, shared: Constants) -> Interpreted:
 def is_state(var: Any) -> bool:
     """Returns whether a pymil Var is a function's state."""
     return bool(types.is_state(var.sym_type))
+
+
+# Operations that return a state as it is, and their argument that is one.
+_STATE_OF = {"read_state": "input", "coreml_update_state": "value"}
 
 
 class _Planner:
@@ -247,21 +281,27 @@ class _Planner:
             self._new(operation.outputs[0], self._shared.expanded(operation))
             return
         arguments = self._arguments(operation)
+        source = arguments.get(_STATE_OF.get(kind, ""))
+        if source in self._states:
+            self._places[id(operation.outputs[0])] = source
+            return
         results = [self._new(var) for var in operation.outputs]
-        if kind == "slice_update" and arguments["x"] in self._states:
+        name = f"{kind} {operation.name}"
+        state = arguments["x"] if kind == "slice_update" else None
+        if state in self._states:
             self._states.update(results)
-            self._steps.append(_updating(operation, arguments, results[0]))
-        elif kind == "read_state" or (
-            kind == "coreml_update_state" and arguments["value"] in self._states
-        ):
-            self._states.update(results)
-            source = arguments["input" if kind == "read_state" else "value"]
-            self._steps.append(_renaming(source, results[0]))
-        else:
-            looks = kind != "slice_by_index" and self._states & set(arguments.values())
-            if kind not in OPERATIONS or looks:
-                raise _unknown(operation)
-            self._steps.append(_computing(operation, arguments, results))
+            given = {key: arguments[key] for key in ("x", "update", "begin", "end")}
+            self._steps.append(Step(name, update_slice, given, results, [False], state))
+            return
+        looks = kind != "slice_by_index" and self._states & set(arguments.values())
+        if kind not in OPERATIONS or looks:
+            raise UnsupportedModelError(
+                f"the numpy evaluation of Core ML programs does not know {name} as it is used",
+                remedy="Export it with --no-check, and run the package on macOS with --runtime "
+                "coreml.",
+            )
+        halves = [kind not in EXACT and is_half(var) for var in operation.outputs]
+        self._steps.append(Step(name, OPERATIONS[kind], arguments, results, halves, None))
 
     def _arguments(self, operation: Any) -> dict[str, Any]:
         return {
@@ -281,71 +321,6 @@ class _Planner:
         self._places[id(var)] = len(self._values)
         self._values.append(value)
         return self._places[id(var)]
-
-
-def _renaming(source: int, result: int) -> Step:
-    def rename(values: Values) -> None:
-        values[result] = values[source]
-
-    return rename
-
-
-def _updating(operation: Any, arguments: Mapping[str, Any], result: int) -> Step:
-    name = _name(operation)
-    given = {key: at for key, at in arguments.items() if key in ("x", "update", "begin", "end")}
-
-    def update(values: Values) -> None:
-        state = values[arguments["x"]]
-        _attempt(name, update_slice, _taken(values, given))
-        for place, value in enumerate(values):
-            if value is state:
-                values[place] = None  # what it was is gone
-        values[result] = state
-
-    return update
-
-
-def _computing(operation: Any, arguments: Mapping[str, Any], results: list[int]) -> Step:
-    kind, name = operation.op_type, _name(operation)
-    work = OPERATIONS[kind]
-    halves = [kind not in EXACT and is_half(var) for var in operation.outputs]
-
-    def compute(values: Values) -> None:
-        found = _attempt(name, work, _taken(values, arguments))
-        parts = [found] if len(results) == 1 else found
-        for place, part, half in zip(results, parts, halves, strict=True):
-            values[place] = rounded(part) if half else part
-
-    return compute
-
-
-def _attempt(name: str, work: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    try:
-        return work(**given)
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        raise SessionError(
-            f"{name} cannot be evaluated: {error}",
-            remedy="Export the model again, or run it on macOS with --runtime coreml.",
-        ) from error
-
-
-def _taken(values: Values, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: values[at] if isinstance(at, int) else [values[each] for each in at]
-        for name, at in arguments.items()
-    }
-
-
-def _name(operation: Any) -> str:
-    """All that a step keeps of it: it would keep the whole program, stored weights included."""
-    return f"{operation.op_type} {operation.name}"
-
-
-def _unknown(operation: Any) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"the numpy evaluation of Core ML programs does not know {_name(operation)} as it is used",
-        remedy="Export it with --no-check, and run the package on macOS with --runtime coreml.",
-    )
 
 
 def scored_in_numpy(

@@ -11,7 +11,7 @@ from gguf.constants import GGUFValueType, LlamaFileType
 
 from edge_spec.errors import UnsupportedModelError, readable
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf_model_info import SAMPLING_KEYS
+from edge_spec.exporters.gguf_model_info import MODEL_KEYS, SAMPLING_KEYS
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.requests import (
     architecture_problem,
@@ -93,20 +93,7 @@ def model_metadata(
         "general.file_type": int(file_type),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
     }
-    of_model: Metadata = {
-        "vocab_size": config.vocab_size,
-        "context_length": config.context_length,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.norm_epsilon,
-        "rope.dimension_count": config.head_dim,
-        "rope.freq_base": config.rope_theta,
-    }
+    of_model: Metadata = {key: getattr(config, field) for key, field in MODEL_KEYS.items()}
     if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
         of_model["rope.scaling.type"] = "linear"
         of_model["rope.scaling.factor"] = config.rope_scaling.factor

@@ -35,7 +35,7 @@ from edge_spec.core.model import Progress
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.fitted_layers import input_importance, input_ranges
 from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET
-from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes
+from edge_spec.exporters.onnx.nodes import CONTRIB, DATA_FILE, Initializers, Nodes
 from edge_spec.exporters.onnx.weights import (
     EMBEDDING,
     StaticFloats,
@@ -67,6 +67,21 @@ from edge_spec.storage.atomic import atomic_directory
 PARTS = ("key", "value")
 
 
+@dataclass(frozen=True)
+class StaticForm:
+    """Describes what a compiler wants as one node, where standard operators are several.
+
+    integers: how matrices of integers are multiplied. fuses_norms: whether a root mean square norm
+    is SimplifiedLayerNormalization.
+    """
+
+    integers: type[StaticIntegers] = StaticIntegers
+    fuses_norms: bool = False
+
+
+STANDARD = StaticForm()
+
+
 @dataclass(frozen=True, eq=False)
 class StaticGraphs:
     """Builds the functions of one model over the same weights."""
@@ -77,6 +92,7 @@ class StaticGraphs:
     shape: StaticShape
     state: int  # the type of keys and values, float16 or float32
     hidden: bool
+    fuses_norms: bool
 
     @property
     def config(self) -> ModelConfig:
@@ -111,6 +127,8 @@ class _Pass:
             [proto for proto in self._graphs.weights.protos if proto.name in used],
         )
         opsets = [helper.make_opsetid("", OPSET)]
+        if any(node.domain == CONTRIB for node in self._nodes.protos):
+            opsets.append(helper.make_opsetid(CONTRIB, 1))
         return helper.make_model(
             graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-spec"
         )
@@ -266,6 +284,14 @@ class _Pass:
     def _norm(self, x: str, name: str) -> str:
         """The nodes that compilers fuse to a root mean square norm (Zhang and Sennrich 2019)."""
         nodes, add = self._nodes, self._nodes.weights.add
+        if self._graphs.fuses_norms:
+            return nodes.add(
+                "SimplifiedLayerNormalization",
+                [x, self._vector(name + ".weight")],
+                name + ".output",
+                axis=-1,
+                epsilon=self._config.norm_epsilon,
+            )
         two = add("two", np.array(2, np.float32))
         last = add("last_axis", np.array([-1]))
         epsilon = add("norm_epsilon", np.array(self._config.norm_epsilon, np.float32))
@@ -369,6 +395,9 @@ _ROUNDS_INPUTS = "w8a16"
 class StaticOnnxExporter:
     format = "onnx-static"
 
+    def __init__(self, form: StaticForm = STANDARD) -> None:
+        self._form = form
+
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
         require_plain(checkpoint, "static ONNX", other_export(checkpoint, "static"))
 
@@ -391,7 +420,9 @@ class StaticOnnxExporter:
         with atomic_directory(out) as work, require_unchanged(checkpoint.path):
             with (work / DATA_FILE).open("wb") as data:
                 weights = Initializers(data)
-                graphs = _graphs(checkpoint, weights, shape, name, options.hidden_states, progress)
+                graphs = self._graphs(
+                    checkpoint, weights, shape, name, options.hidden_states, progress
+                )
                 _write(graphs, work, progress)
 
             def compared(bundle: Bundle) -> Parity:
@@ -410,27 +441,28 @@ class StaticOnnxExporter:
         bundle = open_bundle(out)
         return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
 
-
-def _graphs(
-    checkpoint: StoredCheckpoint,
-    weights: Initializers,
-    shape: StaticShape,
-    quantization: str,
-    hidden: bool,
-    progress: Progress,
-) -> StaticGraphs:
-    state = np.float32 if quantization == "fp32" else np.float16
-    matrices: StaticWeights
-    if quantization in ("fp16", "fp32"):
-        matrices = StaticFloats(checkpoint, weights, state)
-    else:
-        bits = QUANTIZATIONS[quantization].bits
-        importance = input_importance(checkpoint, progress) if bits == 4 else {}
-        matrices = StaticIntegers(checkpoint, weights, bits, importance)
-        if quantization == _ROUNDS_INPUTS:
-            matrices = RoundedInputs(matrices, input_ranges(checkpoint, progress))
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(state))
-    return StaticGraphs(checkpoint, weights, matrices, shape, kind, hidden)
+    def _graphs(
+        self,
+        checkpoint: StoredCheckpoint,
+        weights: Initializers,
+        shape: StaticShape,
+        quantization: str,
+        hidden: bool,
+        progress: Progress,
+    ) -> StaticGraphs:
+        state = np.float32 if quantization == "fp32" else np.float16
+        matrices: StaticWeights
+        if quantization in ("fp16", "fp32"):
+            matrices = StaticFloats(checkpoint, weights, state)
+        else:
+            bits = QUANTIZATIONS[quantization].bits
+            importance = input_importance(checkpoint, progress) if bits == 4 else {}
+            matrices = self._form.integers(checkpoint, weights, bits, importance)
+            if quantization == _ROUNDS_INPUTS:
+                matrices = RoundedInputs(matrices, input_ranges(checkpoint, progress))
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(state))
+        fuses = self._form.fuses_norms
+        return StaticGraphs(checkpoint, weights, matrices, shape, kind, hidden, fuses)
 
 
 def _write(graphs: StaticGraphs, work: Path, progress: Progress) -> None:

@@ -262,7 +262,7 @@ class StaticFloats:
 
     def linear(self, nodes: Nodes, x: str, name: str) -> str:
         stored = self._weights.add_made(name, lambda: self._read(name).T)
-        return nodes.add("MatMul", [x, self._widen(nodes, stored)], _output(name))
+        return nodes.add("MatMul", [x, self._widen(nodes, stored)], output_of(name))
 
     def embed(self, nodes: Nodes, ids: str) -> str:
         table = self._weights.add_made(EMBEDDING, lambda: self._read(EMBEDDING))
@@ -306,7 +306,7 @@ class StaticIntegers:
 
     def linear(self, nodes: Nodes, x: str, name: str) -> str:
         widened = self._blocks(nodes, name) if self._bits == 4 else self._channels(nodes, name)
-        return nodes.add("MatMul", [x, widened], _output(name))
+        return nodes.add("MatMul", [x, widened], output_of(name))
 
     def embed(self, nodes: Nodes, ids: str) -> str:
         levels, scales = self._table(EMBEDDING)
@@ -331,13 +331,7 @@ class StaticIntegers:
 
         def found() -> block_quantize.BlockQuantized:
             if not made:
-                tensor = self._checkpoint.tensors[name]
-                carried = block_quantize.carried([tensor], 4, BLOCK_SIZE)
-                importance = self._importance.get(name)
-                made.append(
-                    carried
-                    or block_quantize.quantize(tensor.float32(), 4, BLOCK_SIZE, True, importance)
-                )
+                made.append(self._quantized(name))
             return made[0]
 
         stored = self._weights.add_int4(name, lambda: found().levels().T.astype(np.int8) - 8)
@@ -349,6 +343,13 @@ class StaticIntegers:
             axis=0,
             block_size=BLOCK_SIZE,
         )
+
+    def _quantized(self, name: str) -> BlockQuantized:
+        """Symmetric 4-bit blocks."""
+        tensor = self._checkpoint.tensors[name]
+        carried = block_quantize.carried([tensor], 4, BLOCK_SIZE)
+        importance = self._importance.get(name)
+        return carried or block_quantize.quantize(tensor.float32(), 4, BLOCK_SIZE, True, importance)
 
     def _table(self, name: str, is_turned: bool = False) -> tuple[str, str]:
         """Levels [out, in], or [in, out], and scales [out]: of embedding and head, which may be
@@ -371,5 +372,5 @@ def channels(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(weights / scales[:, None]).astype(np.int8), scales.astype(np.float32)
 
 
-def _output(name: str) -> str:
+def output_of(name: str) -> str:
     return name.removesuffix(".weight") + ".output"

@@ -1,7 +1,4 @@
-"""Runs torch, transformers, optimum and onnxruntime's tools, in a process of their own.
-
-Each function is given names of files and directories, and returns what JSON can hold.
-"""
+"""Run torch, transformers, optimum and onnxruntime's quantizer, in a process of their own."""
 
 from __future__ import annotations
 
@@ -25,15 +22,16 @@ _LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
 _WINDOWS = ("sliding_window", "window_size", "attention_window")
 # Whose frequencies change with the length of the text: a traced graph has those of a short one.
 _CHANGING_ROPES = ("dynamic", "longrope")
-_ROPE_TABLES = ("cos_cache", "sin_cache")  # as onnxruntime's optimizer calls them
 _EXTERNAL_BYTES = 1024  # smaller tensors stay in the graph's own file
 
 
-def write_graph(directory: str, scratch: str, out: str) -> dict[str, Any]:
-    """Scores a text, TOKENS_FILE in `scratch`, with transformers in float32 into SCORES_FILE beside
-    it, and writes the graph to `out`.
+def write_graph(
+    directory: str, scratch: str, out: str, bits: str, block_size: str
+) -> dict[str, Any]:
+    """Score a text, TOKENS_FILE in `scratch`, with transformers in float32 into SCORES_FILE beside
+    it, and write the graph to `out`, its matrices in blocks of fewer `bits` than 32.
 
-    Returns "refused", why the architecture cannot be exported; or "config", of a ModelConfig,
+    Return "refused", why the architecture cannot be exported; or "config", of a ModelConfig,
     "tokens" that were scored, and "notes".
     """
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
@@ -70,45 +68,19 @@ def write_graph(directory: str, scratch: str, out: str) -> dict[str, Any]:
     # What main_export calls once it has loaded the model, which would be a second time here.
     onnx_export_from_model(model, raw, task=_TASK, do_validation=False)
     described = _described(config, raw / GRAPH_FILE, scores.shape[1], context)
-    _save(onnx.load(str(raw / GRAPH_FILE)), Path(out))
+    graph = onnx.load(str(raw / GRAPH_FILE))
     shutil.rmtree(raw)
+    _save(graph if bits == "32" else _quantize(graph, int(bits), int(block_size)), Path(out))
     return {"config": described, "tokens": tokens, "notes": notes}
 
 
-def fuse(source: str, out: str, num_heads: str, hidden_size: str, context_length: str) -> None:
-    """Puts onnxruntime's own operators in the place of groups of nodes.
-
-    Raises ValueError where its rotary tables are shorter than the context.
-    """
-    from onnx import numpy_helper
-    from onnxruntime.transformers.optimizer import optimize_model
-
-    # The optimizer knows few architectures by name; what it looks for under this one, norms,
-    # rotary embeddings and activations, is found in the graphs of all of them.
-    optimized = optimize_model(
-        str(Path(source) / GRAPH_FILE),
-        model_type="gpt2",
-        num_heads=int(num_heads),
-        hidden_size=int(hidden_size),
-        opt_level=0,
-    )
-    for tensor in optimized.model.graph.initializer:
-        if tensor.name in _ROPE_TABLES:
-            table = numpy_helper.to_array(tensor)  # [positions, rotated / 2], of a fixed length
-            if len(table) < int(context_length):
-                raise ValueError(f"rotary tables of {len(table)} positions are too short")
-            kept = table[: int(context_length)].copy()
-            tensor.CopyFrom(numpy_helper.from_array(kept, tensor.name))
-    _save(optimized.model, Path(out))
-
-
-def quantize(source: str, out: str, bits: str, block_size: str) -> None:
-    """Packs the constant matrices of all products into symmetric blocks, the head's in 8 bits."""
-    import onnx
+def _quantize(graph: Any, bits: int, block_size: int) -> Any:
+    """Return the graph with the constant matrices of all products in symmetric blocks, the head's
+    of 8 bits."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
 
-    model = ONNXModel(onnx.load(str(Path(source) / GRAPH_FILE)))
+    model = ONNXModel(graph)
     model.replace_gemm_with_matmul()  # the quantizer leaves Gemm as it is
     graph = model.model.graph
     _untie(graph)
@@ -116,18 +88,18 @@ def quantize(source: str, out: str, bits: str, block_size: str) -> None:
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMul"]
     heads = [n.name for n in products if list(shapes.get(n.input[1], ()))[1:] == [vocab_size]]
-    for chosen_bits, excluded in ((bits, heads), ("8", [])):  # what is packed is no MatMul any more
+    for chosen_bits, excluded in ((bits, heads), (8, [])):  # what is packed is no MatMul any more
         quantizer = MatMulNBitsQuantizer(
             model.model,
-            bits=int(chosen_bits),
-            block_size=int(block_size),
+            bits=chosen_bits,
+            block_size=block_size,
             is_symmetric=True,
             accuracy_level=4,  # activations in int8
             nodes_to_exclude=excluded,
         )
         quantizer.process()
         model = quantizer.model
-    _save(model.model, Path(out))
+    return model.model
 
 
 def _untie(graph: Any) -> None:
@@ -235,7 +207,6 @@ def _save(model: Any, out: Path) -> None:
     """The graph and one file of weights, which onnxruntime maps."""
     import onnx
 
-    out.mkdir(parents=True, exist_ok=True)
     onnx.save_model(
         model,
         str(out / GRAPH_FILE),

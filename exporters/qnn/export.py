@@ -1,27 +1,41 @@
-"""Checkpoint to a bundle whose functions are one binary for the NPU of one processor."""
+"""Checkpoint to a bundle whose functions are one binary for the NPU of one processor.
+
+QNN's compiler runs in a process of its own: it may crash or hang. A binary that leaves attention or
+matrices to the CPU is refused.
+"""
 
 from __future__ import annotations
 
+import platform
 import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
+from json import dumps, loads
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+from onnx import TensorProto, external_data_helper
 
 from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.isolated import IsolatedError, isolated, tell
 from edge_spec.core.model import Progress
-from edge_spec.errors import UnsupportedModelError
+from edge_spec.errors import (
+    ExportError,
+    MissingDependencyError,
+    UnsupportedModelError,
+    UsageError,
+)
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.exporters.onnx.nodes import DATA_FILE
-from edge_spec.exporters.qnn.compiler import (
-    SOCS,
-    Binary,
-    chosen_soc,
-    compile_graphs,
-    require_compiler,
-    share_outside,
-)
-from edge_spec.exporters.qnn.htp_graph import write_htp_graph
+from edge_spec.exporters.qnn.htp_graph import HTP
 from edge_spec.exporters.requests import chosen_quantization, require_replaceable
+from edge_spec.exporters.static_layout import require_whole_blocks
 from edge_spec.models.bundle import (
     TOKENIZER,
     Bundle,
@@ -36,7 +50,6 @@ QUANTIZATIONS = ("int4", "int8", "fp16")
 # A session of the NPU maps about 3.5 GB (llama.cpp, docs/backend/hexagon/developer.md, and
 # ExecuTorch's Llama example, which splits models at 4 GB).
 MAX_MAPPED_BYTES = 3_500_000_000
-_ENDING = ".onnx"
 _MADE_ANEW = {"files", "tokenizer_sha256", "format", "compiled"}  # of a static bundle's manifest
 
 
@@ -62,25 +75,24 @@ class QnnExporter:
         soc = chosen_soc(options.compute)
         options.require_only(self.format, "compute", "context_length", "hidden_states")
         require_replaceable(out)
-        asked = replace(
-            options, compute=None, quantization=chosen_quantization(options, QUANTIZATIONS)
-        )
+        quantization = chosen_quantization(options, QUANTIZATIONS)
+        if quantization != "fp16":
+            require_whole_blocks(checkpoint, "Export it as fp16.")
+        asked = replace(options, compute=None, quantization=quantization)
         with atomic_directory(out) as work:
             scratch = work / "scratch"  # several times the weights: /tmp may be small
             scratch.mkdir()
-            StaticOnnxExporter().export(checkpoint, scratch / "static", asked, progress)
+            StaticOnnxExporter(HTP).export(checkpoint, scratch / "static", asked, progress)
             static = open_bundle(scratch / "static", hashed=False)
-            binary = _compile(static, scratch, work, soc, progress)
+            binary = _compile(static, work, soc, progress)
             shutil.copyfile(static.file(TOKENIZER), work / TOKENIZER)
             shutil.rmtree(scratch)
             _describe(static, work, soc, binary)
         bundle = open_bundle(out)
-        return ExportReport(
-            out, bundle.num_bytes, bundle.manifest.parity, _notes(bundle.num_bytes, soc, binary)
-        )
+        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity, _notes(soc, binary))
 
 
-def _compile(static: Bundle, scratch: Path, work: Path, soc: str, progress: Progress) -> Binary:
+def _compile(static: Bundle, work: Path, soc: str, progress: Progress) -> Binary:
     """Raises UnsupportedModelError, before anything is compiled, and ExportError."""
     weights = static.file(DATA_FILE).stat().st_size
     if weights > MAX_MAPPED_BYTES:
@@ -89,18 +101,9 @@ def _compile(static: Bundle, scratch: Path, work: Path, soc: str, progress: Prog
             f"{MAX_MAPPED_BYTES / 1e9:.1f} GB",
             remedy="Use fewer bits (--quant int4), or a smaller model.",
         )
-    graphs = {}
-    for path in sorted(static.path.glob(f"*{_ENDING}")):
-        formed = scratch / path.name
-        try:
-            write_htp_graph(path, formed)
-        except ValueError as error:
-            raise UnsupportedModelError(
-                f"HTP cannot multiply by its matrices: {error}", remedy="Export it as fp16."
-            ) from None
-        graphs[path.name.removesuffix(_ENDING)] = formed
+    graphs = {path.stem: path for path in sorted(static.path.glob("*.onnx"))}
     binary = compile_graphs(graphs, work, soc, progress)
-    share_outside(work / path.name for path in graphs.values())
+    _share_outside(work / path.name for path in graphs.values())
     return binary
 
 
@@ -111,20 +114,240 @@ def _describe(static: Bundle, work: Path, soc: str, binary: Binary) -> None:
         htp_arch=SOCS[soc].htp_arch,
         versions=binary.versions,
         shares_weights=True,
-        outside=binary.outside,
+        outside={name: each.outside for name, each in binary.functions.items()},
     )
     write_manifest(
         work, list_files(work, work), **described, format=QnnExporter.format, compiled=compiled
     )
 
 
-def _notes(num_bytes: int, soc: str, binary: Binary) -> tuple[str, ...]:
+def _notes(soc: str, binary: Binary) -> tuple[str, ...]:
     versions = ", ".join(f"{name} {version}" for name, version in binary.versions.items())
     lines = [f"compiled for {soc} (HTP v{SOCS[soc].htp_arch}) by {versions}; runs there alone"]
-    for function, inside in binary.inside.items():
-        left = ", ".join(f"{count} {name}" for name, count in binary.outside[function].items())
+    for name, (inside, outside, seconds) in binary.functions.items():
+        left = ", ".join(f"{count} {kind}" for kind, count in outside.items())
         lines.append(
-            f"{function}: {inside} nodes in the binary, {left or 'none'} on the CPU; "
-            f"{binary.seconds[function]:.1f} s"
+            f"{name}: {inside} nodes in the binary, {left or 'none'} on the CPU; {seconds:.1f} s"
         )
     return tuple(lines)
+
+
+class Soc(NamedTuple):
+    """model: QNN's number; htp_arch: the version of its NPU."""
+
+    model: int
+    htp_arch: int
+
+
+# Those with an NPU of version 73 or later: functions of older ones cannot share weights. QNN takes
+# any name and any version without a word, and compiles for another one.
+SOCS: Mapping[str, Soc] = {
+    "SM8550": Soc(43, 73),  # Snapdragon 8 Gen 2
+    "SM8650": Soc(57, 75),  # 8 Gen 3
+    "SM8750": Soc(69, 79),  # 8 Elite
+    "SM8850": Soc(87, 81),  # 8 Elite Gen 5
+    "SC8380XP": Soc(60, 73),  # Snapdragon X
+    "SC8480XP": Soc(88, 81),  # X2
+}
+
+
+def chosen_soc(asked: str | None) -> str:
+    """Raises UsageError for none, and for one that is not known."""
+    known = ", ".join(SOCS)
+    if asked is None:
+        raise UsageError(
+            "a binary for an NPU is for one processor, and none is named",
+            remedy=f"Add --soc with one of {known}.",
+        )
+    name = asked.upper()
+    if name not in SOCS:
+        raise UsageError(f"unknown processor {asked!r}", remedy=f"Choose one of {known}.")
+    return name
+
+
+_ERROR = 3  # onnxruntime's severity
+BINARY_SUFFIX = "_qnn.bin"  # as the provider names the file beside the first function
+
+
+def compile_all(request: str) -> dict[str, Any]:
+    """Compiles the graphs of one bundle into one binary and returns what is in it.
+
+    They share weights only while sessions of one process compile them, so that a process for each
+    would store all weights once a function.
+
+    request: JSON of `graphs`, paths by functions' names, `out`, a directory, and `options`, of the
+    provider.
+    """
+    import onnxruntime
+    import onnxruntime_qnn as provider
+
+    asked = loads(request)
+    name = provider.get_ep_name()
+    onnxruntime.register_execution_provider_library(name, provider.get_library_path())
+    device = next(each for each in onnxruntime.get_ep_devices() if each.ep_name == name)
+    options = {"backend_path": provider.get_qnn_htp_path(), **asked["options"]}
+    graphs = asked["graphs"]
+    sessions, functions = [], {}
+    for number, (function, path) in enumerate(graphs.items()):
+        print(f"while it compiled {function}", file=sys.stderr, flush=True)
+        settings = _settings(onnxruntime, Path(asked["out"]) / f"{function}.onnx")
+        if number + 1 == len(graphs):
+            settings.add_session_config_entry("ep.stop_share_ep_contexts", "1")
+        settings.add_provider_for_devices([device], options)
+        start = time.perf_counter()
+        session = onnxruntime.InferenceSession(path, settings, enable_fallback=0)
+        seconds = time.perf_counter() - start
+        sessions.append(session)  # the weights are shared with those that are open
+        functions[function] = (*_count_nodes(session, name), seconds)
+        tell((number + 1) / len(graphs))
+    versions = {
+        "onnxruntime": onnxruntime.__version__,
+        "onnxruntime-qnn": provider.__version__,
+        "qnn": provider.build_and_package_info.qnn_version,
+    }
+    return {"versions": versions, "functions": functions}
+
+
+def _settings(onnxruntime: Any, out: Path) -> Any:
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = _ERROR
+    entries = {
+        "ep.context_enable": "1",
+        "ep.context_file_path": str(out),
+        "ep.context_embed_mode": "0",
+        "ep.share_ep_contexts": "1",
+        "session.record_ep_graph_assignment_info": "1",
+    }
+    for key, value in entries.items():
+        made.add_session_config_entry(key, value)
+    return made
+
+
+def _count_nodes(session: Any, provider: str) -> tuple[int, dict[str, int]]:
+    """Returns how many the provider took, and those that it left, by operator."""
+    inside, outside = 0, Counter[str]()
+    for part in session.get_provider_graph_assignment_info():
+        if part.ep_name == provider:
+            inside += len(part.get_nodes())
+        else:
+            outside.update(node.op_type for node in part.get_nodes())
+    return inside, dict(sorted(outside.items()))
+
+
+_TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes at each width
+_INSTALL = 'Run: pip install "edge-spec[qnn]"'
+_SYSTEMS = ("linux", "win32")
+# What takes a model's time, and what would widen all weights in every pass.
+_HEAVY = ("DequantizeLinear", "Gemm", "MatMul", "MatMulNBits", "Softmax")
+
+
+class CompiledFunction(NamedTuple):
+    """Describes what a compiler made of a graph: nodes that it took, those that it left to the CPU,
+    by operator, and the time that it needed."""
+
+    inside: int
+    outside: Mapping[str, int]
+    seconds: float
+
+
+class Binary(NamedTuple):
+    versions: Mapping[str, str]
+    functions: Mapping[str, CompiledFunction]
+
+
+def require_compiler() -> None:
+    """Raises MissingDependencyError where QNN's compiler is not installed, or there is none for
+    this system."""
+    if sys.platform not in _SYSTEMS:
+        raise MissingDependencyError(
+            f"there is no compiler for Qualcomm's NPU on {platform.system()}",
+            remedy=f"Export on Linux or Windows. There: {_INSTALL}",
+        )
+    for module in ("onnxruntime", "onnxruntime_qnn"):
+        if find_spec(module) is None:
+            raise MissingDependencyError(
+                f"the compiler for Qualcomm's NPU needs {module}, which is not installed",
+                remedy=_INSTALL,
+            )
+
+
+def compile_graphs(
+    graphs: Mapping[str, Path],
+    out: Path,
+    soc: str,
+    progress: Progress,
+    work: Callable[[str], dict[str, Any]] = compile_all,
+    timeout_s: float = _TIMEOUT_S,
+) -> Binary:
+    """Writes the binary of all graphs, by their functions' names, and a graph each that names it,
+    into the directory `out`.
+
+    Raises ExportError where the compiler fails, crashes or hangs, and where it leaves attention or
+    matrices to the CPU.
+    """
+    request = {
+        "graphs": {function: str(path) for function, path in graphs.items()},
+        "out": str(out),
+        "options": {
+            "soc_model": str(SOCS[soc].model),
+            "htp_arch": str(SOCS[soc].htp_arch),
+            "enable_htp_prepare_only": "1",
+        },
+    }
+    what = f"Compiling for {soc}"
+    progress(what, 0.0)
+    try:
+        found = isolated(
+            work,
+            dumps(request),
+            timeout_s=timeout_s,
+            on_step=lambda done: progress(what, done),
+        )
+    except IsolatedError as error:
+        raise ExportError(
+            f"QNN's compiler failed for {soc}: {error}",
+            remedy="Try another --quant or --soc, or export without --compile.",
+        ) from None
+    functions = {name: CompiledFunction(*each) for name, each in found["functions"].items()}
+    _require_whole(functions, out)
+    return Binary(found["versions"], functions)
+
+
+def _require_whole(functions: Mapping[str, CompiledFunction], out: Path) -> None:
+    for name, (inside, left, _) in functions.items():
+        heavy = ", ".join(f"{left[kind]} {kind}" for kind in _HEAVY if kind in left)
+        if heavy or not inside:
+            raise ExportError(
+                f"QNN's compiler leaves {heavy or 'all'} of {name} to the CPU",
+                remedy="Try another --quant, or export without --compile.",
+            )
+    graphs = [out / f"{name}.onnx" for name in functions]
+    if not all(map(Path.is_file, graphs)) or not any(out.glob(f"*{BINARY_SUFFIX}")):
+        raise ExportError(
+            "QNN's compiler ended without a binary", remedy="Export without --compile."
+        )
+
+
+_OUTSIDE_FILE = "outside.data"
+_LEAST_BYTES = 1024  # smaller ones stay in their graph
+
+
+def _share_outside(graphs: Iterable[Path]) -> None:
+    """Move the large initializers of these graphs, in one directory, into one file beside them,
+    equal ones once."""
+    stored: dict[bytes, tuple[int, int]] = {}
+    for path in graphs:
+        model = onnx.load(path, load_external_data=False)
+        for tensor in model.graph.initializer:
+            if len(tensor.raw_data) >= _LEAST_BYTES:
+                _move(tensor, path.parent / _OUTSIDE_FILE, stored)
+        path.write_bytes(model.SerializeToString())
+
+
+def _move(tensor: TensorProto, data: Path, stored: dict[bytes, tuple[int, int]]) -> None:
+    if tensor.raw_data not in stored:
+        with data.open("ab") as file:
+            stored[tensor.raw_data] = file.tell(), file.write(tensor.raw_data)
+    offset, length = stored[tensor.raw_data]
+    external_data_helper.set_external_data(tensor, data.name, offset, length)
+    tensor.ClearField("raw_data")

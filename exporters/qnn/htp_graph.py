@@ -1,192 +1,66 @@
-"""Turns a static graph into the form that Qualcomm's compiler for HTP takes whole.
+"""The form of a static graph that Qualcomm's compiler for HTP takes whole.
 
 It has no DequantizeLinear of weights beside float activations: such nodes stay on the CPU, which
 would widen all weights in every pass. It has MatMulNBits, which multiplies by integers as they are
-stored: 4 and 8 bits with a scale a block of a power of two.
+stored: 4 and 8 bits with a scale a block of a power of two. An NPU computes in float16, which ends
+at 65,504: squares of a residual stream beyond 256 do not fit, so that norms are one operator, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
-
 import numpy as np
-import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from edge_spec.exporters.onnx.nodes import CONTRIB
-
-BLOCK_SIZE = 32  # of 8-bit channels, whose scale is repeated
-_WIDENS = "DequantizeLinear"
-
-
-class _Matrix(NamedTuple):
-    """levels: [out, in] around 0; scales: [out, in / block]."""
-
-    levels: np.ndarray
-    scales: np.ndarray
-    bits: int
-
-    @property
-    def block_size(self) -> int:
-        return int(self.levels.shape[1]) // int(self.scales.shape[1])
+from edge_spec.exporters.block_quantize import BlockQuantized
+from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
+from edge_spec.exporters.onnx.static import StaticForm
+from edge_spec.exporters.onnx.weights import StaticIntegers, channels, output_of
+from edge_spec.exporters.static_layout import BLOCK_SIZE
 
 
-def write_htp_graph(source: Path, out: Path) -> None:
-    """Reads the function of a static bundle at `source` and writes its form for HTP, the weights
-    beside it."""
-    model = onnx.load(source)
-    fuse_norms(model)
-    multiply_stored(model)
-    # One file a graph: a message of protobuf holds 2 GB.
-    onnx.save(model, out, save_as_external_data=True, location=f"{out.name}.data")
+class HtpIntegers(StaticIntegers):
+    """Multiplies by 4-bit blocks, and by 8-bit channels as blocks whose scale is repeated."""
 
+    def linear(self, nodes: Nodes, x: str, name: str) -> str:
+        return self._multiply(nodes, x, name, self._bits, output_of(name))
 
-def multiply_stored(model: ModelProto) -> None:
-    """Puts MatMulNBits in the place of each DequantizeLinear with the product that reads it.
+    def head(self, nodes: Nodes, hidden: str, name: str, output: str) -> None:
+        """HTP multiplies what has three axes, and these rows have two."""
+        num_tokens, columns = self._checkpoint.tensors[name].shape
+        batch = nodes.weights.add("batch_of_rows", np.array([1, -1, columns]))
+        rows = nodes.weights.add("rows_of_scores", np.array([-1, num_tokens]))
+        inner = nodes.add("Reshape", [hidden, batch], f"{output}.rows")
+        product = self._multiply(nodes, inner, name, 8, f"{output}.batch")
+        nodes.add("Reshape", [product, rows], output)
 
-    Raises ValueError for a matrix whose rows are not whole blocks.
-    """
-    graph = model.graph
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    widened = {node.output[0]: node for node in graph.node if node.op_type == _WIDENS}
-    made: dict[str, TensorProto] = {}
-    nodes: list[NodeProto] = []
-    for node in graph.node:
-        if node.op_type in ("MatMul", "Gemm") and node.input[1] in widened:
-            nodes += _product(node, widened[node.input[1]], stored, made)
-        else:
-            nodes.append(node)
-    read = {name for node in nodes for name in node.input}
-    kept = [node for node in nodes if node.op_type != _WIDENS or node.output[0] in read]
-    read = {name for node in kept for name in node.input}
-    del graph.node[:]
-    graph.node.extend(kept)
-    kept_weights = [tensor for tensor in graph.initializer if tensor.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend([*kept_weights, *made.values()])
-    if made:
-        model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
+    def _multiply(self, nodes: Nodes, x: str, name: str, bits: int, output: str) -> str:
+        made: list[BlockQuantized] = []
 
+        def found() -> BlockQuantized:
+            if not made:  # once, and not at all where it is kept
+                made.append(self._quantized(name) if bits == 4 else self._channel_blocks(name))
+            return made[0]
 
-def _product(
-    node: NodeProto,
-    widens: NodeProto,
-    stored: Mapping[str, TensorProto],
-    made: dict[str, TensorProto],
-) -> list[NodeProto]:
-    """MatMulNBits for a product by widened weights. HTP takes it of three axes alone, and the
-    product of a Gemm, the head's, has two."""
-    names = [f"{widens.input[0]}.blocks", f"{widens.input[0]}.block_scales"]
-    matrix = _matrix(widens, stored)
-    for name, array in zip(names, _packed(matrix), strict=True):
-        if name not in made:
-            made[name] = numpy_helper.from_array(array, name)
-    rows, columns = matrix.levels.shape
-    sizes = {"K": columns, "N": rows, "bits": matrix.bits, "block_size": matrix.block_size}
-    x, output = node.input[0], node.output[0]
-    if node.op_type == "MatMul":
-        return [_multiply([x, *names], output, sizes)]
-    for name, shape in (("batch_of_rows", [1, -1, columns]), ("rows_of_scores", [-1, rows])):
-        made[name] = numpy_helper.from_array(np.array(shape), name)
-    inner, product = f"{output}.rows", f"{output}.batch"
-    return [
-        helper.make_node("Reshape", [x, "batch_of_rows"], [inner], inner),
-        _multiply([inner, *names], product, sizes),
-        helper.make_node("Reshape", [product, "rows_of_scores"], [output], output),
-    ]
-
-
-def _multiply(inputs: list[str], output: str, sizes: Mapping[str, Any]) -> NodeProto:
-    return helper.make_node("MatMulNBits", inputs, [output], output, domain=CONTRIB, **sizes)
-
-
-def _matrix(node: NodeProto, stored: Mapping[str, TensorProto]) -> _Matrix:
-    """Reads what a DequantizeLinear of weights.py widens: 4-bit blocks [in, out], or 8-bit
-    channels of either order."""
-    levels, scales = (stored[name] for name in node.input[:2])
-    scale = numpy_helper.to_array(scales)
-    if levels.data_type == TensorProto.INT4:
-        return _Matrix(_int4(levels).T, scale.T, 4)
-    found = numpy_helper.to_array(levels)
-    axis = next(each.i for each in node.attribute if each.name == "axis")
-    rows = found if axis == 0 else found.T
-    if rows.shape[1] % BLOCK_SIZE:
-        raise ValueError(f"rows of {rows.shape[1]} weights are not whole blocks of {BLOCK_SIZE}")
-    return _Matrix(rows, np.repeat(scale[:, None], rows.shape[1] // BLOCK_SIZE, axis=1), 8)
-
-
-def _int4(tensor: TensorProto) -> np.ndarray:
-    """Unpacks -8 to 7; the even ones are the lower halves of their bytes."""
-    packed = np.frombuffer(tensor.raw_data, np.uint8)
-    halves = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)
-    count = int(np.prod(tensor.dims))
-    return ((halves[:count].astype(np.int8) ^ 8) - 8).reshape(tuple(tensor.dims))
-
-
-def _packed(matrix: _Matrix) -> tuple[np.ndarray, np.ndarray]:
-    """The operator's weights, uint8 [out, blocks, bytes of one], and scales, [out * blocks]."""
-    unsigned: np.ndarray = matrix.levels.astype(np.int16) + (1 << (matrix.bits - 1))
-    unsigned = unsigned.astype(np.uint8)
-    if matrix.bits == 4:
-        unsigned = unsigned[:, 0::2] | unsigned[:, 1::2] << 4
-    rows, blocks = matrix.scales.shape
-    return unsigned.reshape(rows, blocks, -1), np.ascontiguousarray(matrix.scales).reshape(-1)
-
-
-# From what a norm divides by, backwards to the squares.
-_STEPS = ("Sqrt", "Add", "ReduceMean", "Pow")
-
-
-def fuse_norms(model: ModelProto) -> int:
-    """Puts SimplifiedLayerNormalization in the place of the nodes of each root mean square norm
-    (Zhang and Sennrich 2019); returns how many there were.
-
-    An NPU computes in float16, which ends at 65,504: squares of a residual stream beyond 256 do not
-    fit. Its compiler has the norm as an operator.
-    """
-    graph = model.graph
-    makers = {node.output[0]: node for node in graph.node}
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    fused: dict[str, NodeProto] = {}
-    gone: set[str] = set()
-    for node in graph.node:
-        if node.op_type != "Mul" or node.input[0] not in makers:
-            continue
-        norm = _norm(makers[node.input[0]], makers, stored)
-        if norm is None or node.input[1] not in stored:
-            continue
-        nodes, epsilon = norm
-        fused[node.output[0]] = helper.make_node(
-            "SimplifiedLayerNormalization",
-            [nodes[0].input[0], node.input[1]],
-            [node.output[0]],
-            node.name,
-            axis=-1,
-            epsilon=epsilon,
+        add = nodes.weights.add_made
+        packed = add(f"{name}.blocks", lambda: found().packed)
+        scales = add(f"{name}.block_scales", lambda: found().scales.reshape(-1))
+        rows, columns = self._checkpoint.tensors[name].shape
+        return nodes.add(
+            "MatMulNBits",
+            [x, packed, scales],
+            output,
+            domain=CONTRIB,
+            K=columns,
+            N=rows,
+            bits=bits,
+            block_size=BLOCK_SIZE,
         )
-        gone.update(each.output[0] for each in nodes)
-    kept = [fused.get(node.output[0], node) for node in graph.node if node.output[0] not in gone]
-    del graph.node[:]
-    graph.node.extend(kept)
-    return len(fused)
+
+    def _channel_blocks(self, name: str) -> BlockQuantized:
+        levels, scales = channels(self._checkpoint.float32(name))
+        rows, columns = levels.shape
+        packed = (levels.view(np.uint8) ^ 0x80).reshape(rows, -1, BLOCK_SIZE)
+        of_blocks = np.repeat(scales[:, None], columns // BLOCK_SIZE, axis=1)
+        return BlockQuantized(8, BLOCK_SIZE, columns, packed, of_blocks, None)
 
 
-def _norm(
-    division: NodeProto, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
-) -> tuple[list[NodeProto], float] | None:
-    """Returns the nodes of a norm, all but the product with the weights, and its epsilon; None
-    where the division is not that of one."""
-    if division.op_type != "Div":
-        return None
-    nodes, name = [division], division.input[1]
-    for step in _STEPS:
-        node = makers.get(name)
-        if node is None or node.op_type != step:
-            return None
-        nodes.append(node)
-        name = node.input[0]
-    if name != division.input[0]:
-        return None
-    return nodes, numpy_helper.to_array(stored[nodes[2].input[1]]).item()
+HTP = StaticForm(HtpIntegers, fuses_norms=True)

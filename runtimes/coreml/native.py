@@ -21,10 +21,10 @@ from edge_spec.errors import (
     SessionError,
     UsageError,
 )
-from edge_spec.models.bundle import MANIFEST, Bundle
+from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, GPU, NPU, UNKNOWN, Device, FunctionPlacement
-from edge_spec.runtimes.static.session import EXPORT_AGAIN, Shape, Signature
-from edge_spec.storage.atomic import atomic_directory, cache_directory, sha256_file
+from edge_spec.runtimes.static.compiled import CompiledBundle
+from edge_spec.runtimes.static.session import EXPORT_AGAIN, Interruption, Shape, Signature
 
 _MIN_MACOS = 15  # states and several functions in a package
 
@@ -209,7 +209,11 @@ class NativeProgram:
         return _tried("make a state", self._model(self._first).make_state)
 
     def predict(
-        self, function: str, inputs: Mapping[str, np.ndarray], state: Any
+        self,
+        function: str,
+        inputs: Mapping[str, np.ndarray],
+        state: Any,
+        interruption: Interruption,
     ) -> Mapping[str, np.ndarray]:
         model = self._model(function)
         # A copy: coremltools replaces float16 inputs in it.
@@ -243,21 +247,21 @@ class NativeProgram:
 
 
 def compiled_package(bundle: Bundle) -> Path:
-    """The package as this system's Core ML compiles it, once, into the cache: Core ML keeps what
-    it makes for the Neural Engine by the path. Raises BundleError."""
-    name = f"{sha256_file(bundle.path / MANIFEST)[:16]}-macos-{this_system()[1]}"
-    directory = cache_directory() / "compiled" / name
-    if not (directory / _COMPILED).is_dir():
+    """Return the package as this system's Core ML compiles it, once. It stays where it is: Core ML
+    keeps what it makes for the Neural Engine by the path. Raises BundleError."""
+
+    def compile_into(work: Path) -> None:
         package = package_of(bundle)
         coremltools = import_coremltools()
-        with atomic_directory(directory) as work:
-            try:
-                coremltools.models.utils.compile_model(str(package), str(work / _COMPILED))
-            except Exception as error:  # Core ML's, as RuntimeError; or coremltools'
-                raise BundleError(
-                    f"Core ML cannot compile {package}: {error}", remedy=EXPORT_AGAIN
-                ) from error
-    return directory / _COMPILED
+        try:
+            coremltools.models.utils.compile_model(str(package), str(work / _COMPILED))
+        except Exception as error:  # Core ML's, as RuntimeError; or coremltools'
+            raise BundleError(
+                f"Core ML cannot compile {package}: {error}", remedy=EXPORT_AGAIN
+            ) from error
+
+    kept = CompiledBundle(bundle, "coreml", {"macos": this_system()[1]})
+    return kept.get(compile_into) / _COMPILED
 
 
 def compute_devices(runtime: str) -> list[Device]:

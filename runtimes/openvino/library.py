@@ -1,19 +1,17 @@
-"""openvino, where it is installed, without what it would report; and the NPU of an Intel machine as
-it tells of it, or the processor in its place, for tests."""
+"""openvino, where it is installed, without what it would report, and the NPU of Intel machines."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from edge_spec.core.entry_points import quiet_import
-from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
-from edge_spec.models.devices import NPU, Device
+from edge_spec.errors import DeviceError, MissingDependencyError
+from edge_spec.models.devices import NPU
 
 _TELEMETRY = "openvino_telemetry"
 _INSTALL = 'Run: pip install "edge-spec[openvino]".'
@@ -51,20 +49,17 @@ def told(core: Any, device: str, name: str) -> Any:
     return None
 
 
-def last_line(error: Exception) -> str:
-    """OpenVINO's messages begin with lines that name its own files."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason was given"
+def reason(error: Exception) -> str:
+    """Return what an error says, without the places in the library's source."""
+    lines = [line.strip() for line in str(error).splitlines() if " at src/" not in line]
+    told = [line for line in lines if line and not line.startswith("Exception from")]
+    return (told or [type(error).__name__])[0]
 
 
-STAND_IN_VARIABLE = "EDGE_SPEC_NPU_STAND_IN"
-_STAND_IN = "cpu"  # the one value that it may have
 _PLUGIN = "NPU"
 # NPUW is the part of OpenVINO's NPU plugin that language models pass. Left to itself it cuts a
 # graph into parts, which on a CPU gave some of our graphs wrong scores, or none.
 _NPUW = {"NPU_USE_NPUW": "YES", "NPUW_ONLINE_PIPELINE": "NONE", "CACHE_MODE": "OPTIMIZE_SPEED"}
-# Left to itself, the processor rounds what meets quantized weights to int8, but not of single rows.
-_IN_FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 
 
 @dataclass(frozen=True)
@@ -106,51 +101,14 @@ def is_npu(providers: Sequence[str]) -> bool:
     return [name.lower() for name in providers] == [NPU]
 
 
-def is_stand_in() -> bool:
-    """Returns whether tests put the processor in the NPU's place."""
-    return bool(os.environ.get(STAND_IN_VARIABLE))
-
-
 def find_npu() -> NpuDevice:
-    """Raises DeviceError where there is none, UsageError for a value of STAND_IN_VARIABLE that
-    means nothing, MissingDependencyError."""
-    found = _stand_in() or _own()
-    if found is None:
+    """Raises DeviceError where there is none, MissingDependencyError."""
+    here = core()
+    if _PLUGIN not in here.available_devices:
         raise DeviceError(
             "openvino finds no NPU on this machine",
             remedy="Install the driver of Intel's NPU, or choose another --device.",
         )
-    return found
-
-
-def listed_stand_in() -> Iterator[Device]:
-    """Yields what `edge-spec devices` shows where tests put the processor in the NPU's place."""
-    found = _stand_in()
-    if found is not None:
-        yield Device("openvino", NPU, NPU, found.description)
-
-
-def _stand_in() -> NpuDevice | None:
-    wanted = os.environ.get(STAND_IN_VARIABLE)
-    if not wanted:
-        return None
-    if wanted != _STAND_IN:
-        raise UsageError(
-            f"{STAND_IN_VARIABLE} is {wanted!r}",
-            remedy=f"It is for tests, and may be {_STAND_IN!r}; leave it unset.",
-        )
-    module = import_openvino()
-    own = module.Core()  # of which properties are set that others would see
-    own.set_property("CPU", _IN_FLOAT32)
-    processor = str(own.get_property("CPU", "FULL_DEVICE_NAME"))
-    description = f"the processor in the place of an NPU, for tests ({processor})"
-    return NpuDevice(own, str(module.__version__), "CPU", description, "none")
-
-
-def _own() -> NpuDevice | None:
-    here = core()
-    if _PLUGIN not in here.available_devices:
-        return None
     version = str(import_openvino().__version__)
     name = str(here.get_property(_PLUGIN, "FULL_DEVICE_NAME"))
     driver = str(told(here, _PLUGIN, "NPU_DRIVER_VERSION"))

@@ -5,9 +5,7 @@ once more in its kernel's own order at the first pass, while the original stays 
 model and for one of 1B this says 586 MB and 2.6 GB with 1000 tokens; 680 MB and 2.4 GB were found.
 What a GPU's own memory will hold was not measured on one: it is added up from what is copied there.
 
-A static bundle on the NPU, with the processor (an AMD EPYC, Zen 4) in its place, and all four
-functions of the demo model: 4.8 GB for float16, 1.5 GB for int8 and 1.2 GB for int4, of which this
-says 4.4, 1.5 and 1.1 GB; compiling them took up to twice as much. On an NPU nothing was measured.
+On an NPU nothing was measured.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from edge_spec.errors import DeviceMemoryError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, NPU, Memory, context_tokens
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS, room_read_whole
-from edge_spec.runtimes.openvino.library import NpuDevice, is_stand_in
+from edge_spec.runtimes.openvino.library import NpuDevice
 from edge_spec.runtimes.static.session import session_bytes
 
 DATA_FILE = "model.onnx.data"
@@ -48,19 +46,11 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     )
 
 
-# Of the stored bytes, in one function on the processor: two of float32 for one of float16.
-_COPIED = {"fp32": 2.0, "fp16": 4.0}
-_COPIED_INTEGERS = 2.6
-
-
 def npu_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
-    """Forecasts the same for any number of tokens: a session has all of its slots at once."""
+    """Forecast the same for any number of tokens: a session has all of its slots at once."""
     states, scores = session_bytes(bundle, options, num_tokens)
-    weights = weights_on_npu(bundle)
-    if is_stand_in():
-        copied = weights * _COPIED.get(bundle.manifest.quantization, _COPIED_INTEGERS)
-        return Memory(int(copied), states, scores, LIBRARY_BYTES)
-    return Memory(0, states, 0, LIBRARY_BYTES, on_devices={NPU: weights + scores})
+    on_npu = weights_on_npu(bundle) + scores
+    return Memory(0, states, 0, LIBRARY_BYTES, on_devices={NPU: on_npu})
 
 
 def weights_on_npu(bundle: Bundle) -> int:

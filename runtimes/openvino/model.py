@@ -28,7 +28,8 @@ from edge_spec.errors import (
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS, KvCache
 from edge_spec.runtimes.openvino.graph import DOMAIN, WEIGHT, rewrite
-from edge_spec.runtimes.openvino.library import core, import_openvino, last_line
+from edge_spec.runtimes.openvino.library import core, import_openvino, reason
+from edge_spec.runtimes.static.session import Interruption
 
 
 class OpenVinoSession:
@@ -45,7 +46,7 @@ class OpenVinoSession:
         self._generation = 0  # of the cache that is bound
         self._given: dict[str, np.ndarray] = {}  # the library reads them, and does not hold them
         self._scored = 0  # rows of the last pass that can still be committed
-        self._is_interrupted = False
+        self._interruption = Interruption()
 
     def prefill(self, tokens: Sequence[int]) -> None:
         require_room(self.length, len(tokens), self._config.context_length)
@@ -92,8 +93,7 @@ class OpenVinoSession:
     def interrupt(self) -> None:
         """Ends the pass that runs before its next operation, if the plugin can, and refuses later
         ones."""
-        self._is_interrupted = True
-        self._request.cancel()
+        self._interruption.ask()
 
     def close(self) -> None:
         self._request = None
@@ -123,14 +123,15 @@ class OpenVinoSession:
         if "total_sequence_length" in self._inputs:  # of windows
             self._give("total_sequence_length", np.array(slots + rows, np.int32))
         try:
-            if self._is_interrupted:
-                raise RuntimeError("the session was interrupted")
-            self._request.start_async()
-            self._request.wait()
+            with self._interruption.ended_by(self._request.cancel):
+                self._request.start_async()
+                self._request.wait()
+        except SessionError:  # of an interruption
+            raise
         except Exception as error:  # the library's, which share no base class
             raise SessionError(
                 f"openvino failed on {rows} rows at {self.length} tokens on {self._device}: "
-                f"{last_line(error)}",
+                f"{reason(error)}",
                 remedy="Try fewer rows (--draft-n-max) or another --device.",
             ) from error
         self._scored = rows
@@ -192,7 +193,7 @@ class OpenVinoModel:
             self._compiled: Any = core().compile_model(read, device, settings)
         except RuntimeError as error:
             raise DeviceError(
-                f"openvino cannot compile {bundle.path} for {device}: {_first_line(error)}",
+                f"openvino cannot compile {bundle.path} for {device}: {reason(error)}",
                 remedy="Choose another --device or --runtime, or update the driver.",
             ) from error
 
@@ -236,13 +237,6 @@ def _read_error(error: Exception, bundle: Bundle) -> EdgeSpecError:
             remedy="Choose --runtime ort.",
         )
     return BundleError(
-        f"openvino cannot read {bundle.path}: {_first_line(error)}",
+        f"openvino cannot read {bundle.path}: {reason(error)}",
         remedy="Export the model again, or choose --runtime ort.",
     )
-
-
-def _first_line(error: Exception) -> str:
-    """Returns what an error says, without the places in the library's source."""
-    lines = [line for line in str(error).splitlines() if line and " at src/" not in line]
-    told = [line for line in lines if not line.startswith("Exception from")]
-    return (told or lines or [type(error).__name__])[0]

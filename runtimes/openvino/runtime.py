@@ -12,7 +12,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, GPU, NPU, Device, processor
-from edge_spec.runtimes.openvino.library import core, find_npu, is_npu, listed_stand_in, told
+from edge_spec.runtimes.openvino.library import core, find_npu, is_npu, told
 
 if TYPE_CHECKING:
     from edge_spec.models.devices import Memory
@@ -114,7 +114,7 @@ class OpenVinoRuntime:
             )
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
-        return [*listed(core()), *listed_stand_in()]
+        return list(listed(core()))
 
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None

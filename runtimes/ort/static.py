@@ -88,7 +88,7 @@ def open_graphs(
 ) -> StaticModel:
     """entries: of onnxruntime's session configuration. Raises UsageError, BundleError."""
     graphs = OrtGraphs(GraphLoader(bundle, options, entries=entries), opened.files)
-    program = OnnxProgram(graphs, opened.signatures)
+    program = OnnxProgram(graphs, opened)
     return StaticModel(program, opened.layout, config_of(bundle, options))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import TensorProto
+from onnx import GraphProto, TensorProto, ValueInfoProto
 
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.bundle import Bundle
@@ -34,26 +34,7 @@ _PAST_MASK, _OWN_MASK = "past_mask", "own_mask"
 _FRONT = (slice(None),) * SLOT_AXIS
 
 
-class State(dict[str, np.ndarray]):
-    """Arrays by the names of their inputs, and how a pass on them is ended."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        super().__init__(arrays)
-        self.interruption = Interruption()
-
-
-@dataclass(frozen=True)
-class Value:
-    """An input or output of a graph, as its file declares it."""
-
-    shape: Shape
-    dtype: np.dtype
-
-
-@dataclass(frozen=True)
-class GraphSignature:
-    inputs: Mapping[str, Value]
-    outputs: Mapping[str, Value]
+State = dict[str, np.ndarray]  # arrays by the names of their inputs
 
 
 class RunsGraphs(Protocol):
@@ -66,66 +47,44 @@ class RunsGraphs(Protocol):
 
 
 class OnnxProgram:
-    """Splits masks and keeps states for graphs that `engine` runs.
+    """Splits masks and keeps states for graphs that `engine` runs."""
 
-    signatures: of the graphs, by function; all have the same states.
-    """
-
-    def __init__(self, engine: RunsGraphs, signatures: Mapping[str, GraphSignature]) -> None:
+    def __init__(self, engine: RunsGraphs, opened: OpenedGraphs) -> None:
         self._engine = engine
-        inputs = next(iter(signatures.values())).inputs
-        self._states = {name: each for name, each in inputs.items() if name.startswith(PAST)}
-        self._mask_dtype = inputs[_PAST_MASK].dtype
+        self._states = opened.states
+        self._dtypes = opened.dtypes
 
     def make_state(self) -> State:
-        return State(
-            {name: np.zeros(each.shape, each.dtype) for name, each in self._states.items()}
-        )
+        return {name: np.zeros(shape, self._dtypes[name]) for name, shape in self._states.items()}
 
     def predict(
-        self, function: str, inputs: Mapping[str, np.ndarray], state: State
+        self,
+        function: str,
+        inputs: Mapping[str, np.ndarray],
+        state: State,
+        interruption: Interruption,
     ) -> Mapping[str, np.ndarray]:
         start = int(inputs["write_slot"][0])
         mask = inputs["mask"]
         own = slice(start, start + mask.shape[SLOT_AXIS])
-        past = mask.astype(self._mask_dtype)
+        past = mask.astype(self._dtypes[_PAST_MASK])
         past[..., own] = MASKED
         given = {
             "input_ids": inputs["input_ids"],
             "position_ids": inputs["position_ids"],
             _PAST_MASK: past,
-            _OWN_MASK: np.ascontiguousarray(mask[..., own], self._mask_dtype),
+            _OWN_MASK: np.ascontiguousarray(mask[..., own], past.dtype),
         }
-        found = dict(self._engine.run(function, given | state, state.interruption))
+        found = dict(self._engine.run(function, given | state, interruption))
         for name in self._states:
             state[name][(*_FRONT, own)] = found.pop(NEW + name.removeprefix(PAST))
         return found
-
-    def interrupt(self, state: State) -> None:
-        state.interruption.ask()
 
     def read_state(self, state: State, name: str) -> np.ndarray:
         return state[name].copy()
 
     def write_state(self, state: State, name: str, value: np.ndarray) -> None:
         state[name][...] = value
-
-
-def layout_signature(function: str, graph: GraphSignature) -> Signature:
-    """Returns what a graph is to a session. Raises ValueError for one that is not as
-    exporters/onnx/static.py writes it."""
-    inputs = {name: each.shape for name, each in graph.inputs.items()}
-    states = {name: shape for name, shape in inputs.items() if name.startswith(PAST)}
-    outputs = {name: each.shape for name, each in graph.outputs.items()}
-    past, own = inputs.pop(_PAST_MASK, ()), inputs.pop(_OWN_MASK, ())
-    if len(past) != 4 or own != (*past[:3], past[2]):
-        raise ValueError(f"the masks of its function {function} have the shapes {past}, {own}")
-    for name, shape in states.items():
-        added = outputs.pop(NEW + name.removeprefix(PAST), ())
-        if added != (*shape[:SLOT_AXIS], past[SLOT_AXIS], *shape[SLOT_AXIS + 1 :]):
-            raise ValueError(f"its function {function} adds {added} to {name}, {shape}")
-    given = {name: shape for name, shape in inputs.items() if name not in states}
-    return Signature({**given, "write_slot": (1,), "mask": past}, outputs, states)
 
 
 FORMAT = "onnx-static"
@@ -140,11 +99,12 @@ _DTYPES: Mapping[int, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class OpenedGraphs:
-    """The graphs of a bundle, by their functions' names."""
+    """The graphs of a bundle, by their functions' names. All have the same states."""
 
     files: Mapping[str, str]  # names in the bundle
-    signatures: Mapping[str, GraphSignature]
     layout: Layout
+    states: Mapping[str, Shape]
+    dtypes: Mapping[str, np.dtype]  # of inputs and outputs
 
     @classmethod
     def of(cls, bundle: Bundle, format: str = FORMAT) -> OpenedGraphs:
@@ -155,39 +115,59 @@ class OpenedGraphs:
                 f"{bundle.path} is a bundle of format {bundle.manifest.format}, not {format}",
                 remedy=f"Export the model with --format {format}.",
             )
-        names = [name for name in bundle.manifest.files if name.endswith(_ENDING)]
+        names = [n for n in bundle.manifest.files if n.endswith(_ENDING) and "/" not in n]
         files = {name.removesuffix(_ENDING): name for name in names}
         where = str(bundle.path)
+        signatures: dict[str, Signature] = {}
+        dtypes: dict[str, np.dtype] = {}
         try:
-            signatures = {
-                function: _signature(bundle.file(name)) for function, name in files.items()
-            }
-            declared = {name: layout_signature(name, each) for name, each in signatures.items()}
-            _require_described(bundle, declared)
+            for function, name in files.items():
+                graph = _read_graph(bundle.file(name))
+                dtypes = {each.name: _dtype(each) for each in (*graph.input, *graph.output)}
+                signatures[function] = _signature(function, graph)
+            _require_described(bundle, signatures)
         except ValueError as error:
             raise BundleError(
                 f"{where} is no model of edge-spec: {error}", remedy=EXPORT_AGAIN
             ) from None
-        return cls(files, signatures, read_layout(declared, bundle.config, where))
+        layout = read_layout(signatures, bundle.config, where)
+        states = next(iter(signatures.values())).states
+        return cls(files, layout, states, dtypes)
 
 
-def _signature(path: Path) -> GraphSignature:
-    """Raises ValueError for a file that is no graph, or one of other values than ours have."""
+def _read_graph(path: Path) -> GraphProto:
+    """Raises ValueError for a file that is no graph."""
     try:
-        graph = onnx.load(str(path), load_external_data=False).graph
+        return onnx.load(str(path), load_external_data=False).graph
     except DecodeError:
         raise ValueError(f"{path.name} is no ONNX graph") from None
-    return GraphSignature(_values(graph.input), _values(graph.output))
 
 
-def _values(declared: Any) -> dict[str, Value]:
-    found = {}
-    for each in declared:
-        kind = each.type.tensor_type
-        if kind.elem_type not in _DTYPES:
-            raise ValueError(f"its {each.name} is of a type that none of ours has")
-        shape = tuple(dimension.dim_value for dimension in kind.shape.dim)
-        found[each.name] = Value(shape, _DTYPES[kind.elem_type])
+def _signature(function: str, graph: GraphProto) -> Signature:
+    """Return what a graph is to a session. Raises ValueError for one that is not as
+    exporters/onnx/static.py writes it."""
+    inputs, outputs = ({each.name: _shape(each) for each in d} for d in (graph.input, graph.output))
+    states = {name: shape for name, shape in inputs.items() if name.startswith(PAST)}
+    past, own = inputs.pop(_PAST_MASK, ()), inputs.pop(_OWN_MASK, ())
+    if len(past) != 4 or own != (*past[:3], past[2]):
+        raise ValueError(f"the masks of its function {function} have the shapes {past}, {own}")
+    for name, shape in states.items():
+        added = outputs.pop(NEW + name.removeprefix(PAST), ())
+        if added != (*shape[:SLOT_AXIS], past[SLOT_AXIS], *shape[SLOT_AXIS + 1 :]):
+            raise ValueError(f"its function {function} adds {added} to {name}, {shape}")
+    given = {name: shape for name, shape in inputs.items() if name not in states}
+    return Signature({**given, "write_slot": (1,), "mask": past}, outputs, states)
+
+
+def _shape(value: ValueInfoProto) -> Shape:
+    return tuple(dimension.dim_value for dimension in value.type.tensor_type.shape.dim)
+
+
+def _dtype(value: ValueInfoProto) -> np.dtype:
+    """Raises ValueError for a type that none of our graphs has."""
+    found = _DTYPES.get(value.type.tensor_type.elem_type)
+    if found is None:
+        raise ValueError(f"its {value.name} is of a type that none of ours has")
     return found
 
 

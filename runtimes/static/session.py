@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -321,8 +321,6 @@ class StaticSession:
     def interrupt(self) -> None:
         """The pass that runs goes on where its engine cannot end it."""
         self._interruption.ask()
-        if isinstance(self._program, InterruptibleProgram) and (state := self._state) is not None:
-            self._program.interrupt(state)
 
     def close(self) -> None:
         self._slots.forget(0)
@@ -352,7 +350,7 @@ class StaticSession:
 
     def _run(
         self, shape: PassShape, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray
-    ) -> dict[str, np.ndarray]:
+    ) -> Mapping[str, np.ndarray]:
         """One pass over rows that stand after the committed tokens."""
         self._interruption.require_none()
         count = len(tokens)
@@ -367,7 +365,7 @@ class StaticSession:
             "write_slot": np.array([start], np.int32),
             "mask": self._slots.mask(sees, shape.rows),
         }
-        found = dict(self._program.predict(shape.function, inputs, self._state))
+        found = self._program.predict(shape.function, inputs, self._state, self._interruption)
         self._scored = start
         return found
 
@@ -379,21 +377,20 @@ class Program(Protocol):
         """A new state, all zeros."""
 
     def predict(
-        self, function: str, inputs: Mapping[str, np.ndarray], state: Any
+        self,
+        function: str,
+        inputs: Mapping[str, np.ndarray],
+        state: Any,
+        interruption: Interruption,
     ) -> Mapping[str, np.ndarray]:
-        """The function's outputs; writes the state. Raises SessionError."""
+        """Return the function's outputs and write the state. Raises SessionError.
+
+        interruption: of the session, for engines that can end a pass.
+        """
 
     def read_state(self, state: Any, name: str) -> np.ndarray: ...
 
     def write_state(self, state: Any, name: str, value: np.ndarray) -> None: ...
-
-
-@runtime_checkable
-class InterruptibleProgram(Program, Protocol):
-    """One whose engine can end a pass before its end."""
-
-    def interrupt(self, state: Any) -> None:
-        """Ends the pass on this state that runs, and any later one. Any thread may call."""
 
 
 class StaticModel:

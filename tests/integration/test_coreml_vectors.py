@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.static.session import Layout, PassShape, StaticSession
+from edge_spec.runtimes.static.session import Interruption, Layout, PassShape, StaticSession
 
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
 CASES = json.loads((VECTORS / "coreml.json").read_text("utf-8"))["cases"]
@@ -41,7 +41,11 @@ class Recorded:
         self._moved[name] = value.ravel().astype(int).tolist()
 
     def predict(
-        self, function: str, inputs: Mapping[str, np.ndarray], state: Any
+        self,
+        function: str,
+        inputs: Mapping[str, np.ndarray],
+        state: Any,
+        interruption: Interruption,
     ) -> Mapping[str, np.ndarray]:
         rows = ROWS[function]
         mask = inputs["mask"]

@@ -23,8 +23,8 @@ from edge_spec.errors import (
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.openvino import OpenVinoRuntime
-from edge_spec.runtimes.openvino.library import STAND_IN_VARIABLE, find_npu
 from edge_spec.runtimes.openvino.npu_model import NpuGraphs, open_for_npu
+from fixtures import npu_stand_in
 
 CONTEXT = 40
 NPU = RuntimeOptions(providers=("npu",))
@@ -46,7 +46,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def stand_in(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(cache))
-    monkeypatch.setenv(STAND_IN_VARIABLE, "cpu")
+    npu_stand_in.put_in_place(monkeypatch)
 
 
 def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str) -> None:
@@ -121,7 +121,7 @@ def test_a_damaged_entry_is_compiled_again(
 def test_more_weights_than_the_npu_maps_are_refused_before_anything_is_compiled(
     bundle: Bundle,
 ) -> None:
-    small = replace(find_npu(), total_bytes=200_000, core=None)
+    small = replace(npu_stand_in.find(), total_bytes=200_000, core=None)
     refused(
         DeviceMemoryError, lambda: open_for_npu(bundle, NPU, small), r"\d MB on the NPU.*map 0 MB"
     )

@@ -26,8 +26,8 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.exporters.onnx import StaticOnnxExporter
-from edge_spec.exporters.qnn import QnnExporter, compiler, export
-from edge_spec.exporters.qnn.htp_graph import write_htp_graph
+from edge_spec.exporters.qnn import QnnExporter, export
+from edge_spec.exporters.qnn.htp_graph import HTP
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime, static
@@ -47,13 +47,8 @@ def copies(request, left=None):
         onnx.save(onnx.load(path), asked["out"] + f"/{function}.onnx")  # with its weights
     with open(asked["out"] + "/prefill_64_qnn.bin", "wb") as file:
         file.write(b"binary")
-    functions = list(asked["graphs"])
-    return {
-        "versions": {"onnxruntime-qnn": "2.7.0"},
-        "inside": dict.fromkeys(functions, 9),
-        "outside": {name: left or {"Gather": 1} for name in functions},
-        "seconds": dict.fromkeys(functions, 0.5),
-    }
+    functions = {name: (9, left or {"Gather": 1}, 0.5) for name in asked["graphs"]}
+    return {"versions": {"onnxruntime-qnn": "2.7.0"}, "functions": functions}
 
 def leaves_matrices(request):
     return copies(request, {"Gather": 1, "MatMulNBits": 2})
@@ -98,7 +93,7 @@ def compiled(
 
     def made(work: str = "copies", timeout_s: float = 60.0) -> Bundle:
         compile_graphs = partial(
-            compiler.compile_graphs, work=getattr(stubs, work), timeout_s=timeout_s
+            export.compile_graphs, work=getattr(stubs, work), timeout_s=timeout_s
         )
         monkeypatch.setattr(export, "compile_graphs", compile_graphs)
         QnnExporter().export(wide, tmp_path / "out", ASKED, quiet)
@@ -116,8 +111,8 @@ def test_the_compilers_form_scores_as_the_static_graph_does(
 
     options = ExportOptions(quantization, context_length=64, check=False)
     StaticOnnxExporter().export(wide, tmp_path / "static", options, quiet)
-    source, formed = tmp_path / "static" / "rows_4.onnx", tmp_path / "formed.onnx"
-    write_htp_graph(source, formed)
+    StaticOnnxExporter(HTP).export(wide, tmp_path / "formed", options, quiet)
+    source, formed = (tmp_path / each / "rows_4.onnx" for each in ("static", "formed"))
     random = np.random.default_rng(0)
     scores = []
     for path in (source, formed):
@@ -195,11 +190,11 @@ def test_what_cannot_be_compiled_is_refused(
 def test_without_a_compiler_it_says_what_to_install(
     wide: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler.sys, "platform", "linux")
-    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+    monkeypatch.setattr(export.sys, "platform", "linux")
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[qnn\]"'):
         QnnExporter().export(wide, tmp_path / "out", ASKED, quiet)
-    monkeypatch.setattr(compiler.sys, "platform", "darwin")
+    monkeypatch.setattr(export.sys, "platform", "darwin")
     with pytest.raises(MissingDependencyError, match="Export on Linux or Windows"):
         QnnExporter().export(wide, tmp_path / "out", ASKED, quiet)
     assert not (tmp_path / "out").exists()

@@ -13,8 +13,8 @@ import pytest
 from edge_spec.core.model import Interruptible
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, SessionError, UsageError
-from edge_spec.runtimes.openvino.library import STAND_IN_VARIABLE
 from edge_spec.testing import check_session
+from fixtures import npu_stand_in
 from fixtures.session_cases import CASES, Opened, open_case, random_tree
 
 STEPS = 25
@@ -32,7 +32,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Opened]:
         directory = tmp_path_factory.mktemp(name)
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("EDGE_SPEC_CACHE", str(directory / "cache"))
-            patched.setenv(STAND_IN_VARIABLE, "cpu")
+            npu_stand_in.put_in_place(patched)
             return open_case(name, directory, context_length)
 
     return open_once
