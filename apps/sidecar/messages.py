@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
-from typing import Any, Final, Literal, NoReturn, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from edge_spec import Chunk, EdgeSpecError, Grammar, PartKind, SamplingParams
 from edge_spec.apps.validation import told
@@ -62,8 +62,8 @@ class RpcRequest:
             told = f"the line is longer than {MAX_LINE_BYTES} bytes"
             raise UnreadableError(Code.INVALID_REQUEST, told)
         try:
-            found = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
+            found = from_json(line, allow_inf_nan=False)
+        except ValueError as error:
             raise UnreadableError(Code.PARSE, f"not a line of JSON: {error}") from None
         if not isinstance(found, dict):
             raise UnreadableError(
@@ -204,7 +204,3 @@ def chunk_message(id: Id, part: Chunk) -> dict[str, Any]:
     if part.call is not None:
         params["call"] = asdict(part.call)
     return {"jsonrpc": "2.0", "method": "chunk", "params": params}
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
