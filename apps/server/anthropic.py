@@ -17,27 +17,25 @@ from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
 from edge_spec.apps.server.answer import Ended
-from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
-from edge_spec.apps.server.fields import (
+from edge_spec.apps.server.body import (
     HARMLESS,
+    MAX_TOOLS,
     Body,
+    Content,
     Count,
     JsonObject,
     OpenBody,
-    refusal,
-    words,
-)
-from edge_spec.apps.server.messages import (
-    MAX_TOOLS,
-    Content,
     TextPart,
     ToolName,
     answer_of,
     call_of,
     joined,
     message_of,
+    refusal,
     tool_of,
+    words,
 )
+from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.reply import (
     EVENTS,

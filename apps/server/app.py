@@ -23,8 +23,8 @@ from edge_spec.apps.server.anthropic import (
     model_document,
     models_page,
 )
+from edge_spec.apps.server.body import refused_body
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
-from edge_spec.apps.server.fields import refused_body
 from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.llamacpp import add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics

@@ -14,10 +14,18 @@ from starlette.responses import JSONResponse, Response
 
 from edge_spec import GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.body import (
+    HARMLESS,
+    LEAVE_OUT,
+    Body,
+    Message,
+    asks_for_nothing,
+    message_of,
+    refusal,
+    words,
+)
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
-from edge_spec.apps.server.fields import HARMLESS, Body, refusal, require_off, words
 from edge_spec.apps.server.figures import chat_logprobs, reason_of
-from edge_spec.apps.server.messages import Message, message_of
 from edge_spec.apps.server.models import OpenModel, ServedModel
 from edge_spec.apps.server.openai import ChatBody
 from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
@@ -94,7 +102,8 @@ class OllamaGenerateBody(OllamaBody):
             raise refusal("system", "is of the chat template, which raw and suffix go without")
         if self.suffix or (self.raw and self.prompt):
             for name in self.model_fields_set & _OF_TEMPLATES:
-                require_off(name, getattr(self, name))
+                if not asks_for_nothing(name, getattr(self, name)):
+                    raise refusal(name, f"is of the chat template: {LEAVE_OUT}")
         return self
 
 
