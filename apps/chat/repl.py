@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edge_spec import EdgeSpecError, PartKind
 from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, run_command
 from edge_spec.apps.chat.conversation import ChatConversation, Opener, Stop
-from edge_spec.apps.chat.paint import harmless, plain
+from edge_spec.apps.chat.rendering import harmless, plain
 from edge_spec.engine.results import cut_thought, thought_line
 
 if TYPE_CHECKING:

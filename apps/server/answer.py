@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from threading import Lock
 from typing import Any
 
 from edge_spec import Chunk, Engine, FinishReason, Generation, GenerationResult
+from edge_spec.apps.rate import TokenRate
 from edge_spec.apps.server.errors import (
     ApiError,
     overloaded,
@@ -22,7 +23,6 @@ from edge_spec.apps.server.errors import (
 from edge_spec.apps.server.request import Work
 from edge_spec.errors import UsageError
 
-_LIVE_S = 1.0  # the time that a live rate looks back
 # Between two times that rounds are read: the loop and the client run on the cores that decode, and
 # nobody reads faster than this.
 _PACE_S = 0.02
@@ -134,21 +134,6 @@ class Ended(Round):
     result: GenerationResult
 
 
-@dataclass
-class _LiveRate:
-    """Tokens over the last _LIVE_S seconds."""
-
-    rounds: deque[tuple[float, int]] = field(default_factory=deque)  # time, tokens until then
-
-    def observe(self, num_tokens: int) -> float | None:
-        now = time.perf_counter()
-        self.rounds.append((now, num_tokens))
-        while self.rounds[0][0] < now - _LIVE_S and len(self.rounds) > 2:
-            self.rounds.popleft()
-        elapsed_s = now - self.rounds[0][0]
-        return (num_tokens - self.rounds[0][1]) / elapsed_s if elapsed_s else None
-
-
 class ServerAnswer:
     """An answer that is written until it is done or cancelled, whether or not anybody reads it.
 
@@ -251,7 +236,7 @@ class ServerAnswer:
 
     def _answer(self, choice: int, prompt: Sequence[int], options: Any) -> None:
         """Raises ApiError where it is stopped before its first token."""
-        slot, live, rate = self._slot, _LiveRate(), None
+        slot, rate = self._slot, TokenRate()
         slot.tokens = ()
         generation = self._start(slot.engine, prompt, options)
         try:
@@ -260,8 +245,9 @@ class ServerAnswer:
                     self.first_token_s = time.perf_counter() - self._made
                     self._loop.call_soon_threadsafe(self._limit)
                 num_tokens = len(generation.result.tokens)
-                rate = live.observe(num_tokens)
-                self._tell(Round(choice, chunk, num_tokens, rate, slot.plain_per_second))
+                rate.observe(len(chunk.tokens))
+                live, plain = rate.per_second, slot.plain_per_second
+                self._tell(Round(choice, chunk, num_tokens, live, plain))
         finally:
             result = generation.result
             if result.finish_reason is not FinishReason.ERROR:  # else the cache is read again
@@ -275,8 +261,8 @@ class ServerAnswer:
             read = f"{generation.num_read} of {len(prompt)} tokens of the prompt{of} were read"
             told = f"{self._stopped.message} {read}; asking again goes on from there."
             raise replace(self._stopped, message=told)
-        num_tokens = len(result.tokens)
-        self._tell(Ended(choice, _NOTHING, num_tokens, rate, slot.plain_per_second, result))
+        live, plain = rate.per_second, slot.plain_per_second
+        self._tell(Ended(choice, _NOTHING, len(result.tokens), live, plain, result))
 
     def _start(self, engine: Engine, prompt: Sequence[int], options: Any) -> Generation:
         generation = engine.generate(prompt, stream=True, **options)
