@@ -35,7 +35,7 @@ from edge_spec.apps.server.body import (
     tool_of,
     words,
 )
-from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
+from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.reply import (
     EVENTS,
@@ -275,25 +275,6 @@ class MessagesBody(CountBody):
     max_tokens: Count
 
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-def error_document(error: ApiError) -> dict[str, Any]:
-    other = "api_error" if error.status >= 500 else "invalid_request_error"
-    told: dict[str, Any] = {"type": _TYPES.get(error.status, other), "message": error.message}
-    if error.param == "thread":  # clients that read this ask again without one
-        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": told}
-
-
 def asks_for_its_form(headers: Mapping[str, str]) -> bool:
     """Return whether a request for models, whose paths two APIs share, is of Anthropic's."""
     return "anthropic-version" in headers
@@ -355,7 +336,7 @@ class MessageReply(PartsReply):
         return _event("message_stop")
 
     def failure(self, error: ApiError) -> str:
-        return server_event(error_document(error), "error")
+        return server_event(error.document(MESSAGES), "error")
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         return self._message
@@ -427,7 +408,6 @@ def _event(kind: str, **fields: Any) -> str:
 
 
 MESSAGES = "/v1/messages"
-OTHER_FORMS[MESSAGES] = error_document
 
 
 def add_messages(app: FastAPI, running: Running) -> None:

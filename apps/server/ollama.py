@@ -24,11 +24,17 @@ from edge_spec.apps.server.body import (
     refusal,
     words,
 )
-from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
-from edge_spec.apps.server.figures import chat_logprobs, reason_of
+from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.models import OpenModel, ServedModel
 from edge_spec.apps.server.openai import ChatBody
-from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
+from edge_spec.apps.server.reply import (
+    AnswerResponse,
+    Reply,
+    Running,
+    arguments_of,
+    chat_logprobs,
+    reason_of,
+)
 from edge_spec.apps.server.request import Gap, Request
 from edge_spec.apps.server.schema import AnswerBody, ConversationBody
 
@@ -135,7 +141,7 @@ class OllamaReply(Reply):
         return told + _line(self._document(**_last(ended.result)))
 
     def failure(self, error: ApiError) -> str:
-        return _line({"error": error.message})
+        return _line(error.document("/api/"))
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         (result,) = results
@@ -189,9 +195,7 @@ def _last(result: GenerationResult) -> dict[str, Any]:
     return {**ended, "total_duration": sum(told.values()), **counts, **told}
 
 
-OLLAMA_PATHS = ("/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show", "/api/version")
 _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
-OTHER_FORMS.update(dict.fromkeys(OLLAMA_PATHS, lambda error: {"error": error.message}))
 
 
 _LINES: dict[int | str, Any] = {200: {"content": {OllamaReply.media_type: {}}}}

@@ -32,15 +32,18 @@ from edge_spec.apps.server.body import (
     tool_of,
 )
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.figures import chat_logprobs, origin_of, timings, usage
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
     PartsReply,
     Running,
+    chat_logprobs,
+    origin_of,
     sealed,
     server_event,
+    timings,
     unsealed,
+    usage,
 )
 from edge_spec.apps.server.request import Request, Work
 from edge_spec.apps.server.schema import ConversationBody, Reasoning, ResponseFormat, grammar_of
