@@ -64,7 +64,7 @@ Outcome = RenderableType | CommandAnswer | Leave
 
 @dataclass(frozen=True)
 class Door:
-    """Describes the terminal or pipe that a command was typed into."""
+    """The terminal or pipe that a command was typed into."""
 
     width: int = 80
     is_terminal: bool = False
@@ -73,7 +73,7 @@ class Door:
 
 
 class Runs(Enum):
-    """Says when a command is carried out."""
+    """When a command is carried out."""
 
     ANY_TIME = "also during an answer"
     AT_ONCE = "between answers"
@@ -95,7 +95,7 @@ class Command:
 
 
 def run_command(conversation: ChatConversation, line: str, door: Door) -> Outcome:
-    """Carries the line out. Raises EdgeSpecError, OSError: the conversation is as it was."""
+    """Carry the line out. Raises EdgeSpecError, OSError without a change of the conversation."""
     name, _, argument = line.strip().partition(" ")
     command = find(name)
     if command is None:
@@ -133,11 +133,10 @@ def _compare(talk: ChatConversation, argument: str, door: Door) -> Outcome:
 
 
 def _tokens(talk: ChatConversation, argument: str, door: Door) -> Outcome:
-    """Shows the answer with each token marked by its origin, and below it a legend with counts.
-    NO_COLOR: https://no-color.org."""
+    """Show the answer with each token marked by its origin, and a legend with counts."""
     if talk.last is None:
         return _NO_ANSWER
-    has_colours = door.is_terminal and not os.environ.get("NO_COLOR")
+    has_colours = door.is_terminal and not os.environ.get("NO_COLOR")  # https://no-color.org
 
     def append(piece: str, origin: str) -> None:
         style, opening, closing, _ = _ORIGINS[origin]
@@ -334,7 +333,7 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
 
 
 def _promise(stats: Stats) -> str:
-    """Says what holds for greedy texts, and what that costs."""
+    """Tell how greedy texts relate to plain decoding, and what that costs."""
     line = f"with and without drafting: {stats.lossless}"
     if stats.plain_width > 1:
         line += (

@@ -44,8 +44,8 @@ _FENCES = ("```", "~~~")
 
 
 def harmless(text: str) -> str:
-    """`text` with visible characters for those that could command a terminal; newlines and tabs
-    stay. Model output is not to be trusted, nor are names in files."""
+    """Replace characters that could command a terminal by visible ones. Neither model output nor
+    names in files are to be trusted."""
     return text.replace("\r\n", "\n").translate(_VISIBLE)
 
 
@@ -54,20 +54,19 @@ def dim(text: str) -> Text:
 
 
 def paint(shown: RenderableType, width: int) -> str:
-    """`shown` in lines of at most `width` cells, with escape sequences for its styles and for
-    nothing else; with NO_COLOR they have no colours."""
+    """Return lines of at most `width` cells, with escape sequences for styles alone."""
     return _painted(shown, width, styled=True)
 
 
 def plain(shown: RenderableType, width: int = 80) -> str:
-    """`shown` without escape sequences; a str is not wrapped."""
+    """Return text without escape sequences; a str is not wrapped."""
     if isinstance(shown, str):
         return harmless(shown) + "\n"
     return _painted(shown, width, styled=False)
 
 
 def bar_character() -> str:
-    """Returns the bars of charts: a block, where standard output can print one."""
+    """Return a block for the bars of charts, where standard output can print one."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     return "\u2588" if encoding.lower().startswith("utf") else "#"
 
@@ -125,7 +124,7 @@ class AnswerView:
             self.rest += text
 
     def take(self) -> RenderableType | None:
-        """The blocks that no further text can change; they are no longer part of the rest."""
+        """Take the blocks that no further text can change out of the rest."""
         with self._lock:
             if self._kind is PartKind.TEXT:
                 last = self.rest.rfind("\n") + 1 if self._is_plain else finished_length(self.rest)
@@ -135,13 +134,13 @@ class AnswerView:
             return self._taken()
 
     def take_all(self) -> RenderableType | None:
-        """All that is left; None where that is nothing but spaces."""
+        """Take all that is left; None where that is nothing but spaces."""
         with self._lock:
             self._end()
             return self._taken()
 
     def _end(self) -> None:
-        """Makes a block of the rest."""
+        """Make a block of the rest."""
         text, self.rest = self.rest, ""
         if self._call:
             self._blocks.append(shown_call(self._call, text))
@@ -163,7 +162,7 @@ class AnswerView:
         return self._kind is PartKind.REASONING
 
     def fragments(self, columns: int, rows: int) -> StyleAndTextTuples:
-        """Returns at most so many lines, the last of what the rest is painted as."""
+        """Return the last lines of the painted rest, at most `rows`."""
         begun, kind, text = time.perf_counter(), self._kind, self.rest
         before, *place = self._painted
         is_longer = place == [columns, rows, kind] and text.startswith(before)
@@ -180,7 +179,7 @@ class AnswerView:
 
 
 def shown_call(name: str, arguments: str) -> RenderableType:
-    """A call of a tool, its arguments one a line where they are complete."""
+    """Show a call of a tool, its arguments one a line where they are complete."""
     with suppress(ValueError, RecursionError):
         arguments = json.dumps(json.loads(arguments), indent=2, ensure_ascii=False)
     return Group(Text(harmless(f"Call of {name}"), "bold"), Text(harmless(arguments)))
@@ -192,7 +191,7 @@ def shown_text(text: str, is_plain: bool) -> RenderableType:
 
 
 def finished_length(text: str) -> int:
-    """Characters of `text` before its last Markdown block, which more text may continue."""
+    """Return the characters before the last Markdown block, which more text may continue."""
     starts = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map]
     if not starts or starts[-1] == 0:
         return 0
@@ -238,7 +237,7 @@ class ShownMarkdown(Markdown):
 
 
 def _end_of(text: str, rows: int) -> str:
-    """The last lines of a block; those of code remain code."""
+    """Return the last lines of a block; those of code remain code."""
     lines = text.split("\n")
     if len(lines) <= rows:
         return text

@@ -29,6 +29,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from edge_spec import EdgeSpecError, PartKind
+from edge_spec.apps.answering import TokenRate
 from edge_spec.apps.chat.commands import (
     COMMANDS,
     CommandAnswer,
@@ -40,7 +41,6 @@ from edge_spec.apps.chat.commands import (
 )
 from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.apps.chat.rendering import AnswerView, harmless, paint
-from edge_spec.apps.rate import TokenRate
 from edge_spec.engine.results import cut_thought, thought_line, told_time
 from edge_spec.errors import UsageError
 from edge_spec.models.devices import format_bytes, resident_bytes
@@ -68,8 +68,8 @@ _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
 
 
 def footer(conversation: ChatConversation, rate: TokenRate, note: str, width: int) -> str:
-    """Shows as many of the figures as fit into `width` cells, the most telling first: those of the
-    answer that is being written, or of the last one. note: what else there is to say."""
+    """Return as many figures of the running or last answer as fit into `width` cells, the most
+    telling first. note: precedes them."""
     parts = [note] if note else []
     running = conversation.running
     result = running or conversation.last
@@ -135,8 +135,7 @@ class OwnHistory(FileHistory):
 
 
 def open_history() -> History:
-    """Opens the history of all conversations, beside converted models; in memory where there can be
-    no file."""
+    """Open the history of all conversations, in memory where no file can be written."""
     path = cache_directory() / "chat-history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +147,7 @@ def open_history() -> History:
 
 
 def _shorten(path: Path) -> None:
-    """Drops the older half of a long history, at the beginning of an entry."""
+    """Drop the older half of a long history, at the beginning of an entry."""
     if path.stat().st_size <= _MAX_HISTORY_BYTES:
         return
     with locked(path, _LOCK_S):
@@ -185,7 +184,7 @@ class Terminal:
         self._session.default_buffer.on_text_changed += lambda buffer: self._let_go()
 
     def talk(self) -> None:
-        """Talks until /quit, Ctrl-D or Ctrl-C twice. Raises what is no EdgeSpecError or OSError."""
+        """Talk until /quit, Ctrl-D or Ctrl-C twice. Raises what is no EdgeSpecError or OSError."""
         try:
             with patch_stdout():  # warnings, too, appear above the input
                 asyncio.run(self._talk())
@@ -213,7 +212,7 @@ class Terminal:
             raise self._error
 
     async def _take(self, text: str) -> None:
-        """Does what the line asks for, or begins it. Called where `_has_to_wait` is false."""
+        """Do what the line asks for, or begin it. Called where `_has_to_wait` is false."""
         self._note = ""
         if text.startswith("/"):
             command = find(text.partition(" ")[0])
@@ -275,7 +274,7 @@ class Terminal:
         await self._show(cut_thought(result))
 
     async def _following(self, work: Callable[[], Result]) -> Result:
-        """Has the worker do it, and meanwhile prints what is finished and draws the rest."""
+        """Have the worker do it; meanwhile print what is finished and draw the rest."""
         done = asyncio.get_running_loop().run_in_executor(self._worker, work)
         wait_s = _MIN_REDRAW_S
         while not done.done():
@@ -289,8 +288,8 @@ class Terminal:
         return await done
 
     async def _show(self, block: RenderableType | None) -> None:
-        """Prints it above the input, for good, and an empty line, but for lines of an answer that
-        is shown as text."""
+        """Print it above the input, for good, with an empty line after it unless it is one line of
+        an answer that is shown as text."""
         if block is None:
             return
         is_line = self._view is not None and self._conversation.is_plain
@@ -338,7 +337,7 @@ class Terminal:
         return self._session.default_buffer.text
 
     def _has_to_wait(self) -> bool:
-        """Says whether the line that was typed cannot be taken while the worker is at work."""
+        """Return whether the typed line cannot be taken while the worker is at work."""
         text = self._typed().strip()
         if self._work is None or not text:
             return False

@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
-from threading import Lock
 from typing import Any
 
-from edge_spec import Chunk, Engine, FinishReason, Generation, GenerationResult
-from edge_spec.apps.rate import TokenRate
+from edge_spec import Chunk, Engine, FinishReason, GenerationResult
+from edge_spec.apps.answering import Stop, TokenRate
 from edge_spec.apps.server.errors import (
     ApiError,
     overloaded,
@@ -157,17 +156,14 @@ class ServerAnswer:
         self.first_token_s: float | None = None  # since the answer was made
         self._error: Exception | None = None
         self._events: deque[Round] = deque()
-        self._lock = Lock()  # of the two below
+        self._stop = Stop()
         self._stopped: ApiError | None = None  # why, once it is cancelled
-        self._generation: Generation | None = None
         slot.thread.submit(self._run)
 
     def cancel(self, reason: ApiError | None = None) -> None:
         """End it after the current round. A choice without a token fails for this reason."""
-        with self._lock:
-            self._stopped = self._stopped or reason or shutting_down()
-            if self._generation is not None:
-                self._generation.cancel()
+        self._stopped = self._stopped or reason or shutting_down()
+        self._stop.request()
 
     async def begun(self) -> None:
         """Return when the first choice is being answered. Raises what refused it."""
@@ -238,7 +234,9 @@ class ServerAnswer:
         """Raises ApiError where it is stopped before its first token."""
         slot, rate = self._slot, TokenRate()
         slot.tokens = ()
-        generation = self._start(slot.engine, prompt, options)
+        generation = slot.engine.generate(prompt, stream=True, **options)
+        self._stop.watch(generation)
+        self._loop.call_soon_threadsafe(self._begin)
         try:
             for chunk in self._work.request.cut(generation):
                 if self.first_token_s is None:
@@ -263,15 +261,6 @@ class ServerAnswer:
             raise replace(self._stopped, message=told)
         live, plain = rate.per_second, slot.plain_per_second
         self._tell(Ended(choice, _NOTHING, len(result.tokens), live, plain, result))
-
-    def _start(self, engine: Engine, prompt: Sequence[int], options: Any) -> Generation:
-        generation = engine.generate(prompt, stream=True, **options)
-        with self._lock:
-            self._generation = generation
-            if self._stopped:
-                generation.cancel()
-        self._loop.call_soon_threadsafe(self._begin)
-        return generation
 
     def _tell(self, event: Round) -> None:
         self._events.append(event)

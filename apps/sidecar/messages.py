@@ -40,7 +40,7 @@ class RpcError(Exception):
 
 
 class UnreadableError(RpcError):
-    """Tells of a line that is no request: it is answered even where its `id` could not be read."""
+    """A line that is no request, which is answered even where its `id` could not be read."""
 
     def __init__(self, code: Code, message: str, id: Id | None = None) -> None:
         super().__init__(code, message)
@@ -182,8 +182,7 @@ def result(id: Id, value: Any) -> dict[str, Any]:
 def failure(
     id: Id | None, error: Exception, produced: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns the error response for whatever was raised. produced: the result of an answer that
-    had begun."""
+    """Return the error response. produced: the result of an answer that had begun."""
     kind = type(error).__name__
     told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": kind}
     if isinstance(error, RpcError):

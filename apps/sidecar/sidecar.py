@@ -22,6 +22,7 @@ from threading import Lock, Thread
 from typing import Any, BinaryIO
 
 from edge_spec import Chunk, EdgeSpecError, Engine, FinishReason, Generation
+from edge_spec.apps.answering import Stop
 from edge_spec.apps.sidecar import messages
 from edge_spec.apps.sidecar.messages import (
     MAX_LINE_BYTES,
@@ -44,27 +45,13 @@ Send = Callable[[dict[str, Any]], None]
 
 class Job:
     """Holds what request `id` asks of an engine: `do` gives back its result, or the answer to
-    stream.
-
-    `cancel` may be called at any time, from any thread.
-    """
+    stream, which `stop` ends."""
 
     def __init__(self, id: Id, do: Callable[[Engine], Any]) -> None:
         self.id = id
         self.do = do
-        self.cancelled = False
+        self.stop = Stop()
         self.produced: dict[str, Any] | None = None  # by an answer, however it ended
-        self._generation: Generation | None = None
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        if self._generation is not None:
-            self._generation.cancel()
-
-    def begun(self, generation: Generation) -> None:
-        self._generation = generation
-        if self.cancelled:  # before there was anything to cancel
-            generation.cancel()
 
 
 class SidecarConversation:
@@ -96,7 +83,7 @@ class SidecarConversation:
             raise RpcError(Code.BUSY, text) from None
 
     def end(self, timeout_s: float) -> None:
-        """Ends the thread once its jobs are done. Returns after `timeout_s` at the latest."""
+        """End the thread once its jobs are done; wait `timeout_s` for room in the queue."""
         with suppress(Full):
             self._jobs.put(None, timeout=timeout_s)
 
@@ -119,7 +106,7 @@ class SidecarConversation:
             self.engine.close()
 
     def _do(self, job: Job) -> Any:
-        if job.cancelled:
+        if job.stop.requested:
             raise RpcError(Code.CANCELLED, "cancelled before it began")
         if self.engine is None:
             self.engine = self._open_engine()
@@ -127,7 +114,7 @@ class SidecarConversation:
             outcome = job.do(self.engine)
         if not isinstance(outcome, Generation):
             return outcome
-        job.begun(outcome)
+        job.stop.watch(outcome)
         try:
             while (chunk := self._next(outcome)) is not None:
                 self._send(messages.chunk_message(job.id, chunk))
@@ -150,7 +137,7 @@ class SidecarConversation:
 
 
 def _log(error: Exception) -> None:
-    """Prints what is a mistake of ours."""
+    """Print what is a mistake of ours."""
     if not isinstance(error, RpcError | EdgeSpecError):
         traceback.print_exc()
 
@@ -205,7 +192,7 @@ class Sidecar:
         }
 
     def handle(self, line: bytes) -> bool:
-        """Answers at once or lets a conversation answer; False where `exit` was asked for."""
+        """Answer at once or let a conversation answer; return False for `exit`."""
         id: Id | None = None
         try:
             request = RpcRequest.parse(line)
@@ -236,7 +223,7 @@ class Sidecar:
         self._shut = True
         ends_at = time.monotonic() + CLOSING_S
         for _, job in list(self._jobs.values()):
-            job.cancel()
+            job.stop.request()
         everyone = {self._first, *list(self._conversations.values())}
         for conversation in everyone:
             conversation.end(max(0.0, ends_at - time.monotonic()))
@@ -262,7 +249,7 @@ class Sidecar:
     def _cancel(self, asked: messages.ToCancel, id: Id | None) -> dict[str, bool]:
         _, job = self._jobs.get(asked.id, (None, None))
         if job is not None:
-            job.cancel()
+            job.stop.request()
         return {"cancelled": job is not None}
 
     def _stats(self, asked: messages.Nothing, id: Id | None) -> dict[str, Any]:
@@ -279,8 +266,8 @@ class Sidecar:
         }
 
     def _ask(self, act: Callable[[Any, Engine], Any], asked: OfConversation, id: Id | None) -> Any:
-        """Returns the job that answers, or the result. A drafter is changed at once, even within an
-        answer, but where the conversation is new."""
+        """Return the job that answers, or the result: an open conversation changes its drafter at
+        once, even within an answer."""
         if isinstance(asked, messages.ToSetDrafter):
             engine = self._named(asked.conversation).engine
             if engine is not None:
@@ -348,8 +335,8 @@ class Wire:
             os.dup2(nothing.fileno(), 0)
 
     def read(self) -> bytes | None:
-        """The next line without its end, of one that is too long the beginning; None at the end of
-        input, which cuts a line short."""
+        """Return the next line without its end, the beginning of one that is too long; None at the
+        end of input."""
         with suppress(OSError):  # a terminal that went away
             line = end = self._source.readline(MAX_LINE_BYTES + 1)
             while end and not end.endswith(b"\n"):
@@ -360,8 +347,8 @@ class Wire:
 
     @property
     def is_left(self) -> bool:
-        """Says whether the other program has closed its end, whatever is still to be read; False if
-        the system does not tell."""
+        """Return whether the other program has closed its end; False if the system does not
+        tell."""
         if not hasattr(select, "poll"):
             return False
         poll = select.poll()
@@ -369,8 +356,8 @@ class Wire:
         return any(event & select.POLLHUP for _, event in poll.poll(0))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Blocks while the other side does not read. ASCII only, so that no reader takes one of
-        Unicode's line separators for the end of a line."""
+        """Write a line, in ASCII, so that no reader splits it at one of Unicode's line separators.
+        Blocks while the other side does not read."""
         left = memoryview(json.dumps(message, allow_nan=False).encode("ascii") + b"\n")
         try:
             with self._lock:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from edge_spec.apps.answering import Stop
 from edge_spec.apps.chat.commands import (
     COMMANDS,
     CommandAnswer,
@@ -22,7 +23,7 @@ from edge_spec.apps.chat.commands import (
     help_text,
     run_command,
 )
-from edge_spec.apps.chat.conversation import ChatConversation, Stop
+from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.apps.chat.rendering import plain
 from edge_spec.apps.chat.repl import talk_in_lines
 from edge_spec.core.recommended_sampling import recommended_sampling
