@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -234,10 +235,10 @@ class Guard:
             self._check_key(scope["path"], headers)
             if method == "POST":
                 _check_type(headers.get("content-type", ""))
-                receive = await self._read(headers, receive)
+                receive = await self._read(scope, headers, receive)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, send_guarded)
-        except _DisconnectError:
+        except ClientDisconnect:
             pass
         else:
             await self._app(scope, receive, send_guarded)
@@ -263,26 +264,25 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _read(self, headers: Headers, receive: Receive) -> Receive:
-        """Read the body, and return what gives it, and then what comes after it."""
+    async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """Read the body, and return what gives it, and then what comes after it. Raises ApiError,
+        ClientDisconnect."""
         limit, closes = self._options.max_body_bytes, {"Connection": "close"}
         told = f"The body has more than {limit} bytes."
         too_large = ApiError(413, told, code="request_too_large", headers=closes)
-        body, num_bytes, more = bytearray(), 0, True
+        body, num_bytes = bytearray(), 0
         waits_for_leave = headers.get("expect", "").lower() == "100-continue"
         length = headers.get("content-length", "0")
         if waits_for_leave and length.isdigit() and int(length) > limit:
             raise too_large
         try:
             async with asyncio.timeout(self._options.client_timeout_s):
-                while more and num_bytes <= _DISCARDED * limit:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _DisconnectError
-                    num_bytes += len(message.get("body", b""))
+                async for piece in Request(scope, receive).stream():
+                    num_bytes += len(piece)
                     if num_bytes <= limit:
-                        body += message.get("body", b"")
-                    more = message.get("more_body", False)
+                        body += piece
+                    elif num_bytes > _DISCARDED * limit:
+                        break
         except TimeoutError:
             raise ApiError(408, "The body took too long.", headers=closes) from None
         if num_bytes > limit:
@@ -318,7 +318,3 @@ def plain_path(path: str) -> str:
     if parts and parts[0] in _ROOMS:
         parts.insert(0, "v1")
     return "/" + "/".join(parts)
-
-
-class _DisconnectError(Exception):
-    """The client has left."""
