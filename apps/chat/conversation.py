@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,20 +40,16 @@ def num_to_leave_out(
     the shorter prompt is read again, since tokens that are moved within a KV cache would have other
     scores than plain decoding gives them. count_tokens: of the prompt that messages make.
     """
-    answer_tokens = min(answer_tokens, context_length // 4)
-    if count_tokens(messages) + answer_tokens <= context_length:
+    if count_tokens(messages) + min(answer_tokens, context_length // 4) <= context_length:
         return 0
-    opening = next(
-        (i for i, message in enumerate(messages) if message["role"] != "system"), len(messages)
-    )
-    turns = [i for i in range(opening, len(messages)) if messages[i]["role"] == "user"]
-    first: int | None = None
-    most_tokens = context_length  # of the last turn
-    for begin in reversed(turns):
-        if count_tokens([*messages[:opening], *messages[begin:]]) > most_tokens:
-            break
-        first, most_tokens = begin, context_length // 2
-    return 0 if first is None else first - opening
+    opening = list(takewhile(lambda message: message["role"] == "system", messages))
+    turns = [i for i in range(len(opening), len(messages)) if messages[i]["role"] == "user"]
+    for begin in turns:
+        num_tokens = count_tokens([*opening, *messages[begin:]])
+        most = context_length if begin == turns[-1] else context_length // 2
+        if num_tokens <= most:
+            return begin - len(opening)
+    return 0
 
 
 class Opener(Protocol):
