@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from enum import IntEnum
 from typing import Any, Final, Literal, TypeVar
 
@@ -47,20 +47,21 @@ class UnreadableError(RpcError):
         self.id = id
 
 
-@dataclass(frozen=True)
-class RpcRequest:
+class RpcRequest(BaseModel):
     """id: None for a notification, which gets no response."""
 
-    id: Id | None
+    model_config = ConfigDict(strict=True, frozen=True)
+    jsonrpc: Literal["2.0"]
+    id: Id | None = None
     method: str
-    params: dict[str, Any]
+    params: dict[str, Any] = {}
 
     @staticmethod
     def parse(line: bytes) -> RpcRequest:
         """Raises UnreadableError."""
         if len(line) > MAX_LINE_BYTES:
-            told = f"the line is longer than {MAX_LINE_BYTES} bytes"
-            raise UnreadableError(Code.INVALID_REQUEST, told)
+            long = f"the line is longer than {MAX_LINE_BYTES} bytes"
+            raise UnreadableError(Code.INVALID_REQUEST, long)
         try:
             found = from_json(line, allow_inf_nan=False)
         except ValueError as error:
@@ -69,18 +70,16 @@ class RpcRequest:
             raise UnreadableError(
                 Code.INVALID_REQUEST, "a line is one request, an object; batches are not supported"
             )
-        id, method, params = found.get("id"), found.get("method"), found.get("params", {})
-        if isinstance(id, bool) or not isinstance(id, int | str | None):
-            raise UnreadableError(Code.INVALID_REQUEST, "id has to be a string or a whole number")
-        for valid, code, wrong in (
-            (found.get("jsonrpc") == "2.0", Code.INVALID_REQUEST, 'jsonrpc has to be "2.0"'),
-            (isinstance(method, str), Code.INVALID_REQUEST, "method has to be a string"),
-            ("id" not in found or id is not None, Code.INVALID_REQUEST, "id is null"),
-            (isinstance(params, dict), Code.INVALID_PARAMS, "params have to be an object, by name"),
-        ):
-            if not valid:
-                raise UnreadableError(code, wrong, id)
-        return RpcRequest(id, str(method), params)
+        try:
+            request = RpcRequest.model_validate(found)
+        except ValidationError as error:
+            place, wrong = told(error.errors(include_url=False), found)
+            code = Code.INVALID_PARAMS if place[0] == "params" else Code.INVALID_REQUEST
+            id = found.get("id")
+            raise UnreadableError(code, wrong, id if type(id) in (int, str) else None) from None
+        if request.id is None and "id" in found:
+            raise UnreadableError(Code.INVALID_REQUEST, "id is null")
+        return request
 
     def read(self, kind: type[Asked]) -> Asked:
         """The parameters. Raises RpcError for missing, unknown or mistyped ones."""
