@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
@@ -36,7 +35,6 @@ from edge_spec.apps.server.body import (
     words,
 )
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
@@ -273,31 +271,6 @@ class MessagesBody(CountBody):
     """Asks for the assistant's next message."""
 
     max_tokens: Count
-
-
-def asks_for_its_form(headers: Mapping[str, str]) -> bool:
-    """Return whether a request for models, whose paths two APIs share, is of Anthropic's."""
-    return "anthropic-version" in headers
-
-
-def model_document(model: ServedModel, since: datetime) -> dict[str, Any]:
-    """Describe a model; its limits are known once it was open."""
-    limit = model.description and model.description.info["context_length"]
-    return {
-        "type": "model",
-        "id": model.name,
-        "display_name": model.name,
-        "created_at": since.isoformat(),
-        "lifecycle": "active",
-        "max_input_tokens": limit,
-        "max_tokens": limit,
-    }
-
-
-def models_page(models: Models, since: datetime) -> dict[str, Any]:
-    """Describe all of them: there is one page."""
-    data = [model_document(model, since) for model in models]
-    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
 
 
 class MessageReply(PartsReply):

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
-from functools import partial
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -21,18 +19,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge_spec.apps.server.anthropic import (
-    MESSAGES,
-    add_messages,
-    asks_for_its_form,
-    model_document,
-    models_page,
-)
+from edge_spec.apps.server.anthropic import MESSAGES, add_messages
 from edge_spec.apps.server.body import refused_body
+from edge_spec.apps.server.catalog import add_models, is_for_anthropic
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
 from edge_spec.apps.server.llamacpp import add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
-from edge_spec.apps.server.models import Description, Models, ServedModel
 from edge_spec.apps.server.ollama import add_ollama
 from edge_spec.apps.server.openai import add_openai
 from edge_spec.apps.server.options import ServerOptions, origin_pattern
@@ -78,7 +70,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     add_ollama(app, running)
     add_llamacpp_paths(app, running)
     add_responses(app, running)
-    _add_models(app, running.models, options)
+    add_models(app, running.models)
     _add_health(app, running.metrics)
     _add_page(app)
     running.metrics.paths = _paths(app)
@@ -93,55 +85,6 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
             expose_headers=["Retry-After", "X-Should-Retry"],
         )
     return guarded
-
-
-def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:
-    started = datetime.now(UTC).replace(microsecond=0)
-
-    def entry(model: ServedModel) -> dict[str, Any]:
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": int(started.timestamp()),
-            "owned_by": "edge-spec",
-            "aliases": list(model.aliases),
-            "status": {"value": model.status},
-        }
-
-    async def describe(name: str | None) -> Description:
-        model = models.find(name)
-        if model.description is not None:
-            return model.description
-        async with models.using(model) as opened:
-            return opened.description
-
-    @app.get("/v1/models")
-    async def all_models(request: Request) -> Any:
-        """The models that are served, and which of them are open."""
-        if asks_for_its_form(request.headers):
-            return models_page(models, started)
-        return {"object": "list", "data": [entry(model) for model in models]}
-
-    @app.get("/v1/models/{model:path}")
-    async def one_model(model: str, request: Request) -> Any:
-        """One of them, by its name or an alias."""
-        describe = partial(model_document, since=started)
-        return (describe if asks_for_its_form(request.headers) else entry)(models.find(model))
-
-    @app.get("/edge-spec/info")
-    async def what_runs(model: str | None = None) -> Mapping[str, Any]:
-        """What answers, and the drafters that requests may ask for. This opens the model."""
-        return (await describe(model)).info
-
-    @app.get("/props")
-    async def settings(model: str | None = None) -> Mapping[str, Any]:
-        """How conversations are answered, as llama.cpp's server tells it. This opens the model."""
-        return (await describe(model)).props
-
-    @app.get("/edge-spec/plan")
-    async def plan(model: str | None = None) -> dict[str, Any]:
-        """What runs the model, who drafts, and why. This opens the model."""
-        return {"plan": (await describe(model)).info["plan"]}
 
 
 def _add_health(app: FastAPI, metrics: Metrics) -> None:
@@ -188,7 +131,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         told = ApiError(404, f"There is no {path[:200]} here. {_hint(request.app, path)}")
     else:
         told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers or {})
-    return error_response(told, MESSAGES if asks_for_its_form(request.headers) else path)
+    return error_response(told, MESSAGES if is_for_anthropic(request.headers) else path)
 
 
 def _paths(app: FastAPI) -> list[str]:

@@ -17,7 +17,6 @@ from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.body import (
     HARMLESS,
     LEAVE_OUT,
-    Body,
     Message,
     asks_for_nothing,
     message_of,
@@ -25,7 +24,6 @@ from edge_spec.apps.server.body import (
     words,
 )
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.models import OpenModel, ServedModel
 from edge_spec.apps.server.openai import ChatBody
 from edge_spec.apps.server.reply import (
     AnswerResponse,
@@ -195,26 +193,16 @@ def _last(result: GenerationResult) -> dict[str, Any]:
     return {**ended, "total_duration": sum(told.values()), **counts, **told}
 
 
-_SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
-
-
 _LINES: dict[int | str, Any] = {200: {"content": {OllamaReply.media_type: {}}}}
 
 
-class ShowRequest(Body):
-    also: ClassVar = {"name": "model"}
-    keeps_others = True
-    model: str
-
-
 def add_ollama(app: FastAPI, running: Running) -> None:
-    models, since = running.models, datetime.now(UTC).isoformat()
 
     async def answer(body: OllamaChatBody | OllamaGenerateBody) -> Response:
         if body.says_something:
             return AnswerResponse(running, body, OllamaReply)
-        model = models.find(body.model)
-        async with models.using(model):
+        model = running.models.find(body.model)
+        async with running.models.using(model):
             ended = {"done": True, "done_reason": "load"}
             return JSONResponse(_document(body, model.name, {}, **ended))
 
@@ -227,45 +215,3 @@ def add_ollama(app: FastAPI, running: Running) -> None:
     async def generate(body: OllamaGenerateBody) -> Response:
         """The answer to a text, or its continuation, in Ollama's form."""
         return await answer(body)
-
-    def entry(model: ServedModel) -> dict[str, Any]:
-        named = {"name": model.name, "model": model.name}
-        return {**named, "digest": "", "size": 0, "modified_at": since, "details": {}}
-
-    @app.get("/api/tags")
-    async def tags() -> dict[str, Any]:
-        """The models that are served."""
-        return {"models": [entry(model) for model in models]}
-
-    @app.get("/api/ps")
-    async def open_models() -> dict[str, Any]:
-        """Those that are open."""
-        return {"models": [entry(model) for model in models if model.opened is not None]}
-
-    @app.post("/api/show")
-    async def show(request: ShowRequest) -> dict[str, Any]:
-        """One of them, and what it can do."""
-        async with models.using(models.find(request.model)) as opened:
-            return {"modified_at": since, **_shown(opened)}
-
-    @app.get("/api/version")
-    async def spoken() -> dict[str, str]:
-        """The version of Ollama whose API this is."""
-        return {"version": _SPOKEN}
-
-
-def _shown(opened: OpenModel) -> dict[str, Any]:
-    engine = opened.desk.engine
-    text, architecture = engine.parts.text, engine.parts.model.config.architecture
-    able = ["completion", *(("tools",) if text.chat_template else ())]
-    if text.chat_template and text.answer_form(()) is not None:
-        able.append("thinking")
-    return {
-        "template": text.chat_template or "",
-        "details": {"family": architecture, "families": [architecture]},
-        "model_info": {
-            "general.architecture": architecture,
-            f"{architecture}.context_length": engine.context_length,
-        },
-        "capabilities": able,
-    }
