@@ -61,24 +61,20 @@ HARMLESS = words(
     auto_max_new_tokens prompt_lookup_num_tokens static_cache chat_id message_id
     litellm_call_id litellm_session_id litellm_trace_id litellm_metadata"""
 )
+_ON = words(
+    """typical_p typical typ_p tfs_z tfs tail_free_sampling do_sample num_beams best_of
+    length_penalty guidance_scale encoder_repetition_penalty skip_special_tokens
+    add_special_tokens add_bos_token detokenize"""
+)
+_ON_OR_OFF = words(
+    """include_reasoning parallel_tool_calls parse_tool_calls reasoning_in_content
+    separate_reasoning"""
+)
 # Values of a member that ask for nothing, so that one that is not known here may have them.
 _NOTHING: tuple[Any, ...] = (0, -1, "", [], {})  # 0 is False
-_USUAL: Mapping[str, tuple[Any, ...]] = {  # where others do
-    **dict.fromkeys(
-        words(
-            """typical_p typical typ_p tfs_z tfs tail_free_sampling do_sample num_beams best_of
-            length_penalty guidance_scale encoder_repetition_penalty skip_special_tokens
-            add_special_tokens add_bos_token detokenize"""
-        ),
-        (1,),  # 1 is True
-    ),
-    **dict.fromkeys(
-        words(
-            """include_reasoning parallel_tool_calls parse_tool_calls reasoning_in_content
-            separate_reasoning"""
-        ),
-        (*_NOTHING, 1),
-    ),
+_USUAL: Mapping[str, tuple[Any, ...]] = {  # where others ask for nothing
+    **dict.fromkeys(_ON, (1,)),  # 1 is True
+    **dict.fromkeys(_ON_OR_OFF, (*_NOTHING, 1)),
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
     "verbosity": ("medium",),
 }
