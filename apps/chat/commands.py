@@ -7,8 +7,10 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report, load, save
-from edge_spec.apps.chat.paint import bar_character, dim
+from edge_spec.apps.chat.rendering import bar_character, dim
 from edge_spec.engine.results import thought_line
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
@@ -62,7 +64,7 @@ Outcome = RenderableType | CommandAnswer | Leave
 
 @dataclass(frozen=True)
 class Door:
-    """Describes the terminal or pipe that a command was typed into."""
+    """The terminal or pipe that a command was typed into."""
 
     width: int = 80
     is_terminal: bool = False
@@ -71,7 +73,7 @@ class Door:
 
 
 class Runs(Enum):
-    """Says when a command is carried out."""
+    """When a command is carried out."""
 
     ANY_TIME = "also during an answer"
     AT_ONCE = "between answers"
@@ -93,7 +95,7 @@ class Command:
 
 
 def run_command(conversation: ChatConversation, line: str, door: Door) -> Outcome:
-    """Carries the line out. Raises EdgeSpecError, OSError: the conversation is as it was."""
+    """Carry the line out. Raises EdgeSpecError, OSError without a change of the conversation."""
     name, _, argument = line.strip().partition(" ")
     command = find(name)
     if command is None:
@@ -124,16 +126,17 @@ def _compare(talk: ChatConversation, argument: str, door: Door) -> Outcome:
         if door.report is not None:
             door.report(f"Comparing, {what}", 0.0)
 
-    compared = compare(talk, argument or None, door.on_chunk, say)
-    return "Stopped." if compared is None else comparison_text(compared, door.width)
+    results = compare(talk, argument or None, door.on_chunk, say)
+    if results is None:
+        return "Stopped."
+    return comparison_text(talk.engine.drafter, results, door.width)
 
 
 def _tokens(talk: ChatConversation, argument: str, door: Door) -> Outcome:
-    """Shows the answer with each token marked by its origin, and below it a legend with counts.
-    NO_COLOR: https://no-color.org."""
+    """Show the answer with each token marked by its origin, and a legend with counts."""
     if talk.last is None:
         return _NO_ANSWER
-    has_colours = door.is_terminal and not os.environ.get("NO_COLOR")
+    has_colours = door.is_terminal and not os.environ.get("NO_COLOR")  # https://no-color.org
 
     def append(piece: str, origin: str) -> None:
         style, opening, closing, _ = _ORIGINS[origin]
@@ -330,7 +333,7 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
 
 
 def _promise(stats: Stats) -> str:
-    """Says what holds for greedy texts, and what that costs."""
+    """Tell how greedy texts relate to plain decoding, and what that costs."""
     line = f"with and without drafting: {stats.lossless}"
     if stats.plain_width > 1:
         line += (
@@ -354,51 +357,23 @@ def _histogram(rounds: Counter[int]) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class DrafterComparison:
-    """Three answers to one prompt: plain, with drafting, plain again, so that a machine that gets
-    slower or faster all the while favours neither side.
-
-    Rates are tokens a second of the rounds, the prompt's time left out.
-    """
-
-    drafter: str
-    plain: tuple[GenerationResult, GenerationResult]
-    drafted: GenerationResult
-
-    @property
-    def plain_per_second(self) -> float:
-        milliseconds = sum(result.stats.predicted_ms for result in self.plain)
-        tokens = sum(result.stats.predicted_n for result in self.plain)
-        return tokens / milliseconds * 1e3 if milliseconds else 0.0
-
-    @property
-    def first_difference(self) -> int | None:
-        """Index of the first token that differs; None where the texts are equal."""
-        ids = [[token.id for token in each.tokens] for each in (self.plain[0], self.drafted)]
-        if ids[0] == ids[1]:
-            return None
-        pairs = enumerate(zip(*ids, strict=False))
-        return next((i for i, (plain, drafted) in pairs if plain != drafted), min(map(len, ids)))
-
-
 def compare(
     conversation: ChatConversation,
     prompt: str | None,
     on_chunk: OnChunk,
     say: Callable[[str], None],
-) -> DrafterComparison | None:
-    """Answers the prompt, or the last one where it is None, after what was said before it; the
-    conversation stays as it is. None where it was stopped.
+) -> list[GenerationResult] | None:
+    """Return three answers to the prompt, or to the last one where it is None: plain, with
+    drafting and plain again, so that a machine that gets slower or faster all the while favours
+    neither side. The conversation stays as it is. None where it was stopped.
 
     Raises UsageError where drafting is off or there is no prompt yet, EdgeSpecError.
     """
     engine = conversation.engine
     if engine.drafter == "none":
         raise UsageError("drafting is off", remedy="Turn it on first: /draft auto.")
-    again = prompt is None
     text = conversation.last_prompt() if prompt is None else prompt
-    messages = conversation.messages_for(text, again=again)
+    messages = conversation.messages_for(text, again=prompt is None)
     options: ChatOptions = {**conversation.answering}
     sampling = options["sampling"]
     if sampling.seed is None:  # one for all three, since other random draws make other texts
@@ -408,30 +383,30 @@ def compare(
     results: list[GenerationResult] = []
     for number, drafting in enumerate((False, True, False), start=1):
         say(f"{number} of 3, {engine.drafter if drafting else 'plain'}")
-        if drafting:
+        with nullcontext() if drafting else engine.without_drafting():
             results.append(conversation.generate(messages, on_chunk, options))
-        else:
-            with engine.without_drafting():
-                results.append(conversation.generate(messages, on_chunk, options))
         if conversation.stop.requested:
             return None
+    return results
+
+
+def comparison_text(drafter: str, results: list[GenerationResult], width: int) -> RenderableType:
+    """Show the texts, side by side where there is room, then rates, their ratio and what differs.
+    Rates are of the rounds, without the time for the prompt."""
     first, drafted, second = results
-    return DrafterComparison(engine.drafter, (first, second), drafted)
-
-
-def comparison_text(compared: DrafterComparison, width: int) -> RenderableType:
-    """Both texts, side by side where there is room, then rates, their ratio and what differs."""
-    drafter, result = compared.drafter, compared.drafted
-    plain, drafted = compared.plain_per_second, result.stats.predicted_per_second
-    panels = [_panel("plain", plain, compared.plain[0]), _panel(drafter, drafted, result)]
-    speedup = f": {drafted / plain:.2f}x" if plain else ""
+    plain_ms = first.stats.predicted_ms + second.stats.predicted_ms
+    plain_n = first.stats.predicted_n + second.stats.predicted_n
+    plain_rate = plain_n / plain_ms * 1e3 if plain_ms else 0.0
+    rate = drafted.stats.predicted_per_second
+    panels = [_panel("plain", plain_rate, first), _panel(drafter, rate, drafted)]
+    speedup = f": {rate / plain_rate:.2f}x" if plain_rate else ""
     lines = [
-        f"{drafted:.1f} tokens/s with {drafter}, {plain:.1f} without{speedup}",
-        _equality(compared),
+        f"{rate:.1f} tokens/s with {drafter}, {plain_rate:.1f} without{speedup}",
+        _difference(first, drafted),
         "Measured: three answers in turns, plain, drafting, plain; their rounds, without the "
         "time for the prompt.",
     ]
-    if _REMEMBERING in (*drafter.split(","), *result.stats.drafters):
+    if _REMEMBERING in (*drafter.split(","), *drafted.stats.drafters):
         lines.append("Its drafter remembers answers: one that was given before is drafted whole.")
     side_by_side = width >= 2 * _LEAST_COLUMN
     for panel in panels:
@@ -447,17 +422,16 @@ def _panel(name: str, per_second: float, result: GenerationResult) -> Panel:
     return Panel(shown, title=title, title_align="left")
 
 
-def _equality(compared: DrafterComparison) -> str:
-    index = compared.first_difference
-    count = len(compared.drafted.tokens)
-    if index is None:
-        return f"The texts are equal, token by token ({count})."
-    plain, drafted = (
-        repr(result.tokens[index].text) if index < len(result.tokens) else "the end"
-        for result in (compared.plain[0], compared.drafted)
-    )
-    line = f"The texts differ from token {index + 1} on: {plain} without, {drafted} with."
-    ties = compared.drafted.stats.near_ties
-    if ties:
+def _difference(plain: GenerationResult, drafted: GenerationResult) -> str:
+    """Tell from which token on two answers differ."""
+    pairs = zip_longest(plain.tokens, drafted.tokens)
+    differing = ((i, pair) for i, pair in enumerate(pairs) if len({t and t.id for t in pair}) > 1)
+    found = next(differing, None)
+    if found is None:
+        return f"The texts are equal, token by token ({len(drafted.tokens)})."
+    index, pair = found
+    without, with_drafts = (repr(token.text) if token else "the end" for token in pair)
+    line = f"The texts differ from token {index + 1} on: {without} without, {with_drafts} with."
+    if ties := drafted.stats.near_ties:
         line += f" {ties} choices were near ties; /exact on decides them alike."
     return line

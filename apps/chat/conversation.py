@@ -4,19 +4,19 @@ snapshot of everything, or the messages alone as JSON."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edge_spec.apps.answering import Stop
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import atomic_file
 from edge_spec.text.parts.answer_form import answer_tokens
 
 if TYPE_CHECKING:
-    from edge_spec import ChatOptions, Chunk, Engine, Generation, GenerationResult
+    from edge_spec import ChatOptions, Chunk, Engine, GenerationResult
     from edge_spec.text.parts.answer_form import Reasoning
 
 # "role", "content" and, of an answer, what was thought before it, "reasoning_content", which the
@@ -32,31 +32,24 @@ _THOUGHT = "reasoning_content"
 def num_to_leave_out(
     messages: Sequence[Message], count_tokens: CountTokens, context_length: int, answer_tokens: int
 ) -> int:
-    """Returns how many of the oldest messages go, system messages at the beginning apart, which
-    stay. 0 if there is room for an answer of `answer_tokens`, or of a quarter of the context if
-    that is less; 0 also if the last turn alone is too long, so that nothing would be gained.
+    """Return how many of the oldest messages to leave out, not counting system messages at the
+    beginning, which stay. 0 if an answer of `answer_tokens`, or of a quarter of the context if that
+    is less, has room, and if the last turn alone is too long.
 
-    Whole turns go: a message of the user with all that follows it up to the next one. So many go
-    that half of the context is free, since the rest is read again each time; the last turn stays.
-    count_tokens: of the prompt that messages make.
-
-    Nothing is moved within a KV cache: tokens at other positions would have other scores than plain
-    decoding gives them. The shorter conversation is a prompt of its own, which is read again.
+    Whole turns go, from a message of the user to the next one, until half of the context is free:
+    the shorter prompt is read again, since tokens that are moved within a KV cache would have other
+    scores than plain decoding gives them. count_tokens: of the prompt that messages make.
     """
-    answer_tokens = min(answer_tokens, context_length // 4)
-    if count_tokens(messages) + answer_tokens <= context_length:
+    if count_tokens(messages) + min(answer_tokens, context_length // 4) <= context_length:
         return 0
-    opening = next(
-        (i for i, message in enumerate(messages) if message["role"] != "system"), len(messages)
-    )
-    turns = [i for i in range(opening, len(messages)) if messages[i]["role"] == "user"]
-    first: int | None = None
-    most_tokens = context_length  # of the last turn
-    for begin in reversed(turns):
-        if count_tokens([*messages[:opening], *messages[begin:]]) > most_tokens:
-            break
-        first, most_tokens = begin, context_length // 2
-    return 0 if first is None else first - opening
+    opening = list(takewhile(lambda message: message["role"] == "system", messages))
+    turns = [i for i in range(len(opening), len(messages)) if messages[i]["role"] == "user"]
+    for begin in turns:
+        num_tokens = count_tokens([*opening, *messages[begin:]])
+        most = context_length if begin == turns[-1] else context_length // 2
+        if num_tokens <= most:
+            return begin - len(opening)
+    return 0
 
 
 class Opener(Protocol):
@@ -64,36 +57,6 @@ class Opener(Protocol):
 
     def __call__(self, model: str, *, exact: bool, report: Report | None) -> Engine:
         """report: None shows progress on stderr. Raises EdgeSpecError."""
-
-
-class Stop:
-    """Ends what is running, from any thread, even before its generation exists."""
-
-    def __init__(self) -> None:
-        self._lock = RLock()  # a signal may come while it is held
-        self._generation: Generation | None = None
-        self.requested = False
-
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        """Makes `request` within the block end what is watched; an earlier request is over."""
-        self.requested = False
-        try:
-            yield
-        finally:
-            self._generation = None
-
-    def watch(self, generation: Generation) -> None:
-        with self._lock:
-            self._generation = generation
-            if self.requested:
-                generation.cancel()
-
-    def request(self) -> None:
-        with self._lock:
-            self.requested = True
-            if self._generation is not None:
-                self._generation.cancel()
 
 
 class ChatConversation:
@@ -145,7 +108,7 @@ class ChatConversation:
 
     @property
     def answering(self) -> ChatOptions:
-        """Returns how the model that is open answers."""
+        """Return the options of answers of the open model."""
         limit = self._answering.get("max_tokens")
         if limit is None:
             form = self.engine.parts.text.answer_form((), reasoning=self.reasoning)
@@ -155,18 +118,16 @@ class ChatConversation:
 
     @property
     def messages(self) -> list[Message]:
-        """All of them."""
         return [*self._opening, *self.said]
 
     def messages_for(self, text: str, *, again: bool = False) -> list[Message]:
-        """Returns what the model is given for a message: those before it that prompts do not leave
-        out, and it. Raises UsageError where there is no message to answer again."""
+        """Return the messages of the prompt for a new message, or for the last one again. Raises
+        UsageError where there is none."""
         return [*self._opening, *self._until(text, again)[self.left_out :]]
 
     def make_room(self, text: str, *, again: bool = False) -> str | None:
-        """Leaves the oldest turns out from now on, where the message that `answer` is to be called
-        with would leave too little room for an answer; what to tell the user then. Raises
-        EdgeSpecError."""
+        """Leave the oldest turns out of prompts from now on where the answer to this message would
+        not fit, and return what to tell the user then. Raises EdgeSpecError."""
         engine = self.engine
         more = num_to_leave_out(
             self.messages_for(text, again=again),
@@ -183,10 +144,10 @@ class ChatConversation:
         )
 
     def answer(self, text: str, on_chunk: OnChunk, *, again: bool = False) -> GenerationResult:
-        """Adds the message and the answer to it; a stopped answer keeps what came of it.
+        """Add the message and its answer, of which what came stays where it is stopped or fails.
+        Raises EdgeSpecError.
 
-        again: in place of the last message and its answer. Raises EdgeSpecError; the conversation
-        is then as it was, but for an answer that had begun, of which what came stays.
+        again: in place of the last message and its answer.
         """
         said = self._until(text, again)
 
@@ -231,11 +192,11 @@ class ChatConversation:
         return result
 
     def last_prompt(self) -> str:
-        """The last message of the user. Raises UsageError where there is none."""
+        """Return the last message of the user. Raises UsageError where there is none."""
         return self.said[self._last_asked()]["content"]
 
     def take_back(self) -> str:
-        """Drops the last message of the user with what followed it; returns its text. Raises
+        """Drop the last message of the user with what followed it, and return its text. Raises
         UsageError where there is none."""
         text = self.last_prompt()
         self.said = self.said[: self._last_asked()]
@@ -246,7 +207,7 @@ class ChatConversation:
         self.said, self.left_out = [], 0
 
     def take_over(self, messages: list[Message]) -> None:
-        """Goes on from these messages, of which the first may be the system's."""
+        """Replace the conversation by these messages; the first may be the system's."""
         self.system = None
         if messages and messages[0]["role"] == "system":
             self.system = messages[0]["content"]
@@ -255,8 +216,8 @@ class ChatConversation:
         self.last = None
 
     def open(self, model: str, exact: bool, report: Report | None) -> None:
-        """Goes on with another model, or with this one in the other mode and the drafters of now.
-        Raises EdgeSpecError and then keeps the present one."""
+        """Switch to another model, or to this one in the other mode with the present drafters.
+        Raises EdgeSpecError, and then keeps the present one."""
         engine = self._opener(model, exact=exact, report=report)
         try:
             if exact != self.exact and engine.drafter != self.engine.drafter:
@@ -275,13 +236,12 @@ class ChatConversation:
         return [{"role": "system", "content": self.system}] if self.system else []
 
     def _until(self, text: str, again: bool) -> list[Message]:
-        """Returns what was said before a message, and the message."""
+        """Return what was said up to a message, and the message."""
         said = self.said[: self._last_asked()] if again else self.said
         return [*said, {"role": "user", "content": text}]
 
     def _last_asked(self) -> int:
-        """Returns the place in `said` of the last message of the user. Raises UsageError if there
-        is none."""
+        """Return the index in `said` of the user's last message. Raises UsageError without one."""
         asked = [index for index, message in enumerate(self.said) if message["role"] == "user"]
         if not asked:
             raise UsageError("nothing was asked yet", remedy="Type a message first.")
@@ -289,11 +249,10 @@ class ChatConversation:
 
 
 def save(conversation: ChatConversation, path: Path) -> str:
-    """Writes the conversation, and says what was written: the messages alone if the name ends in
-    .json, else a snapshot, which only this model can go on with, but at once. Raises EdgeSpecError,
-    OSError.
+    """Write the messages to a .json file, or else a snapshot, which only this model can continue,
+    but at once; return what was written. Raises EdgeSpecError, OSError.
 
-    Replaces a file only where it holds a conversation that this one was saved to or loaded from.
+    Replaces only a file that this conversation was saved to or loaded from.
     """
     if path.exists() and path.resolve() not in conversation.files:
         raise UsageError(f"{path} exists", remedy="Choose another name, or delete it first.")
@@ -307,7 +266,7 @@ def save(conversation: ChatConversation, path: Path) -> str:
 
 
 def load(conversation: ChatConversation, path: Path) -> str:
-    """Takes a saved conversation over. Raises EdgeSpecError, OSError, and then changes nothing."""
+    """Replace the conversation by a saved one. Raises EdgeSpecError, OSError without a change."""
     if path.suffix == ".json":
         try:
             note: Any = json.loads(path.read_text(encoding="utf-8"))

@@ -12,9 +12,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from edge_spec import EdgeSpecError, PartKind
+from edge_spec.apps.answering import Stop
 from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, run_command
-from edge_spec.apps.chat.conversation import ChatConversation, Opener, Stop
-from edge_spec.apps.chat.paint import harmless, plain
+from edge_spec.apps.chat.conversation import ChatConversation, Opener
+from edge_spec.apps.chat.rendering import harmless, plain
 from edge_spec.engine.results import cut_thought, thought_line
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def talk_in_lines(conversation: ChatConversation, *, as_json: bool) -> None:
-    """Each line of standard input is a message or a command; until /quit or its end.
+    """Take each line of standard input as a message or a command until /quit or its end.
 
-    as_json: one document at the end, and nothing else on standard output. Raises EdgeSpecError for
-    a message that cannot be answered, unless a person is there to type another.
+    as_json: print one document at the end and nothing else. Raises EdgeSpecError for a message that
+    cannot be answered, unless a person is there to type another.
     """
     for line in iter(_read_line, ""):
         text = line.strip()
@@ -50,14 +51,14 @@ def _print_turns(conversation: ChatConversation, as_json: bool) -> None:
 
 
 def _read_line() -> str:
-    """Returns "" at the end of input."""
+    """Return "" at the end of input."""
     if sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline()
 
 
 def _command(conversation: ChatConversation, line: str, as_json: bool) -> bool:
-    """Says whether the line ends the conversation."""
+    """Return whether the line ends the conversation."""
     try:
         outcome = run_command(conversation, line, Door())
     except (EdgeSpecError, OSError) as error:
@@ -116,7 +117,7 @@ class AnswerWriter:
 
 @contextmanager
 def _interrupt_stops(stop: Stop) -> Iterator[None]:
-    """Makes the first Ctrl-C within the block stop what is running; a second one raises."""
+    """Let the first Ctrl-C within the block stop what is running; a second one raises."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -139,9 +140,9 @@ def run(
     as_json: bool,
     asked_sampling: Mapping[str, float],
 ) -> None:
-    """Opens the model and talks until /quit or the end of input. Raises EdgeSpecError.
+    """Open the model and talk until /quit or the end of input. Raises EdgeSpecError.
 
-    asked_sampling: what goes before how the model's makers mean its answers to be drawn.
+    asked_sampling: overrides the sampling that the model's makers recommend.
     """
     talk = ChatConversation(opener, model, exact, answering, system, asked_sampling)
     with closing(talk) as conversation:
@@ -159,6 +160,6 @@ def run(
 
 
 def _is_terminal() -> bool:
-    """Says whether lines can be drawn over."""
+    """Return whether lines can be drawn over."""
     is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     return sys.stdin.isatty() and sys.stdout.isatty() and not is_dumb

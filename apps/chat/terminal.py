@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,6 +29,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from edge_spec import EdgeSpecError, PartKind
+from edge_spec.apps.answering import TokenRate
 from edge_spec.apps.chat.commands import (
     COMMANDS,
     CommandAnswer,
@@ -40,8 +40,7 @@ from edge_spec.apps.chat.commands import (
     run_command,
 )
 from edge_spec.apps.chat.conversation import ChatConversation
-from edge_spec.apps.chat.markdown import AnswerView
-from edge_spec.apps.chat.paint import harmless, paint
+from edge_spec.apps.chat.rendering import AnswerView, harmless, paint
 from edge_spec.engine.results import cut_thought, thought_line, told_time
 from edge_spec.errors import UsageError
 from edge_spec.models.devices import format_bytes, resident_bytes
@@ -57,8 +56,6 @@ Result = TypeVar("Result")
 _SHARE = 0.03
 _MIN_REDRAW_S, _MAX_REDRAW_S = 0.1, 0.5
 _PROMPT = "> "
-_WINDOW_S = 1.0  # that the rate of an answer is taken over
-_MOST_COUNTS = 4096  # more than come in that time
 _SEPARATOR = " | "  # in the footer
 _MAX_HISTORY_BYTES = 1_000_000
 _LOCK_S = 1.0
@@ -70,48 +67,26 @@ _WAIT = "Goes when this has ended; Ctrl-C ends it."
 _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
 
 
-class Meter:
-    """Tokens a second of the last second."""
-
-    def __init__(self) -> None:
-        self._counts: deque[tuple[float, int]] = deque(maxlen=_MOST_COUNTS)  # when, and of how many
-
-    def restart(self) -> None:
-        self._counts.clear()
-
-    def observe(self, num_tokens: int) -> None:
-        """The time before the first tokens was the prompt's, so they do not count."""
-        self._counts.append((time.monotonic(), num_tokens if self._counts else 0))
-
-    @property
-    def per_second(self) -> float | None:
-        """Returns None until tokens came over some time."""
-        now, counts = time.monotonic(), tuple(self._counts)
-        tokens = sum(count for when, count in counts if now - when < _WINDOW_S)
-        span_s = min(now - counts[0][0], _WINDOW_S) if counts else 0.0
-        return tokens / span_s if tokens and span_s else None
-
-
-def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) -> str:
-    """Shows as many of the figures as fit into `width` cells, the most telling first: those of the
-    answer that is being written, or of the last one. note: what else there is to say."""
+def footer(conversation: ChatConversation, rate: TokenRate, note: str, width: int) -> str:
+    """Return as many figures of the running or last answer as fit into `width` cells, the most
+    telling first. note: precedes them."""
     parts = [note] if note else []
     running = conversation.running
     result = running or conversation.last
     if result is not None:
         stats = result.stats
-        rate = meter.per_second if running is not None else stats.predicted_per_second
+        per_second = rate.per_second if running is not None else stats.predicted_per_second
         latest = running.tokens[-1].kind if running is not None and running.tokens else None
         if latest is PartKind.REASONING:
             parts.append(f"thinking {told_time(result.reasoning_ms / 1e3)}")
-        if rate is not None:
-            parts.append(f"{rate:.0f} tokens/s")
+        if per_second is not None:
+            parts.append(f"{per_second:.0f} tokens/s")
         elif not result.tokens:
             parts.append(f"reading {conversation.reading}".rstrip())
         speedup = stats.speedup
         if running is not None:
             plain = conversation.plain_per_second
-            speedup = rate / plain if rate is not None and plain is not None else None
+            speedup = per_second / plain if per_second is not None and plain is not None else None
         parts += [f"{speedup:.2f}x"] if speedup is not None else []
         if stats.acceptance_rate is not None:
             parts.append(f"{stats.acceptance_rate:.0%} accepted")
@@ -160,8 +135,7 @@ class OwnHistory(FileHistory):
 
 
 def open_history() -> History:
-    """Opens the history of all conversations, beside converted models; in memory where there can be
-    no file."""
+    """Open the history of all conversations, in memory where no file can be written."""
     path = cache_directory() / "chat-history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +147,7 @@ def open_history() -> History:
 
 
 def _shorten(path: Path) -> None:
-    """Drops the older half of a long history, at the beginning of an entry."""
+    """Drop the older half of a long history, at the beginning of an entry."""
     if path.stat().st_size <= _MAX_HISTORY_BYTES:
         return
     with locked(path, _LOCK_S):
@@ -188,7 +162,7 @@ class Terminal:
 
     def __init__(self, conversation: ChatConversation) -> None:
         self._conversation = conversation
-        self._meter = Meter()
+        self._rate = TokenRate()
         self._view: AnswerView | None = None  # of the answer that is being written
         self._work: asyncio.Task[None] | None = None
         self._note = ""  # in the footer
@@ -210,7 +184,7 @@ class Terminal:
         self._session.default_buffer.on_text_changed += lambda buffer: self._let_go()
 
     def talk(self) -> None:
-        """Talks until /quit, Ctrl-D or Ctrl-C twice. Raises what is no EdgeSpecError or OSError."""
+        """Talk until /quit, Ctrl-D or Ctrl-C twice. Raises what is no EdgeSpecError or OSError."""
         try:
             with patch_stdout():  # warnings, too, appear above the input
                 asyncio.run(self._talk())
@@ -238,7 +212,7 @@ class Terminal:
             raise self._error
 
     async def _take(self, text: str) -> None:
-        """Does what the line asks for, or begins it. Called where `_has_to_wait` is false."""
+        """Do what the line asks for, or begin it. Called where `_has_to_wait` is false."""
         self._note = ""
         if text.startswith("/"):
             command = find(text.partition(" ")[0])
@@ -284,11 +258,11 @@ class Terminal:
         room = partial(self._conversation.make_room, message.text, again=message.again)
         await self._show(await self._following(room))
         self._view = view = AnswerView(self._conversation.is_plain, self._folded)
-        self._meter.restart()
+        self._rate = TokenRate()
 
         def on_chunk(chunk: Chunk) -> None:
             view.push(chunk.text, chunk.kind, chunk.call)
-            self._meter.observe(len(chunk.tokens))
+            self._rate.observe(len(chunk.tokens))
 
         try:
             result = await self._following(
@@ -300,7 +274,7 @@ class Terminal:
         await self._show(cut_thought(result))
 
     async def _following(self, work: Callable[[], Result]) -> Result:
-        """Has the worker do it, and meanwhile prints what is finished and draws the rest."""
+        """Have the worker do it; meanwhile print what is finished and draw the rest."""
         done = asyncio.get_running_loop().run_in_executor(self._worker, work)
         wait_s = _MIN_REDRAW_S
         while not done.done():
@@ -314,8 +288,8 @@ class Terminal:
         return await done
 
     async def _show(self, block: RenderableType | None) -> None:
-        """Prints it above the input, for good, and an empty line, but for lines of an answer that
-        is shown as text."""
+        """Print it above the input, for good, with an empty line after it unless it is one line of
+        an answer that is shown as text."""
         if block is None:
             return
         is_line = self._view is not None and self._conversation.is_plain
@@ -333,7 +307,7 @@ class Terminal:
             self._width,
             is_terminal=True,
             report=report,
-            on_chunk=lambda chunk: self._meter.observe(len(chunk.tokens)),
+            on_chunk=lambda chunk: self._rate.observe(len(chunk.tokens)),
         )
 
     @property
@@ -352,7 +326,7 @@ class Terminal:
         return [*view.fragments(self._width, rows), ("", f"\n{_PROMPT}")]
 
     def _footer(self) -> str:
-        return harmless(footer(self._conversation, self._meter, self._note, self._width))
+        return harmless(footer(self._conversation, self._rate, self._note, self._width))
 
     def _folded(self) -> str:
         result = self._conversation.running or self._conversation.last
@@ -363,7 +337,7 @@ class Terminal:
         return self._session.default_buffer.text
 
     def _has_to_wait(self) -> bool:
-        """Says whether the line that was typed cannot be taken while the worker is at work."""
+        """Return whether the typed line cannot be taken while the worker is at work."""
         text = self._typed().strip()
         if self._work is None or not text:
             return False

@@ -35,7 +35,7 @@ def run(
     title: str,
     **settings: Any,
 ) -> None:
-    """Shows the window at once, with its page when the model is open; returns when it is closed.
+    """Show the window at once, with its page when the model is open; return when it is closed.
 
     announce: called with the model's name, the server's address and its port. SIGTERM and SIGHUP
     close the window, SIGINT too and then raises KeyboardInterrupt. Raises DeviceError where there
@@ -104,7 +104,7 @@ def run(
 
 @contextmanager
 def _closed_by_signals(window: webview.Window) -> Iterator[list[int]]:
-    """Makes SIGINT, SIGTERM and SIGHUP close the window within the block; gives those that came.
+    """Let SIGINT, SIGTERM and SIGHUP close the window within the block; yield those that came.
 
     Python's handlers would wait until the window's own loop, which is native, runs Python again.
     """

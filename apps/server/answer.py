@@ -7,12 +7,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
-from threading import Lock
 from typing import Any
 
-from edge_spec import Chunk, Engine, FinishReason, Generation, GenerationResult
+from edge_spec import Chunk, Engine, FinishReason, GenerationResult
+from edge_spec.apps.answering import Stop, TokenRate
 from edge_spec.apps.server.errors import (
     ApiError,
     overloaded,
@@ -22,7 +22,6 @@ from edge_spec.apps.server.errors import (
 from edge_spec.apps.server.request import Work
 from edge_spec.errors import UsageError
 
-_LIVE_S = 1.0  # the time that a live rate looks back
 # Between two times that rounds are read: the loop and the client run on the cores that decode, and
 # nobody reads faster than this.
 _PACE_S = 0.02
@@ -134,21 +133,6 @@ class Ended(Round):
     result: GenerationResult
 
 
-@dataclass
-class _LiveRate:
-    """Tokens over the last _LIVE_S seconds."""
-
-    rounds: deque[tuple[float, int]] = field(default_factory=deque)  # time, tokens until then
-
-    def observe(self, num_tokens: int) -> float | None:
-        now = time.perf_counter()
-        self.rounds.append((now, num_tokens))
-        while self.rounds[0][0] < now - _LIVE_S and len(self.rounds) > 2:
-            self.rounds.popleft()
-        elapsed_s = now - self.rounds[0][0]
-        return (num_tokens - self.rounds[0][1]) / elapsed_s if elapsed_s else None
-
-
 class ServerAnswer:
     """An answer that is written until it is done or cancelled, whether or not anybody reads it.
 
@@ -172,17 +156,14 @@ class ServerAnswer:
         self.first_token_s: float | None = None  # since the answer was made
         self._error: Exception | None = None
         self._events: deque[Round] = deque()
-        self._lock = Lock()  # of the two below
+        self._stop = Stop()
         self._stopped: ApiError | None = None  # why, once it is cancelled
-        self._generation: Generation | None = None
         slot.thread.submit(self._run)
 
     def cancel(self, reason: ApiError | None = None) -> None:
         """End it after the current round. A choice without a token fails for this reason."""
-        with self._lock:
-            self._stopped = self._stopped or reason or shutting_down()
-            if self._generation is not None:
-                self._generation.cancel()
+        self._stopped = self._stopped or reason or shutting_down()
+        self._stop.request()
 
     async def begun(self) -> None:
         """Return when the first choice is being answered. Raises what refused it."""
@@ -251,17 +232,20 @@ class ServerAnswer:
 
     def _answer(self, choice: int, prompt: Sequence[int], options: Any) -> None:
         """Raises ApiError where it is stopped before its first token."""
-        slot, live, rate = self._slot, _LiveRate(), None
+        slot, rate = self._slot, TokenRate()
         slot.tokens = ()
-        generation = self._start(slot.engine, prompt, options)
+        generation = slot.engine.generate(prompt, stream=True, **options)
+        self._stop.watch(generation)
+        self._loop.call_soon_threadsafe(self._begin)
         try:
             for chunk in self._work.request.cut(generation):
                 if self.first_token_s is None:
                     self.first_token_s = time.perf_counter() - self._made
                     self._loop.call_soon_threadsafe(self._limit)
                 num_tokens = len(generation.result.tokens)
-                rate = live.observe(num_tokens)
-                self._tell(Round(choice, chunk, num_tokens, rate, slot.plain_per_second))
+                rate.observe(len(chunk.tokens))
+                live, plain = rate.per_second, slot.plain_per_second
+                self._tell(Round(choice, chunk, num_tokens, live, plain))
         finally:
             result = generation.result
             if result.finish_reason is not FinishReason.ERROR:  # else the cache is read again
@@ -275,17 +259,8 @@ class ServerAnswer:
             read = f"{generation.num_read} of {len(prompt)} tokens of the prompt{of} were read"
             told = f"{self._stopped.message} {read}; asking again goes on from there."
             raise replace(self._stopped, message=told)
-        num_tokens = len(result.tokens)
-        self._tell(Ended(choice, _NOTHING, num_tokens, rate, slot.plain_per_second, result))
-
-    def _start(self, engine: Engine, prompt: Sequence[int], options: Any) -> Generation:
-        generation = engine.generate(prompt, stream=True, **options)
-        with self._lock:
-            self._generation = generation
-            if self._stopped:
-                generation.cancel()
-        self._loop.call_soon_threadsafe(self._begin)
-        return generation
+        live, plain = rate.per_second, slot.plain_per_second
+        self._tell(Ended(choice, _NOTHING, len(result.tokens), live, plain, result))
 
     def _tell(self, event: Round) -> None:
         self._events.append(event)

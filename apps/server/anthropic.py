@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
@@ -17,28 +16,25 @@ from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
 from edge_spec.apps.server.answer import Ended
-from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
-from edge_spec.apps.server.fields import (
+from edge_spec.apps.server.body import (
     HARMLESS,
+    MAX_TOOLS,
     Body,
+    Content,
     Count,
     JsonObject,
     OpenBody,
-    refusal,
-    words,
-)
-from edge_spec.apps.server.messages import (
-    MAX_TOOLS,
-    Content,
     TextPart,
     ToolName,
     answer_of,
     call_of,
     joined,
     message_of,
+    refusal,
     tool_of,
+    words,
 )
-from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
@@ -277,50 +273,6 @@ class MessagesBody(CountBody):
     max_tokens: Count
 
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-def error_document(error: ApiError) -> dict[str, Any]:
-    other = "api_error" if error.status >= 500 else "invalid_request_error"
-    told: dict[str, Any] = {"type": _TYPES.get(error.status, other), "message": error.message}
-    if error.param == "thread":  # clients that read this ask again without one
-        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": told}
-
-
-def asks_for_its_form(headers: Mapping[str, str]) -> bool:
-    """Return whether a request for models, whose paths two APIs share, is of Anthropic's."""
-    return "anthropic-version" in headers
-
-
-def model_document(model: ServedModel, since: datetime) -> dict[str, Any]:
-    """Describe a model; its limits are known once it was open."""
-    limit = model.description and model.description.info["context_length"]
-    return {
-        "type": "model",
-        "id": model.name,
-        "display_name": model.name,
-        "created_at": since.isoformat(),
-        "lifecycle": "active",
-        "max_input_tokens": limit,
-        "max_tokens": limit,
-    }
-
-
-def models_page(models: Models, since: datetime) -> dict[str, Any]:
-    """Describe all of them: there is one page."""
-    data = [model_document(model, since) for model in models]
-    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
-
-
 class MessageReply(PartsReply):
     """The assistant's next message as blocks. Thoughts that are not asked for are signatures
     without a text."""
@@ -357,7 +309,7 @@ class MessageReply(PartsReply):
         return _event("message_stop")
 
     def failure(self, error: ApiError) -> str:
-        return server_event(error_document(error), "error")
+        return server_event(error.document(MESSAGES), "error")
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         return self._message
@@ -429,7 +381,6 @@ def _event(kind: str, **fields: Any) -> str:
 
 
 MESSAGES = "/v1/messages"
-OTHER_FORMS[MESSAGES] = error_document
 
 
 def add_messages(app: FastAPI, running: Running) -> None:

@@ -1,34 +1,30 @@
-"""The endpoints."""
+"""The endpoints, and the checks that every request passes first: who may ask, how much, and what
+browsers may do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from functools import partial
+import asyncio
+import hmac
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge_spec.apps.server.anthropic import (
-    MESSAGES,
-    add_messages,
-    asks_for_its_form,
-    model_document,
-    models_page,
-)
+from edge_spec.apps.server.anthropic import MESSAGES, add_messages
+from edge_spec.apps.server.body import refused_body
+from edge_spec.apps.server.catalog import add_models, is_for_anthropic
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
-from edge_spec.apps.server.fields import refused_body
-from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.llamacpp import add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
-from edge_spec.apps.server.models import Description, Models, ServedModel
 from edge_spec.apps.server.ollama import add_ollama
 from edge_spec.apps.server.openai import add_openai
 from edge_spec.apps.server.options import ServerOptions, origin_pattern
@@ -36,6 +32,19 @@ from edge_spec.apps.server.reply import Running
 from edge_spec.apps.server.responses import add_responses
 from edge_spec.apps.web import INDEX, load_assets
 
+_OPEN_PATHS = ("/", "/health")
+_OPEN_FOLDER = "/static/"
+_KEY_HEADERS = ("api-key", "x-api-key")  # of clients made for Azure's API, or Anthropic's
+_ROOMS = ("chat", "completions", "messages", "models", "responses")  # what follows /v1/
+_DISCARDED = 16  # times the limit of a body: read, so that its sender gets to read the answer
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
 _GONE = {
     "/completion": "Send the prompt to POST /v1/completions.",
     "/slots": "GET /metrics tells how many slots there are and how many of them answer.",
@@ -61,7 +70,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     add_ollama(app, running)
     add_llamacpp_paths(app, running)
     add_responses(app, running)
-    _add_models(app, running.models, options)
+    add_models(app, running.models)
     _add_health(app, running.metrics)
     _add_page(app)
     running.metrics.paths = _paths(app)
@@ -76,55 +85,6 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
             expose_headers=["Retry-After", "X-Should-Retry"],
         )
     return guarded
-
-
-def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:
-    started = datetime.now(UTC).replace(microsecond=0)
-
-    def entry(model: ServedModel) -> dict[str, Any]:
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": int(started.timestamp()),
-            "owned_by": "edge-spec",
-            "aliases": list(model.aliases),
-            "status": {"value": model.status},
-        }
-
-    async def describe(name: str | None) -> Description:
-        model = models.find(name)
-        if model.description is not None:
-            return model.description
-        async with models.using(model) as opened:
-            return opened.description
-
-    @app.get("/v1/models")
-    async def all_models(request: Request) -> Any:
-        """The models that are served, and which of them are open."""
-        if asks_for_its_form(request.headers):
-            return models_page(models, started)
-        return {"object": "list", "data": [entry(model) for model in models]}
-
-    @app.get("/v1/models/{model:path}")
-    async def one_model(model: str, request: Request) -> Any:
-        """One of them, by its name or an alias."""
-        describe = partial(model_document, since=started)
-        return (describe if asks_for_its_form(request.headers) else entry)(models.find(model))
-
-    @app.get("/edge-spec/info")
-    async def what_runs(model: str | None = None) -> Mapping[str, Any]:
-        """What answers, and the drafters that requests may ask for. This opens the model."""
-        return (await describe(model)).info
-
-    @app.get("/props")
-    async def settings(model: str | None = None) -> Mapping[str, Any]:
-        """How conversations are answered, as llama.cpp's server tells it. This opens the model."""
-        return (await describe(model)).props
-
-    @app.get("/edge-spec/plan")
-    async def plan(model: str | None = None) -> dict[str, Any]:
-        """What runs the model, who drafts, and why. This opens the model."""
-        return {"plan": (await describe(model)).info["plan"]}
 
 
 def _add_health(app: FastAPI, metrics: Metrics) -> None:
@@ -171,7 +131,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         told = ApiError(404, f"There is no {path[:200]} here. {_hint(request.app, path)}")
     else:
         told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers or {})
-    return error_response(told, MESSAGES if asks_for_its_form(request.headers) else path)
+    return error_response(told, MESSAGES if is_for_anthropic(request.headers) else path)
 
 
 def _paths(app: FastAPI) -> list[str]:
@@ -185,3 +145,119 @@ def _hint(app: FastAPI, path: str) -> str:
     meant = next((each for each in _paths(app) if path.endswith(each.removeprefix("/v1"))), None)
     usual = f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
     return _GONE.get(path, usual)
+
+
+class Guard:
+    """ASGI: checks host, key, type and size of a request and reads its body before `app` sees
+    it. HEAD is asked of `app` as GET; the connection leaves the body out."""
+
+    def __init__(
+        self, app: ASGIApp, options: ServerOptions, observe: Callable[[str, int], None]
+    ) -> None:
+        """observe: called with the path and the status of each request."""
+        self._app = app
+        self._observe = observe
+        self._options = options
+        self._key = (options.api_key or "").encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "method": method, "path": plain_path(scope["path"])}
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._observe(scope["path"], message["status"])
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        try:
+            headers = Headers(scope=scope)
+            self._check_host(headers.get("host", ""))
+            self._check_key(scope["path"], headers)
+            if method == "POST":
+                _check_type(headers.get("content-type", ""))
+                receive = await self._read(scope, headers, receive)
+        except ApiError as error:
+            await error_response(error, scope["path"])(scope, receive, send_guarded)
+        except ClientDisconnect:
+            pass
+        else:
+            await self._app(scope, receive, send_guarded)
+
+    def _check_host(self, host: str) -> None:
+        """Where a key is needed, no page of another site can ask."""
+        if self._options.is_loopback and not self._options.allows_host(host):
+            raise ApiError(
+                403,
+                f"This server answers to localhost, not to {host[:100]!r}. Whoever runs it can "
+                "allow that name with --allow-host.",
+                code="host_not_allowed",
+            )
+
+    def _check_key(self, path: str, headers: Headers) -> None:
+        if not self._key or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
+            return
+        if not any(hmac.compare_digest(key, self._key) for key in _keys(headers)):
+            raise ApiError(
+                401,
+                "The API key is missing or wrong. Send it as Authorization: Bearer KEY.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """Read the body, and return what gives it, and then what comes after it. Raises ApiError,
+        ClientDisconnect."""
+        limit, closes = self._options.max_body_bytes, {"Connection": "close"}
+        told = f"The body has more than {limit} bytes."
+        too_large = ApiError(413, told, code="request_too_large", headers=closes)
+        body, num_bytes = bytearray(), 0
+        waits_for_leave = headers.get("expect", "").lower() == "100-continue"
+        length = headers.get("content-length", "0")
+        if waits_for_leave and length.isdigit() and int(length) > limit:
+            raise too_large
+        try:
+            async with asyncio.timeout(self._options.client_timeout_s):
+                async for piece in Request(scope, receive).stream():
+                    num_bytes += len(piece)
+                    if num_bytes <= limit:
+                        body += piece
+                    elif num_bytes > _DISCARDED * limit:
+                        break
+        except TimeoutError:
+            raise ApiError(408, "The body took too long.", headers=closes) from None
+        if num_bytes > limit:
+            raise too_large
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body)}]
+
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        return replay
+
+
+def _keys(headers: Headers) -> Iterator[bytes]:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        yield key.strip().encode("latin-1")
+    for name in _KEY_HEADERS:
+        if name in headers:
+            yield headers[name].strip().encode("latin-1")
+
+
+def _check_type(kind: str) -> None:
+    """A form of another site needs no permission to be sent, but it cannot be JSON."""
+    if kind.lower().partition(";")[0].strip() != "application/json":
+        raise ApiError(415, "The body has to be JSON: Content-Type: application/json.")
+
+
+def plain_path(path: str) -> str:
+    """Return the path without doubled slashes, and with /v1 once where it belongs."""
+    parts = [part for part in path.split("/") if part]
+    while parts[:2] == ["v1", "v1"]:
+        del parts[0]
+    if parts and parts[0] in _ROOMS:
+        parts.insert(0, "v1")
+    return "/" + "/".join(parts)

@@ -1,11 +1,11 @@
-"""Errors as clients of OpenAI's API expect them."""
+"""Errors, in the form that the clients of each API expect."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +28,20 @@ _STATUSES: tuple[tuple[type[EdgeSpecError], int], ...] = (
     (MissingDependencyError, 501),
 )
 _log = logging.getLogger(__name__)
+_INVALID = "invalid_request_error"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    **_TYPES,
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """A refusal, with the status and the body that tell it."""
+    """A refusal. param: the field of the request that it is about."""
 
     status: int
     message: str
@@ -44,21 +52,21 @@ class ApiError(Exception):
     def __str__(self) -> str:
         return self.message
 
-    def document(self) -> dict[str, Any]:
-        other = "server_error" if self.status >= 500 else "invalid_request_error"
-        kind = _TYPES.get(self.status, other)
+    def document(self, path: str) -> dict[str, Any]:
+        """path: what was asked for; it tells whose API the client speaks."""
+        if path.startswith("/api/"):
+            return {"error": self.message}
+        if path.startswith("/v1/messages"):
+            other = "api_error" if self.status >= 500 else _INVALID
+            kind = _ANTHROPIC_TYPES.get(self.status, other)
+            told: dict[str, Any] = {"type": kind, "message": self.message}
+            if self.param == "thread":  # clients that read this ask again without one
+                unsupported = {"unsupported": ["thread"]}
+                told["details"] = {"error_code": "thread_unsupported_request", **unsupported}
+            return {"type": "error", "error": told}
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else _INVALID)
         told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": told}
-
-    def body(self, path: str) -> bytes:
-        """path: what was asked for; it tells which API's form the client reads."""
-        beginning = next((each for each in OTHER_FORMS if path.startswith(each)), None)
-        document = OTHER_FORMS[beginning](self) if beginning else self.document()
-        return json.dumps(document).encode()  # ASCII: a message may quote anything
-
-
-# Makes documents of errors for APIs other than OpenAI's, by what their paths begin with.
-OTHER_FORMS: dict[str, Callable[[ApiError], dict[str, Any]]] = {}
 
 
 def api_error(error: Exception) -> ApiError:
@@ -77,7 +85,8 @@ def api_error(error: Exception) -> ApiError:
 def error_response(error: Exception, path: str) -> Response:
     """path: what was asked for."""
     told = api_error(error)
-    return Response(told.body(path), told.status, told.headers, "application/json")
+    body = json.dumps(told.document(path)).encode()  # ASCII: a message may quote anything
+    return Response(body, told.status, told.headers, "application/json")
 
 
 def refused(member: str, fault: str) -> ApiError:

@@ -16,11 +16,18 @@ from starlette.responses import Response
 
 from edge_spec import Chunk, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
 from edge_spec.apps.server.errors import refused
-from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
-from edge_spec.apps.server.figures import chat_logprobs, timings
 from edge_spec.apps.server.openai import ChatBody, ChatReply, CompletionBody
-from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
+from edge_spec.apps.server.reply import (
+    EVENTS,
+    AnswerResponse,
+    Reply,
+    Running,
+    chat_logprobs,
+    server_event,
+    timings,
+)
 from edge_spec.apps.server.request import Desk, Gap, Request, Work
 from edge_spec.apps.server.schema import AnswerBody, TokenId
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import count
 from threading import Thread
@@ -41,6 +42,7 @@ class Description:
 
     info: Mapping[str, Any]
     props: Mapping[str, Any]
+    for_ollama: Mapping[str, Any]
 
 
 class OpenModel:
@@ -132,7 +134,7 @@ def _description(desk: Desk, options: ServerOptions) -> Description:
             "request_params": _params(options.sampling, options),
         },
     }
-    return Description(info, props)
+    return Description(info, props, _for_ollama(engine))
 
 
 def _params(sampling: SamplingParams, options: ServerOptions) -> dict[str, float]:
@@ -147,6 +149,22 @@ def _params(sampling: SamplingParams, options: ServerOptions) -> dict[str, float
     }
 
 
+def _for_ollama(engine: Engine) -> dict[str, Any]:
+    text, architecture = engine.parts.text, engine.parts.model.config.architecture
+    able = ["completion", *(("tools",) if text.chat_template else ())]
+    if text.chat_template and text.answer_form(()) is not None:
+        able.append("thinking")
+    return {
+        "template": text.chat_template or "",
+        "details": {"family": architecture, "families": [architecture]},
+        "model_info": {
+            "general.architecture": architecture,
+            f"{architecture}.context_length": engine.context_length,
+        },
+        "capabilities": able,
+    }
+
+
 class ServedModel:
     """One of a server's models. Used in the event loop alone.
 
@@ -156,6 +174,7 @@ class ServedModel:
     def __init__(self, name: str, on_demand: ModelOnDemand | None) -> None:
         """on_demand: None for one that is open from the start to the end."""
         self.name = name
+        self.since = datetime.now(UTC).replace(microsecond=0)  # when it began to be served
         self.aliases = () if on_demand is None else on_demand.aliases
         self.on_demand = on_demand
         self.opened: OpenModel | None = None

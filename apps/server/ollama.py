@@ -14,13 +14,25 @@ from starlette.responses import JSONResponse, Response
 
 from edge_spec import GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
-from edge_spec.apps.server.fields import HARMLESS, Body, refusal, require_off, words
-from edge_spec.apps.server.figures import chat_logprobs, reason_of
-from edge_spec.apps.server.messages import Message, message_of
-from edge_spec.apps.server.models import OpenModel, ServedModel
+from edge_spec.apps.server.body import (
+    HARMLESS,
+    LEAVE_OUT,
+    Message,
+    asks_for_nothing,
+    message_of,
+    refusal,
+    words,
+)
+from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.openai import ChatBody
-from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
+from edge_spec.apps.server.reply import (
+    AnswerResponse,
+    Reply,
+    Running,
+    arguments_of,
+    chat_logprobs,
+    reason_of,
+)
 from edge_spec.apps.server.request import Gap, Request
 from edge_spec.apps.server.schema import AnswerBody, ConversationBody
 
@@ -94,7 +106,8 @@ class OllamaGenerateBody(OllamaBody):
             raise refusal("system", "is of the chat template, which raw and suffix go without")
         if self.suffix or (self.raw and self.prompt):
             for name in self.model_fields_set & _OF_TEMPLATES:
-                require_off(name, getattr(self, name))
+                if not asks_for_nothing(name, getattr(self, name)):
+                    raise refusal(name, f"is of the chat template: {LEAVE_OUT}")
         return self
 
 
@@ -126,7 +139,7 @@ class OllamaReply(Reply):
         return told + _line(self._document(**_last(ended.result)))
 
     def failure(self, error: ApiError) -> str:
-        return _line({"error": error.message})
+        return _line(error.document("/api/"))
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         (result,) = results
@@ -180,28 +193,16 @@ def _last(result: GenerationResult) -> dict[str, Any]:
     return {**ended, "total_duration": sum(told.values()), **counts, **told}
 
 
-OLLAMA_PATHS = ("/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show", "/api/version")
-_SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
-OTHER_FORMS.update(dict.fromkeys(OLLAMA_PATHS, lambda error: {"error": error.message}))
-
-
 _LINES: dict[int | str, Any] = {200: {"content": {OllamaReply.media_type: {}}}}
 
 
-class ShowRequest(Body):
-    also: ClassVar = {"name": "model"}
-    keeps_others = True
-    model: str
-
-
 def add_ollama(app: FastAPI, running: Running) -> None:
-    models, since = running.models, datetime.now(UTC).isoformat()
 
     async def answer(body: OllamaChatBody | OllamaGenerateBody) -> Response:
         if body.says_something:
             return AnswerResponse(running, body, OllamaReply)
-        model = models.find(body.model)
-        async with models.using(model):
+        model = running.models.find(body.model)
+        async with running.models.using(model):
             ended = {"done": True, "done_reason": "load"}
             return JSONResponse(_document(body, model.name, {}, **ended))
 
@@ -214,45 +215,3 @@ def add_ollama(app: FastAPI, running: Running) -> None:
     async def generate(body: OllamaGenerateBody) -> Response:
         """The answer to a text, or its continuation, in Ollama's form."""
         return await answer(body)
-
-    def entry(model: ServedModel) -> dict[str, Any]:
-        named = {"name": model.name, "model": model.name}
-        return {**named, "digest": "", "size": 0, "modified_at": since, "details": {}}
-
-    @app.get("/api/tags")
-    async def tags() -> dict[str, Any]:
-        """The models that are served."""
-        return {"models": [entry(model) for model in models]}
-
-    @app.get("/api/ps")
-    async def open_models() -> dict[str, Any]:
-        """Those that are open."""
-        return {"models": [entry(model) for model in models if model.opened is not None]}
-
-    @app.post("/api/show")
-    async def show(request: ShowRequest) -> dict[str, Any]:
-        """One of them, and what it can do."""
-        async with models.using(models.find(request.model)) as opened:
-            return {"modified_at": since, **_shown(opened)}
-
-    @app.get("/api/version")
-    async def spoken() -> dict[str, str]:
-        """The version of Ollama whose API this is."""
-        return {"version": _SPOKEN}
-
-
-def _shown(opened: OpenModel) -> dict[str, Any]:
-    engine = opened.desk.engine
-    text, architecture = engine.parts.text, engine.parts.model.config.architecture
-    able = ["completion", *(("tools",) if text.chat_template else ())]
-    if text.chat_template and text.answer_form(()) is not None:
-        able.append("thinking")
-    return {
-        "template": text.chat_template or "",
-        "details": {"family": architecture, "families": [architecture]},
-        "model_info": {
-            "general.architecture": architecture,
-            f"{architecture}.context_length": engine.context_length,
-        },
-        "capabilities": able,
-    }

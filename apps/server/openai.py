@@ -15,18 +15,21 @@ from starlette.responses import Response
 
 from edge_spec import Chunk, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.body import MAX_INT, Count, Message, refusal, whole
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.fields import MAX_INT, Count, refusal, whole
-from edge_spec.apps.server.figures import (
+from edge_spec.apps.server.reply import (
+    EVENTS,
+    AnswerResponse,
+    Reply,
+    Running,
     chat_logprobs,
     completion_logprobs,
     origin_of,
     reason_of,
+    server_event,
     timings,
     usage,
 )
-from edge_spec.apps.server.messages import Message
-from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
 from edge_spec.apps.server.request import Gap, Request, Work
 from edge_spec.apps.server.schema import MAX_CHOICES, Alternatives, AnswerBody, ConversationBody
 

@@ -67,7 +67,7 @@ class ServerOptions:
     of a model at once. queue: requests that may wait. max_models: open at once; None: as many as
     fit. sampling, max_tokens, reasoning: of requests that do not say. thought_tokens: beside
     max_tokens, of a thought without a budget. asked_sampling: of the page, in place of the makers'
-    sampling. plan: as `edge-spec plan --json` prints it.
+    sampling.
     """
 
     host: str = "127.0.0.1"

@@ -16,28 +16,34 @@ from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind
 from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, refusal
-from edge_spec.apps.server.figures import chat_logprobs, origin_of, timings, usage
-from edge_spec.apps.server.messages import (
+from edge_spec.apps.server.body import (
+    HARMLESS,
     MAX_TOOLS,
     Arguments,
+    Body,
     Content,
+    OpenBody,
     Tool,
     answer_of,
     call_of,
     joined,
     message_of,
+    refusal,
     tool_of,
 )
+from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
     PartsReply,
     Running,
+    chat_logprobs,
+    origin_of,
     sealed,
     server_event,
+    timings,
     unsealed,
+    usage,
 )
 from edge_spec.apps.server.request import Request, Work
 from edge_spec.apps.server.schema import ConversationBody, Reasoning, ResponseFormat, grammar_of
@@ -180,7 +186,6 @@ _HARMLESS = frozenset(("max_tool_calls", "prompt_cache_options", "client_metadat
 
 
 class TextOptions(Body):
-    off = frozenset(("verbosity",))
     format: ResponseFormat | None = None
 
 

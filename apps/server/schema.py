@@ -15,24 +15,21 @@ from pydantic import (
 )
 
 from edge_spec import Grammar
-from edge_spec.apps.server.fields import (
+from edge_spec.apps.server.body import (
     ALSO,
     HARMLESS,
     LEAVE_OUT,
     MAX_INT,
-    OFF,
-    Body,
-    JsonObject,
-    Whole,
-    refusal,
-)
-from edge_spec.apps.server.messages import (
     MAX_TOOLS,
+    Body,
     Choice,
     Content,
+    JsonObject,
     NamedTool,
     Tool,
+    Whole,
     joined,
+    refusal,
 )
 from edge_spec.apps.server.request import NO_LIMIT, Request
 from edge_spec.core.sampling import LEAST_PENALTY
@@ -165,7 +162,6 @@ class AnswerBody(SamplingBody):
 
     also = ALSO
     harmless = HARMLESS
-    off = frozenset(OFF)
     has_origins: ClassVar[bool] = True  # of tokens, in answers of its API
     model: str | None = None
     stream: bool | None = False

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from enum import IntEnum
-from typing import Any, Final, Literal, NoReturn, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from edge_spec import Chunk, EdgeSpecError, Grammar, PartKind, SamplingParams
 from edge_spec.apps.validation import told
@@ -40,47 +40,46 @@ class RpcError(Exception):
 
 
 class UnreadableError(RpcError):
-    """Tells of a line that is no request: it is answered even where its `id` could not be read."""
+    """A line that is no request, which is answered even where its `id` could not be read."""
 
     def __init__(self, code: Code, message: str, id: Id | None = None) -> None:
         super().__init__(code, message)
         self.id = id
 
 
-@dataclass(frozen=True)
-class RpcRequest:
+class RpcRequest(BaseModel):
     """id: None for a notification, which gets no response."""
 
-    id: Id | None
+    model_config = ConfigDict(strict=True, frozen=True)
+    jsonrpc: Literal["2.0"]
+    id: Id | None = None
     method: str
-    params: dict[str, Any]
+    params: dict[str, Any] = {}
 
     @staticmethod
     def parse(line: bytes) -> RpcRequest:
         """Raises UnreadableError."""
         if len(line) > MAX_LINE_BYTES:
-            told = f"the line is longer than {MAX_LINE_BYTES} bytes"
-            raise UnreadableError(Code.INVALID_REQUEST, told)
+            long = f"the line is longer than {MAX_LINE_BYTES} bytes"
+            raise UnreadableError(Code.INVALID_REQUEST, long)
         try:
-            found = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
+            found = from_json(line, allow_inf_nan=False)
+        except ValueError as error:
             raise UnreadableError(Code.PARSE, f"not a line of JSON: {error}") from None
         if not isinstance(found, dict):
             raise UnreadableError(
                 Code.INVALID_REQUEST, "a line is one request, an object; batches are not supported"
             )
-        id, method, params = found.get("id"), found.get("method"), found.get("params", {})
-        if isinstance(id, bool) or not isinstance(id, int | str | None):
-            raise UnreadableError(Code.INVALID_REQUEST, "id has to be a string or a whole number")
-        for valid, code, wrong in (
-            (found.get("jsonrpc") == "2.0", Code.INVALID_REQUEST, 'jsonrpc has to be "2.0"'),
-            (isinstance(method, str), Code.INVALID_REQUEST, "method has to be a string"),
-            ("id" not in found or id is not None, Code.INVALID_REQUEST, "id is null"),
-            (isinstance(params, dict), Code.INVALID_PARAMS, "params have to be an object, by name"),
-        ):
-            if not valid:
-                raise UnreadableError(code, wrong, id)
-        return RpcRequest(id, str(method), params)
+        try:
+            request = RpcRequest.model_validate(found)
+        except ValidationError as error:
+            place, wrong = told(error.errors(include_url=False), found)
+            code = Code.INVALID_PARAMS if place[0] == "params" else Code.INVALID_REQUEST
+            id = found.get("id")
+            raise UnreadableError(code, wrong, id if type(id) in (int, str) else None) from None
+        if request.id is None and "id" in found:
+            raise UnreadableError(Code.INVALID_REQUEST, "id is null")
+        return request
 
     def read(self, kind: type[Asked]) -> Asked:
         """The parameters. Raises RpcError for missing, unknown or mistyped ones."""
@@ -182,8 +181,7 @@ def result(id: Id, value: Any) -> dict[str, Any]:
 def failure(
     id: Id | None, error: Exception, produced: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns the error response for whatever was raised. produced: the result of an answer that
-    had begun."""
+    """Return the error response. produced: the result of an answer that had begun."""
     kind = type(error).__name__
     told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": kind}
     if isinstance(error, RpcError):
@@ -204,7 +202,3 @@ def chunk_message(id: Id, part: Chunk) -> dict[str, Any]:
     if part.call is not None:
         params["call"] = asdict(part.call)
     return {"jsonrpc": "2.0", "method": "chunk", "params": params}
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -10,20 +10,19 @@ import os
 import select
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from io import FileIO
-from queue import Empty, Full, Queue
+from queue import Empty, Full, Queue, SimpleQueue
 from threading import Lock, Thread
-from types import FrameType
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from edge_spec import Chunk, EdgeSpecError, Engine, FinishReason, Generation
+from edge_spec.apps.answering import Stop
 from edge_spec.apps.sidecar import messages
 from edge_spec.apps.sidecar.messages import (
     MAX_LINE_BYTES,
@@ -35,39 +34,24 @@ from edge_spec.apps.sidecar.messages import (
     UnreadableError,
     failure,
 )
-from edge_spec.core.callbacks import comes_later
 
 MAX_QUEUED = 16  # requests of a conversation
 MAX_WAITING = 16  # lines read ahead
 CLOSING_S = 2.0  # for rounds in progress; they take as long as they take, but nobody waits longer
 MAX_CONVERSATIONS = 4
-_LOOK_S = 1.0  # between two looks whether there is an end to all waiting
+_LOOK_S = 1.0  # between two looks whether the other program has left
 Send = Callable[[dict[str, Any]], None]
 
 
 class Job:
     """Holds what request `id` asks of an engine: `do` gives back its result, or the answer to
-    stream.
-
-    `cancel` may be called at any time, from any thread.
-    """
+    stream, which `stop` ends."""
 
     def __init__(self, id: Id, do: Callable[[Engine], Any]) -> None:
         self.id = id
         self.do = do
-        self.cancelled = False
+        self.stop = Stop()
         self.produced: dict[str, Any] | None = None  # by an answer, however it ended
-        self._generation: Generation | None = None
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        if self._generation is not None:
-            self._generation.cancel()
-
-    def begun(self, generation: Generation) -> None:
-        self._generation = generation
-        if self.cancelled:  # before there was anything to cancel
-            generation.cancel()
 
 
 class SidecarConversation:
@@ -99,7 +83,7 @@ class SidecarConversation:
             raise RpcError(Code.BUSY, text) from None
 
     def end(self, timeout_s: float) -> None:
-        """Ends the thread once its jobs are done. Returns after `timeout_s` at the latest."""
+        """End the thread once its jobs are done; wait `timeout_s` for room in the queue."""
         with suppress(Full):
             self._jobs.put(None, timeout=timeout_s)
 
@@ -122,7 +106,7 @@ class SidecarConversation:
             self.engine.close()
 
     def _do(self, job: Job) -> Any:
-        if job.cancelled:
+        if job.stop.requested:
             raise RpcError(Code.CANCELLED, "cancelled before it began")
         if self.engine is None:
             self.engine = self._open_engine()
@@ -130,7 +114,7 @@ class SidecarConversation:
             outcome = job.do(self.engine)
         if not isinstance(outcome, Generation):
             return outcome
-        job.begun(outcome)
+        job.stop.watch(outcome)
         try:
             while (chunk := self._next(outcome)) is not None:
                 self._send(messages.chunk_message(job.id, chunk))
@@ -153,7 +137,7 @@ class SidecarConversation:
 
 
 def _log(error: Exception) -> None:
-    """Prints what is a mistake of ours."""
+    """Print what is a mistake of ours."""
     if not isinstance(error, RpcError | EdgeSpecError):
         traceback.print_exc()
 
@@ -186,7 +170,7 @@ _OF_ENGINE: dict[str, tuple[type[OfConversation], Callable[[Any, Engine], Any]]]
 
 
 class Sidecar:
-    """Answers requests on an engine, which it closes. Call it from one thread.
+    """Answers requests on an engine, which it closes. One thread calls `handle`.
 
     The first conversation uses the engine itself, others are forks of it. Beyond
     MAX_CONVERSATIONS, the idle one that was used longest ago is closed; never the first.
@@ -208,7 +192,7 @@ class Sidecar:
         }
 
     def handle(self, line: bytes) -> bool:
-        """Answers at once or lets a conversation answer; False where `exit` was asked for."""
+        """Answer at once or let a conversation answer; return False for `exit`."""
         id: Id | None = None
         try:
             request = RpcRequest.parse(line)
@@ -235,11 +219,12 @@ class Sidecar:
         return True
 
     def close(self) -> None:
-        """Cancels what runs and frees the models; ends within about CLOSING_S."""
+        """Cancel what runs and free the models within about CLOSING_S. Any thread may call it."""
+        self._shut = True
         ends_at = time.monotonic() + CLOSING_S
         for _, job in list(self._jobs.values()):
-            job.cancel()
-        everyone = {self._first, *self._conversations.values()}
+            job.stop.request()
+        everyone = {self._first, *list(self._conversations.values())}
         for conversation in everyone:
             conversation.end(max(0.0, ends_at - time.monotonic()))
         for conversation in everyone:
@@ -247,7 +232,6 @@ class Sidecar:
         if self._first.engine is None:  # nobody has asked it
             self._origin.close()
         self._conversations.clear()
-        self._shut = True
 
     def _initialize(self, asked: messages.Initialize, id: Id | None) -> dict[str, Any]:
         engine = self._origin
@@ -265,7 +249,7 @@ class Sidecar:
     def _cancel(self, asked: messages.ToCancel, id: Id | None) -> dict[str, bool]:
         _, job = self._jobs.get(asked.id, (None, None))
         if job is not None:
-            job.cancel()
+            job.stop.request()
         return {"cancelled": job is not None}
 
     def _stats(self, asked: messages.Nothing, id: Id | None) -> dict[str, Any]:
@@ -282,8 +266,8 @@ class Sidecar:
         }
 
     def _ask(self, act: Callable[[Any, Engine], Any], asked: OfConversation, id: Id | None) -> Any:
-        """Returns the job that answers, or the result. A drafter is changed at once, even within an
-        answer, but where the conversation is new."""
+        """Return the job that answers, or the result: an open conversation changes its drafter at
+        once, even within an answer."""
         if isinstance(asked, messages.ToSetDrafter):
             engine = self._named(asked.conversation).engine
             if engine is not None:
@@ -351,8 +335,8 @@ class Wire:
             os.dup2(nothing.fileno(), 0)
 
     def read(self) -> bytes | None:
-        """The next line without its end, of one that is too long the beginning; None at the end of
-        input, which cuts a line short."""
+        """Return the next line without its end, the beginning of one that is too long; None at the
+        end of input."""
         with suppress(OSError):  # a terminal that went away
             line = end = self._source.readline(MAX_LINE_BYTES + 1)
             while end and not end.endswith(b"\n"):
@@ -363,8 +347,8 @@ class Wire:
 
     @property
     def is_left(self) -> bool:
-        """Says whether the other program has closed its end, whatever is still to be read; False if
-        the system does not tell."""
+        """Return whether the other program has closed its end; False if the system does not
+        tell."""
         if not hasattr(select, "poll"):
             return False
         poll = select.poll()
@@ -372,8 +356,8 @@ class Wire:
         return any(event & select.POLLHUP for _, event in poll.poll(0))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Blocks while the other side does not read. ASCII only, so that no reader takes one of
-        Unicode's line separators for the end of a line."""
+        """Write a line, in ASCII, so that no reader splits it at one of Unicode's line separators.
+        Blocks while the other side does not read."""
         left = memoryview(json.dumps(message, allow_nan=False).encode("ascii") + b"\n")
         try:
             with self._lock:
@@ -383,75 +367,44 @@ class Wire:
             self._on_lost()
 
 
-class _Ended(BaseException):
-    """SIGTERM, or the other program is gone."""
-
-
 def run(open_engine: Callable[[], Engine]) -> None:
-    """Serves what comes in on standard input until `exit`, its end, SIGTERM, or until nobody reads
-    standard output; then cancels everything and returns, for the process to end. It ends like this
-    while the model is opened, too. Raises what `open_engine` raises."""
-    signal.signal(signal.SIGTERM, _raise_ended)
-    with suppress(_Ended), ExitStack() as ending:
-        ending.callback(_ignore_the_end)
-        wire = Wire(on_lost=_end)
-        lines: Queue[bytes | None] = Queue(MAX_WAITING)
-        Thread(target=_read, args=(wire, lines), daemon=True).start()
-        sidecar = Sidecar(open_engine(), wire.send)
-        ending.callback(sidecar.close)
-        ending.callback(_ignore_the_end)  # before it
-        while (line := _next(lines)) is not None and sidecar.handle(line):
-            pass
+    """Serve standard input until `exit`, its end, SIGTERM, or until nobody reads standard output;
+    then cancel everything and return, for the process to end. Raises what `open_engine` raises.
 
+    This thread only waits, so that it notices every reason to end while a model is opened or a
+    pipe is full, too.
+    """
+    ends: SimpleQueue[None] = SimpleQueue()  # which a signal's handler may put into
+    signal.signal(signal.SIGTERM, lambda number, frame: ends.put(None))
+    wire = Wire(on_lost=lambda: ends.put(None))
+    lines: Queue[bytes] = Queue(MAX_WAITING)
+    opened: list[Sidecar] = []
+    errors: list[BaseException] = []  # for this thread to raise
 
-def _next(lines: Queue[bytes | None]) -> bytes | None:
-    """Looks up now and then: the system may give a signal to any thread, which does not wake this
-    one, and only this one handles it."""
-    while True:
-        with suppress(Empty):
-            return lines.get(timeout=_LOOK_S)
+    def read() -> None:
+        while (line := wire.read()) is not None:
+            lines.put(line)
+        ends.put(None)
 
+    def answer() -> None:
+        try:
+            opened.append(Sidecar(open_engine(), wire.send))
+            while opened[0].handle(lines.get()):
+                pass
+        except BaseException as error:
+            errors.append(error)
+        ends.put(None)
 
-def _read(wire: Wire, lines: Queue[bytes | None]) -> None:
-    while True:
-        if (line := wire.read()) is None:
-            with suppress(Full):
-                lines.put_nowait(None)
-            _keep_ending()
-        while True:
-            try:
-                lines.put(line, timeout=_LOOK_S)
+    for work in (read, answer):
+        Thread(target=work, daemon=True).start()
+    try:
+        while not wire.is_left:
+            # The system may give a signal to another thread, which does not wake this one.
+            with suppress(Empty):
+                ends.get(timeout=_LOOK_S)
                 break
-            except Full:
-                if wire.is_left:
-                    _keep_ending()
-
-
-def _keep_ending() -> NoReturn:
-    """Ends the process at the second try where the first signal came just before the main thread
-    began to wait in a write, which it does not wake."""
-    while True:
-        _end()
-        time.sleep(_LOOK_S)
-
-
-def _end() -> None:
-    """The main thread, whatever it waits for, sees SIGTERM."""
-    if hasattr(signal, "pthread_kill"):
-        main = threading.main_thread().ident
-        assert main is not None  # it runs
-        signal.pthread_kill(main, signal.SIGTERM)
-    else:  # Windows: seen when the main thread next runs Python
-        signal.raise_signal(signal.SIGTERM)
-
-
-def _raise_ended(number: int, frame: FrameType | None) -> None:
-    if comes_later(number, frame):
-        return
-    _ignore_the_end()
-    raise _Ended
-
-
-def _ignore_the_end() -> None:
-    """Keeps the end of the process from being interrupted by another reason to end."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        for sidecar in opened:
+            sidecar.close()
+    for error in errors:
+        raise error

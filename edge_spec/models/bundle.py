@@ -227,24 +227,27 @@ class PairManifest(_Stated):
 
 
 _Manifest = TypeVar("_Manifest", Manifest, PairManifest)
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def read_listing(directory: Path, kind: type[_Manifest]) -> _Manifest:
     """Read what a manifest lists; the files, and the model's architecture, are not looked at.
+    Raises BundleError."""
+    return read_model(directory / kind.file_name, kind, kind.remedy)
 
-    Raises BundleError.
-    """
-    path = directory / kind.file_name
+
+def read_model(path: Path, kind: type[_Model], remedy: str) -> _Model:
+    """Read a JSON file of at most MAX_MANIFEST_BYTES. Raises BundleError with this remedy."""
     try:
         size = regular_size(path)
         if size > MAX_MANIFEST_BYTES:
-            raise BundleError(f"{path} is too large", remedy=kind.remedy)
+            raise BundleError(f"{path} is too large", remedy=remedy)
         with path.open("rb") as file:
             return kind.model_validate_json(file.read(size))
     except OSError as error:
-        raise BundleError(f"cannot read {path}: {error}", remedy=kind.remedy) from None
+        raise BundleError(f"cannot read {path}: {error}", remedy=remedy) from None
     except ValidationError as error:
-        raise _invalid(path, error, kind.remedy) from None
+        raise _invalid(path, error, remedy) from None
 
 
 def _invalid(path: Path, error: ValidationError, remedy: str) -> BundleError:

@@ -242,17 +242,14 @@ def end_while_it_waits(main=threading.get_ident()):
     looks = 0
     while looks < 1000:
         time.sleep(0)  # the main thread goes on, if it can
-        is_waiting = sys._current_frames()[main].f_code is threading.Condition.wait.__code__
+        is_waiting = sys._current_frames()[main].f_code is run.__code__
         looks = looks + 1 if is_waiting else 0
     os.kill(os.getpid(), signal.SIGTERM)  # to this thread, the only one that lets it in
     threading.Event().wait()
 
-def open_engine():
-    threading.Thread(target=end_while_it_waits, daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    return SimpleNamespace(close=lambda: None)
-
-run(open_engine)
+threading.Thread(target=end_while_it_waits, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # also of threads that begin later
+run(lambda: SimpleNamespace(close=lambda: None))
 """
 
 

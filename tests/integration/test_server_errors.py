@@ -61,7 +61,7 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         ("tools", ["f", [{}], [{"type": "function", "function": {"name": "a b"}}]]),
         ("tool_choice", ["maybe", {"type": "function", "function": {"name": "g"}}, "required"]),
         ("parallel_tool_calls", ["yes", 1]),
-        ("functions", [[], [{"name": "f"}]]),
+        ("functions", [[{"name": "f"}]]),
         ("prompt", ["a"]),
         ("modalities", [["audio"]]),
         ("stream", ["yes", 1]),

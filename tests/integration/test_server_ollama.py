@@ -75,7 +75,7 @@ def test_models(user: Any, client: httpx.Client) -> None:
     [
         ({"model": "llama9"}, "There is no model 'llama9' here."),
         ({"messages": [{"role": "user", "content": "a", "images": ["YQ=="]}]}, "images is not su"),
-        ({"options": {"mirostat": 2}}, "mirostat is not supported"),
+        ({"options": {"mirostat": 2}}, "mirostat is no field that is known here"),
         ({"options": {"num_predic": 2}}, "num_predic is no field that is known here"),
         ({"options": {"top_k": "a"}}, 'top_k: "a" should be a valid integer.'),
         ({"think": "a b"}, 'think: "a b" should match'),

@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
+from edge_spec.apps.answering import Stop
 from edge_spec.apps.chat.commands import (
     COMMANDS,
     CommandAnswer,
     Door,
     Leave,
     compare,
+    comparison_text,
     help_text,
     run_command,
 )
-from edge_spec.apps.chat.conversation import ChatConversation, Stop
-from edge_spec.apps.chat.paint import plain
+from edge_spec.apps.chat.conversation import ChatConversation
+from edge_spec.apps.chat.rendering import plain
 from edge_spec.apps.chat.repl import talk_in_lines
 from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
@@ -263,9 +265,12 @@ def test_comparing_measures_both_and_leaves_the_conversation(talk: Any, temperat
     say(conversation, "hello")
     before = conversation.messages
     compared = compare(conversation, None, lambda chunk: None, lambda what: None)
-    assert compared is not None and compared.first_difference is None
-    assert compared.drafted.stats.draft_n_accepted > 0
-    assert [set(plain.stats.plain_reasons) for plain in compared.plain] == [{"off"}, {"off"}]
+    assert compared is not None
+    first, drafted, second = compared
+    told = plain(comparison_text("auto", compared, 80))
+    assert "The texts are equal, token by token (100)." in told
+    assert drafted.stats.draft_n_accepted > 0
+    assert [set(each.stats.plain_reasons) for each in (first, second)] == [{"off"}, {"off"}]
     assert conversation.messages == before
     after = say(conversation, "and then?")
     assert after.stats.draft_n > 0  # drafters are back

@@ -13,8 +13,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from edge_spec.apps.chat import terminal
-from edge_spec.apps.chat.markdown import AnswerView, shown_text
-from edge_spec.apps.chat.paint import harmless, paint, plain
+from edge_spec.apps.chat.rendering import AnswerView, harmless, paint, plain, shown_text
 from edge_spec.apps.chat.terminal import open_history
 from edge_spec.text.parts.part import CallHead, PartKind
 

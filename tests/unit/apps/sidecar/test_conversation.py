@@ -54,7 +54,7 @@ def test_an_answer_that_is_cancelled_before_its_first_token_is_an_error(
 
     def cancelling(tokens: Any) -> None:
         prefill(tokens)
-        job.cancel()
+        job.stop.request()
 
     engine._session.prefill = cancelling
     conversation = SidecarConversation(lambda: engine, sent.put, lambda job: None)

@@ -1,8 +1,10 @@
-"""An answer as it grows: finished blocks to print for good, and the end that still changes."""
+"""What is shown in a terminal: text in which nothing can command it, and an answer as it grows."""
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,15 +15,24 @@ from markdown_it import MarkdownIt
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markdown import Markdown, TableElement
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
 from edge_spec import PartKind
-from edge_spec.apps.chat.paint import dim, harmless, paint
 
 if TYPE_CHECKING:
     from edge_spec.text.parts.part import CallHead
 
+# Control characters, and those that turn the direction of the text after them (Boucher and
+# Anderson 2021, Trojan Source). U+2400 is the picture of U+0000, and so on.
+_VISIBLE: dict[int, str] = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: "\u2421",
+    **dict.fromkeys((*range(0x80, 0xA0), 0x61C, *range(0x202A, 0x202F)), "\ufffd"),
+    **dict.fromkeys(range(0x2066, 0x206A), "\ufffd"),
+}
+_LEAST_WIDTH = 8
 _MOST_LEVELS = 16
 _LEVEL_CELLS = 4  # at most, that a level takes of the width
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
@@ -30,6 +41,57 @@ _PARSER.disable(["reference", "image"])
 # Drawing competes with the model for the interpreter: at most this share of the time is drawn.
 _SHARE = 0.05
 _FENCES = ("```", "~~~")
+
+
+def harmless(text: str) -> str:
+    """Replace characters that could command a terminal by visible ones. Neither model output nor
+    names in files are to be trusted."""
+    return text.replace("\r\n", "\n").translate(_VISIBLE)
+
+
+def dim(text: str) -> Text:
+    return Text(harmless(text), "dim")
+
+
+def paint(shown: RenderableType, width: int) -> str:
+    """Return lines of at most `width` cells, with escape sequences for styles alone."""
+    return _painted(shown, width, styled=True)
+
+
+def plain(shown: RenderableType, width: int = 80) -> str:
+    """Return text without escape sequences; a str is not wrapped."""
+    if isinstance(shown, str):
+        return harmless(shown) + "\n"
+    return _painted(shown, width, styled=False)
+
+
+def bar_character() -> str:
+    """Return a block for the bars of charts, where standard output can print one."""
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    return "\u2588" if encoding.lower().startswith("utf") else "#"
+
+
+def _painted(shown: RenderableType, width: int, *, styled: bool) -> str:
+    console = Console(
+        file=io.StringIO(),
+        width=max(width, _LEAST_WIDTH),
+        force_terminal=styled,
+        color_system="auto" if styled else None,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    rendered = console.render(Text(shown) if isinstance(shown, str) else shown)
+    # Whatever `shown` is made of, its text passes here. A link would be a sequence of its own.
+    safe = [
+        Segment(harmless(text), style and style.update_link(None))
+        for text, style, control in rendered
+        if not control
+    ]
+    with console.capture() as captured:
+        console.print(Segments(safe), end="")
+    return captured.get()
 
 
 class AnswerView:
@@ -62,7 +124,7 @@ class AnswerView:
             self.rest += text
 
     def take(self) -> RenderableType | None:
-        """The blocks that no further text can change; they are no longer part of the rest."""
+        """Take the blocks that no further text can change out of the rest."""
         with self._lock:
             if self._kind is PartKind.TEXT:
                 last = self.rest.rfind("\n") + 1 if self._is_plain else finished_length(self.rest)
@@ -72,13 +134,13 @@ class AnswerView:
             return self._taken()
 
     def take_all(self) -> RenderableType | None:
-        """All that is left; None where that is nothing but spaces."""
+        """Take all that is left; None where that is nothing but spaces."""
         with self._lock:
             self._end()
             return self._taken()
 
     def _end(self) -> None:
-        """Makes a block of the rest."""
+        """Make a block of the rest."""
         text, self.rest = self.rest, ""
         if self._call:
             self._blocks.append(shown_call(self._call, text))
@@ -100,7 +162,7 @@ class AnswerView:
         return self._kind is PartKind.REASONING
 
     def fragments(self, columns: int, rows: int) -> StyleAndTextTuples:
-        """Returns at most so many lines, the last of what the rest is painted as."""
+        """Return the last lines of the painted rest, at most `rows`."""
         begun, kind, text = time.perf_counter(), self._kind, self.rest
         before, *place = self._painted
         is_longer = place == [columns, rows, kind] and text.startswith(before)
@@ -117,7 +179,7 @@ class AnswerView:
 
 
 def shown_call(name: str, arguments: str) -> RenderableType:
-    """A call of a tool, its arguments one a line where they are complete."""
+    """Show a call of a tool, its arguments one a line where they are complete."""
     with suppress(ValueError, RecursionError):
         arguments = json.dumps(json.loads(arguments), indent=2, ensure_ascii=False)
     return Group(Text(harmless(f"Call of {name}"), "bold"), Text(harmless(arguments)))
@@ -129,7 +191,7 @@ def shown_text(text: str, is_plain: bool) -> RenderableType:
 
 
 def finished_length(text: str) -> int:
-    """Characters of `text` before its last Markdown block, which more text may continue."""
+    """Return the characters before the last Markdown block, which more text may continue."""
     starts = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map]
     if not starts or starts[-1] == 0:
         return 0
@@ -175,7 +237,7 @@ class ShownMarkdown(Markdown):
 
 
 def _end_of(text: str, rows: int) -> str:
-    """The last lines of a block; those of code remain code."""
+    """Return the last lines of a block; those of code remain code."""
     lines = text.split("\n")
     if len(lines) <= rows:
         return text
