@@ -41,7 +41,8 @@ _BUSY_S = (0.5, 3.0)  # that the second process computes, and rests
 
 def _options(args: argparse.Namespace, drafter: str) -> dict[str, Any]:
     options: dict[str, Any] = {"drafter": drafter, "keeps_answers": False}
-    return options | ({"draft": args.draft} if args.draft and drafter != "none" else {})
+    asks_draft = any(name in drafter for name in ("auto", "draft-model", "cascade"))
+    return options | ({"draft": args.draft} if args.draft and asks_draft else {})
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
