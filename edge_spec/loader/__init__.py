@@ -116,7 +116,7 @@ def open_engine(
     and why. Raises as `load_asked` does."""
     if needs_chat:
         require_chat(plans[0])
-    if plans[0].better and plans[0].target.why:
+    if plans[0].better:
         plans[0].source.progress(plans[0].better, 0.0)
     refusals: tuple[Refusal, ...] = ()
     while True:

@@ -133,6 +133,11 @@ class Manifest(_Stated):
     compiled: CompiledFor | None = None  # of a bundle that runs on one NPU alone
     files: dict[str, FileEntry]  # by its path in the bundle, with "/"
 
+    @property
+    def weights(self) -> str:
+        """Name what kernels are chosen by: a whole cache has others, and other costs."""
+        return self.quantization + (" stacked" if self.kv_cache == "whole" else "")
+
 
 class Variant(_Stated):
     """One model in one format."""

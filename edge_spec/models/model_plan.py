@@ -171,7 +171,7 @@ class ModelPlan:
             info = self.source.header if is_own else runtimes.open_model_info(self.kept)
             return joined_types(info.weight_types)
         with suppress(EdgeSpecError):
-            return read_manifest(self.own or self.kept).quantization
+            return read_manifest(self.own or self.kept).weights
         return None
 
     def require_devices(self) -> None:

@@ -65,8 +65,8 @@ class EnginePlan:
     """One way to answer with a model: its runtime and device, and who drafts for it.
 
     options: as they were completed. is_own: the draft was not asked for, but was trained here for
-    this model. better: what would be faster here and how to have it, "" where nothing is known to
-    be.
+    this model. better: another runtime that would be faster, and how to have it; "" where none is
+    known to be.
     """
 
     options: LoadOptions
@@ -124,7 +124,7 @@ class EnginePlan:
         """Return at most three lines: what runs and why, who drafts and why, what would be faster
         here."""
         told = (f"engine: {self._engine()}", f"drafter: {self._drafter()}")
-        better = self.better or self._better_drafter()
+        better = self.better or missing_reader(self.source) or self._better_drafter()
         return (*told, f"faster: {better}") if better else told
 
     def _engine(self) -> str:
@@ -180,7 +180,6 @@ def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
     """
     if options.runtime != "auto":
         runtimes.load_runtime(options.runtime)  # nothing is fetched for one that is missing
-    drafts = _draft_plans(source, options)
     export = ExportOptions(options.quantization, options.block_size)
     if options.plan is not None:
         pinned = pinned_options(source, options)
@@ -190,7 +189,8 @@ def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
             for way in ways_to_run(source, each.runtime, each.runtime_options, export)
         ]
     ways = ways_to_run(source, options.runtime, options.runtime_options, export)
-    ranked = rank_ways(ways, is_open(options))
+    ranked, drafts = rank_ways(ways, is_open(options)), _draft_plans(source, options)
+    options = _with_draft_place(options, drafts)
     return [
         EnginePlan(_with_place(options, each), each, drafts, better=ranked.better)
         for each in ranked.ways
@@ -246,6 +246,20 @@ def _with_place(options: LoadOptions, way: ModelPlan) -> LoadOptions:
     )
 
 
+def _with_draft_place(options: LoadOptions, drafts: Sequence[ModelPlan]) -> LoadOptions:
+    """Return the options of the place that measurements have chosen for a draft."""
+    how = options.draft_runtime_options
+    for draft in drafts:
+        if (draft.how.providers, draft.how.threads) != (how.providers, how.threads):
+            return replace(
+                options,
+                draft_runtime=draft.name,
+                draft_device=",".join(draft.how.providers) or None,
+                draft_threads=draft.how.threads,
+            )
+    return options
+
+
 def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
     """Choose a runtime for each draft. Raises as `choose` does."""
     how = options.draft_runtime_options
@@ -266,8 +280,7 @@ def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
 @dataclass(frozen=True)
 class RankedWays:
     """ways: the best first. seconds: that a token takes, by the way's place in `ways`, of those
-    that are known. better: what would be faster, and how to have it; "" where nothing is known to
-    be."""
+    that are known. better: as an `EnginePlan` has it."""
 
     ways: tuple[ModelPlan, ...]
     seconds: Mapping[int, float]
@@ -283,7 +296,6 @@ def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> RankedWays:
     """
     if ways[0].is_only:
         return RankedWays(tuple(ways), {})
-    missing = missing_reader(ways[0].source)
     usual = list(ways)
     if len(usual) > 1 and not _is_there(usual[0]):
         usual.sort(key=lambda way: not _is_there(way))
@@ -303,7 +315,7 @@ def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> RankedWays:
     found = [every[i] for i in order]
     seconds = {at: known[i] for at, i in enumerate(order) if i in known}
     found[0] = replace(found[0], why=_reason(found, seconds))
-    return RankedWays(tuple(found), seconds, would_be or missing)
+    return RankedWays(tuple(found), seconds, would_be)
 
 
 def _is_there(way: ModelPlan) -> bool:

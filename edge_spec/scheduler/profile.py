@@ -231,9 +231,7 @@ def kept_profiles(source: Source) -> Iterator[tuple[ProfileKey, Profile]]:
 def stored_weights(prepared: PreparedModel) -> str:
     """Return what kernels are chosen by, of a model as it is stored."""
     if isinstance(prepared.source, Bundle):
-        manifest = prepared.source.manifest
-        form = " stacked" if manifest.kv_cache == "whole" else ""  # other kernels, and other costs
-        return manifest.quantization + form
+        return prepared.source.manifest.weights
     scored = prepared.scored_tokens
     types = joined_types(prepared.source.weight_types)
     return types if scored is None else f"{types}, {scored}"

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.errors import DeviceError
 from edge_spec.loader import load_asked, load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.devices import Device
-from edge_spec.models.model_plan import ModelPlan
+from edge_spec.models.model_plan import ModelPlan, PreparedModel
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.runtimes.llamacpp import LlamaCppRuntime
@@ -244,6 +244,23 @@ def test_a_device_that_is_gone_is_one_line_and_the_next_way_answers(
         assert engine.generate([5, 6, 7], max_tokens=2).tokens
         assert "cuda7" not in engine.plan[0].partition(", since")[0]
     assert len([line for line in caplog.messages if "cannot run" in line]) == 1
+
+
+def test_a_draft_runs_where_it_was_measured_to_be_fastest(
+    model: Path, gguf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(gguf("llama", "Q8_0").read_bytes())
+    keep(Source(str(draft), quiet), "llamacpp 1", 1, CHEAP)
+    threads, open_model = [], PreparedModel.open
+
+    def opened(self: PreparedModel, options: RuntimeOptions) -> Model:
+        threads.append((self.name, options.threads))
+        return open_model(self, options)
+
+    monkeypatch.setattr(PreparedModel, "open", opened)
+    with load_engine(str(model), LoadOptions(draft=(str(draft),)), quiet):
+        assert sorted(threads) == [("draft", 1), ("target", None)]
 
 
 def test_a_runtime_that_fails_is_named_in_the_plan_in_force(

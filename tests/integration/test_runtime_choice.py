@@ -151,9 +151,9 @@ def test_without_llama_cpp_a_file_is_converted_and_its_reader_is_named(
     gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtimes, "find_spec", lambda module: module == "onnxruntime" or None)
-    order = ranked(Source(str(gguf()), quiet))
-    assert [way.name for way in order.ways] == ["ort"]
-    assert order.better.endswith('pip install "edge-spec[llamacpp]"')
+    [plan] = plan_engine(Source(str(gguf()), quiet), LoadOptions())
+    assert plan.target.name == "ort"
+    assert plan.explain()[2].endswith('pip install "edge-spec[llamacpp]"')
 
 
 def test_the_runtime_that_was_asked_for_is_not_exchanged(other: Path) -> None:
