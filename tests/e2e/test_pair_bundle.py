@@ -69,7 +69,7 @@ def test_its_draft_is_opened_unless_it_is_turned_off(edge_spec, pair: Path) -> N
         (["--draft", "smollm2"], "Add --format all, or --for"),
         (["--format", "onnx", "--draft-layers", "1"], "Add --format all, or --for"),
         (["--for", "linux", "--draft", "smollm2"], "the draft would be smollm2 itself"),
-        (["--format", "onnx,tflite"], "nothing is installed that writes tflite"),
+        (["--format", "onnx,tflite"], "there is no exporter called 'tflite'. Installed: "),
     ],
 )
 def test_bad_usage_is_one_line(edge_spec, tmp_path: Path, arguments: list[str], told: str) -> None:

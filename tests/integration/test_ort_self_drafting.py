@@ -18,7 +18,7 @@ from edge_spec.errors import UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.models.bundle import open_bundle
+from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import tolerance
@@ -181,8 +181,8 @@ def test_parts_of_all_sessions_share_one_copy_of_the_weights(
     """Loading the graph is what copies them."""
     bundle = open_bundle(made().path)
     loaded: list[str] = []
-    file = bundle.file
-    monkeypatch.setattr(bundle, "file", lambda name: loaded.append(name) or file(name))
+    file = Bundle.file
+    monkeypatch.setattr(Bundle, "file", lambda self, name: loaded.append(name) or file(self, name))
     model = OrtRuntime().open(bundle, RuntimeOptions(threads=1))
     assert loaded == ["model.onnx"]
     for session in (model.open_session(), model.open_session()):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from edge_spec.apps.server import RunningServer
+from edge_spec.engine.engine import Engine
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -20,39 +21,14 @@ SCROLLER = "document.getElementById('scroller')"
 FITS = (
     f"document.body.scrollWidth <= innerWidth && {SCROLLER}.scrollWidth <= {SCROLLER}.clientWidth"
 )
-PLAN = {
-    "placements": [
-        {
-            "target": {"runtime": "ort", "device": "cpu", "threads": 2, "weights": "int4"},
-            "draft": None,
-            "drafter": "suffix",
-            "tokens_per_s": 128.7,
-            "speedup": 1.467,
-            "acceptance": 0.61,
-            "memory_bytes": 421_000_000,
-            "reason": "",
-        },
-        {
-            "target": {
-                "runtime": "<b>ort",
-                "device": "cpu",
-                "threads": None,
-                "weights": "Q4_0",
-            },
-            "draft": None,
-            "drafter": "none",
-            "tokens_per_s": None,
-            "speedup": None,
-            "acceptance": None,
-            "memory_bytes": None,
-            "reason": "does not fit: 3,100 MB of 2,000 MB free",
-        },
-    ]
-}
+PLAN = ("engine: <b>llamacpp</b> (it reads the file as it is)", f"drafter: {'suffix' * 60}")
 
 
-def test_a_narrow_screen_has_no_horizontal_scroll(serve: Serve, open_chat: Open) -> None:
-    chat = open_chat(serve(plan=PLAN).url, viewport={"width": 360, "height": 700})
+def test_a_narrow_screen_has_no_horizontal_scroll(
+    serve: Serve, open_chat: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "plan", property(lambda engine: PLAN))
+    chat = open_chat(serve().url, viewport={"width": 360, "height": 700})
     page = chat.page
     table = f"|{'a wide cell|' * 9}\n|{'---|' * 9}\n|{'x|' * 9}"
     chat.ask(f"{'long' * 60}\n\n```\n{'code ' * 60}\n```\n\n{table}\n\n> {'quoted' * 30}")
@@ -63,6 +39,8 @@ def test_a_narrow_screen_has_no_horizontal_scroll(serve: Serve, open_chat: Open)
         page.click(opener)
         expect(page.locator(dialog)).to_be_visible()
         assert page.evaluate(FITS)
+        if dialog == "#plan":
+            expect(page.locator("#plan-content")).to_contain_text("<b>llamacpp</b> (it reads")
         page.keyboard.press("Escape")
     expect(page.locator("#conversations")).not_to_be_visible()
     page.click("#open-sidebar")
