@@ -1,5 +1,6 @@
-"""Chat templates: Jinja programs that come with a model, run in jinja2's immutable sandbox for a
-limited time.
+"""Chat templates: Jinja programs that come with a model, so they run in a sandbox.
+
+Runs a chat template in jinja2's immutable sandbox, for a limited time.
 
 The sandbox keeps a template from what it must not touch, not from running for ever. It is ended
 between two steps of Python. Products and powers that would make a single step long, such as
@@ -17,9 +18,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NoReturn, TypedDict, TypeVar, Unpack
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, nodes
 from jinja2.ext import Extension
-from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -197,10 +197,16 @@ class ChatTemplate:
     """Raises UnsupportedModelError for a template that does not compile or run."""
 
     def __init__(
-        self, source: str | None, special_tokens: SpecialTokens = MappingProxyType({})
+        self,
+        source: str | None,
+        bos_token: str = "",
+        eos_token: str = "",
+        special_tokens: SpecialTokens = MappingProxyType({}),
     ) -> None:
-        """special_tokens: by name, such as bos_token. One that is empty is not given to the
-        template at all."""
+        """special_tokens: by name, such as pad_token, which go before the others. One that is empty
+        is not given to the template at all."""
+        from edge_spec.text.chat_template import LimitError, TemplateSandbox
+
         if source is None:
             raise UnsupportedModelError(
                 "this model has no chat template",
@@ -210,7 +216,8 @@ class ChatTemplate:
         self._environment = environment = TemplateSandbox()
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
-        environment.globals |= {name: token for name, token in special_tokens.items() if token}
+        tokens = {"bos_token": bos_token, "eos_token": eos_token, **special_tokens}
+        environment.globals |= {name: token for name, token in tokens.items() if token}
         try:
             self._template = environment.compile_within(_SECONDS, source)
         except (Exception, LimitError) as error:  # of jinja2 or Python's compiler
@@ -222,11 +229,15 @@ class ChatTemplate:
     @cached_property
     def variables(self) -> frozenset[str]:
         """Returns the names that the template reads and does not set."""
+        from jinja2.meta import find_undeclared_variables
+
         return frozenset(find_undeclared_variables(self._environment.parse(self.source)))
 
     @cached_property
     def literals(self) -> tuple[str, ...]:
         """Returns the texts in the template, in its expressions and between them."""
+        from jinja2 import nodes
+
         tree = self._environment.parse(self.source)
         constants = [each.value for each in tree.find_all(nodes.Const)]
         data = [each.data for each in tree.find_all(nodes.TemplateData)]
@@ -289,6 +300,8 @@ class ChatTemplate:
     def _rendered(
         self, messages: Sequence[Message], tools: Tools, variables: Mapping[str, Any]
     ) -> str:
+        from edge_spec.text.chat_template import LimitError
+
         try:
             length = _num_characters((messages, tools, variables))
         except RecursionError:
@@ -390,4 +403,6 @@ def _now(pattern: str) -> str:
 
 
 def _refuse(reason: str) -> NoReturn:
+    from jinja2 import TemplateError
+
     raise TemplateError(reason)

@@ -127,6 +127,22 @@ def without_names(tokenizer: tokenizers.Tokenizer, tokens: Collection[int]) -> t
     return tokenizers.Tokenizer.from_str(json.dumps(told))
 
 
+def json_of_text(tokenizer: tokenizers.Tokenizer) -> str:
+    """Returns the tokenizer.json with special tokens under names that no text has. The library
+    cannot open it where tokens are joined to special ones."""
+    whole: str = tokenizer.to_str()
+    names = {
+        _quoted(added.content): _quoted(f"{secrets.token_hex(16)}{token}")
+        for token, added in tokenizer.get_added_tokens_decoder().items()
+        if added.special
+    }
+    return pattern_of(names).sub(lambda found: names[found.group()], whole)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
 def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):

@@ -90,7 +90,7 @@ class Grammar:
 
     def held(self) -> HeldSchema:
         """The schema as llguidance holds it."""
-        return hold_schema(self.source, self.strict)
+        return _held(self.source, self.strict)
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -110,19 +110,18 @@ class Grammar:
         return cls("gbnf", text)
 
 
-@lru_cache(maxsize=256)
-def hold_schema(
-    source: str, is_strict: bool, whose: str = "the schema", *, is_object: bool = False
-) -> HeldSchema:
-    """Return a JSON schema as llguidance holds it, and log what is passed over. whose: in messages
-    about it. is_object: only objects are meant. Raises UsageError as `held_schema` does."""
+@lru_cache(maxsize=32)
+def _held(source: str, is_strict: bool) -> HeldSchema:
     from edge_spec.text.json_schema import held_schema
 
-    name = whose if is_object else "#"
-    held = held_schema(json.loads(source), is_strict=is_strict, is_object=is_object, name=name)
+    held = held_schema(json.loads(source), is_strict=is_strict)
+    tell_passed_over("the schema", held)
+    return held
+
+
+def tell_passed_over(whose: str, held: HeldSchema) -> None:
     if held.passed_over:
         _log.warning("of %s, answers are not held to %s", whose, "; ".join(held.passed_over))
-    return held
 
 
 class GrammarCompiler:
@@ -258,21 +257,40 @@ def _open_tokenizer(codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) 
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    if not isinstance(codec, PiecewiseCodec):
+    ends = list(stop_ids)
+    encode: Callable[[str], list[int]]
+    if isinstance(codec, Tokenizer):
+        try:
+            library = LLTokenizer(codec.json_of_text(), n_vocab=vocab_size, eos_token=ends)
+        except ValueError:
+            library = LLTokenizer(codec.to_json(), n_vocab=vocab_size, eos_token=ends)
+        added = {token: text.encode() for token, text in codec.added_text().items()}
+        if not added:
+            return library
+
+        # llguidance takes all added tokens for special ones, and then refuses the tag of a call
+        # that it demands of the model.
+        def piece(token: int) -> bytes:
+            if token in added or library.is_special_token(token):
+                return added.get(token, b"")
+            return bytes(library.decode_bytes([token]))
+
+        encode = library.tokenize_str
+    elif isinstance(codec, PiecewiseCodec):
+        special = {token for token, is_special in codec.added_tokens().values() if is_special}
+        begin, piece = codec.encode(""), codec.piece
+
+        def encode(text: str) -> list[int]:
+            return codec.encode_given(text, range(len(text)), special)[len(begin) :]
+
+    else:
         raise UsageError(
             "this model's tokenizer does not tell what its tokens spell, which answers of a "
             "given form need",
             remedy="Ask without a schema or grammar, or use another runtime.",
         )
-    codec = codec.of_answers() if isinstance(codec, Tokenizer) else codec
-    special = {token for token, is_special in codec.added_tokens().values() if is_special}
-    begin = len(codec.encode(""))
-
-    def encode(text: str) -> list[int]:
-        return codec.encode_given(text, range(len(text)), special)[begin:]
-
-    source = _Pieces([codec.piece(token) for token in range(vocab_size)], encode, stop_ids)
-    return LLTokenizer(TokenizerWrapper(source), n_vocab=vocab_size, eos_token=list(stop_ids))
+    source = _Pieces([piece(token) for token in range(vocab_size)], encode, stop_ids)
+    return LLTokenizer(TokenizerWrapper(source), n_vocab=vocab_size, eos_token=ends)
 
 
 class _Pieces:

@@ -1,8 +1,8 @@
 """Prepares people's JSON Schemas for llguidance, whose compiler holds answers to them.
 
 What llguidance holds wrongly or not at all is refused, or passed over, in a line with its place.
-Unions become anyOf of whole parts, since objects have no members but those that all of a part
-names. llguidance joins what allOf says.
+The rest becomes anyOf of parts of one type each: llguidance reads keywords beside a reference, and
+members of a union that are references, in fewer ways than people write them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ MAX_ITEMS = 1000  # of an array, each of which is a part of the grammar
 MAX_LENGTH = 100_000  # of a string
 _GREATEST = 10**15 - 1  # of bounds, which become regular expressions of digits
 _EXACT = 2**53  # whole numbers up to it are floats, as which llguidance reads values
-_MARGIN = 1e-6  # of a bound that is no value itself
 _MAX_STEP = 10_000  # of multipleOf without its point: remainders are counted
 
 
@@ -206,7 +205,7 @@ class _Writer:
     # Parts of the schema
 
     def _written(self, raw: Any, path: str, depth: int = 0) -> Any:
-        """Returns true, false, a reference, anyOf, or keywords, of which allOf has several sets."""
+        """Returns true, false, a reference, anyOf, allOf of one type, or keywords of one type."""
         if isinstance(raw, bool):
             return raw
         if not isinstance(raw, Mapping):
@@ -221,7 +220,7 @@ class _Writer:
             return self._written(value, path + _pointer(keyword, *step), depth + 1)
 
         given = self._checked(raw, path)
-        found = self._keywords(given, path, child) if given.get("not", True) else False
+        found = self._typed(given, path, child) if given.get("not", True) else False
         if "enum" in given:
             found = self._both(found, self._listed(given["enum"], path, "enum"), path)
         if "const" in given:
@@ -240,7 +239,7 @@ class _Writer:
                 self._unions += [(path, members)] if keyword == "oneOf" else []
                 found = _any_of(members)
         is_null = given.get("nullable") and not {"enum", "const"} & given.keys()
-        return _any_of([found, {"type": "null"}]) if is_null else found
+        return _any_of([found, {"const": None}]) if is_null else found
 
     def _checked(self, raw: Mapping[Any, Any], path: str) -> dict[str, Any]:
         """The keywords that say something about a value and can be held. One of null is none:
@@ -312,47 +311,61 @@ class _Writer:
             self._waiting.append(name)
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
-    # Keywords
+    # Keywords of types
 
-    def _keywords(self, given: dict[str, Any], path: str, child: Callable[..., Any]) -> Any:
+    def _typed(self, given: dict[str, Any], path: str, child: Callable[..., Any]) -> Any:
         if given.keys() <= _GENERAL:
             return True
-        types = _types(given)
-        schema: dict[str, Any] = {"type": given["type"]} if "type" in given else {}
-        if "number" in types or "integer" in types:
-            schema |= self._number(given, path)
-        if "array" in types:
-            schema |= _array(given, child)
-        if "object" in types:
-            schema |= self._object(given, path, child)
-        if "string" not in types:
-            return schema
-        schema |= self._string(given, path)
-        form = formats.PATTERNS.get(given.get("format", ""))
-        return schema if form is None else self._both(schema, {"pattern": f"^(?:{form})$"}, path)
+        asked = given.get("type", get_args(_Type))
+        types = dict.fromkeys([asked] if isinstance(asked, str) else asked)
+        if "number" in types:
+            types.pop("integer", None)
+        is_number = "number" in types or "integer" in types
+        writers: dict[str, Callable[[], Any]] = {
+            "null": lambda: {"const": None},
+            "boolean": lambda: {"type": "boolean"},
+            "number": lambda: self._number(given, path),
+            "integer": lambda: self._number(given, path, is_whole=True),
+            "string": lambda: self._string(given, path, is_number=is_number),
+            "array": lambda: _array(given, child),
+            "object": lambda: self._object(given, path, child),
+        }
+        return _any_of([writers[each]() for each in types])
 
-    def _number(self, given: dict[str, Any], path: str) -> dict[str, Any]:
-        """All bounds become inclusive: llguidance takes some that are left out for values."""
-        schema: dict[str, Any] = {}
-        limits = formats.BOUNDS.get(given.get("format", "")) if "type" in given else None
-        if limits:
-            schema["type"] = _listed_types((_types(given) | {"integer"}) - {"number"})
-        for side, (keyword, strict, sign) in enumerate(_BOUNDS):
-            bounds = [given[keyword]] if keyword in given else []
-            beyond = given.get(keyword) if given.get(strict) is True else given.get(strict)
-            if beyond is not None and beyond is not False:  # true is draft 4's
-                beyond = min(max(beyond, -_GREATEST - 1), _GREATEST + 1)
-                is_whole = schema.get("type", given.get("type")) == "integer"
-                margin = max(_MARGIN, math.ulp(beyond))
-                bounds.append(
-                    sign * (math.floor(sign * beyond) + 1) if is_whole else beyond + sign * margin
-                )
-            bounds += [limits[side]] if limits else []
-            tightest = max((sign * each for each in bounds), default=-math.inf)
-            if tightest > _GREATEST:
-                self._cannot_hold(path, keyword, "a number of more than 15 digits")
-            elif bounds:
-                schema[keyword] = sign * max(tightest, -_GREATEST)
+    def _number(self, given: dict[str, Any], path: str, *, is_whole: bool = False) -> Any:
+        """With bounds as llguidance holds them exactly."""
+        above, within = given.get("exclusiveMinimum"), given.get("exclusiveMaximum")
+        lows: list[tuple[float, bool]] = []
+        highs: list[tuple[float, bool]] = []
+        if given.get("format") in formats.BOUNDS:
+            is_whole, (least, most) = True, formats.BOUNDS[given["format"]]
+            lows, highs = [(least, False)], [(most, True)]
+        if "minimum" in given:
+            lows.append((given["minimum"], above is True))  # true is draft 4's
+        if "maximum" in given:
+            highs.append((given["maximum"], within is not True))
+        lows += [] if above is None or isinstance(above, bool) else [(above, True)]
+        highs += [] if within is None or isinstance(within, bool) else [(within, False)]
+        low, is_above = max([(-_GREATEST, False), *lows])
+        high, is_within = min([(_GREATEST, True), *highs])
+        if is_whole:
+            low = math.floor(low) + 1 if is_above else math.ceil(low)
+            high = math.floor(high) if is_within else math.ceil(high) - 1
+            is_above, is_within = False, True
+        if low > high or (low == high and (is_above or not is_within)):
+            return False
+        if low != high and int(low) == int(high):
+            # A whole number that is left out is taken for a value: by a millionth it is not.
+            margin = 10.0 ** (math.floor(math.log10(high - low)) - 6)
+            if is_above and low == int(low):
+                low, is_above = low + margin, False
+            if not is_within and high == int(high):
+                high, is_within = high - margin, True
+        schema: dict[str, Any] = {"type": "integer" if is_whole else "number"}
+        if lows:
+            schema["exclusiveMinimum" if is_above else "minimum"] = low
+        if highs:
+            schema["maximum" if is_within else "exclusiveMaximum"] = high
         if "multipleOf" in given:
             step = shifted = given["multipleOf"]
             while shifted != int(shifted) and shifted < _MAX_STEP:  # as llguidance reads it
@@ -363,18 +376,22 @@ class _Writer:
                 self._cannot_hold(path, "multipleOf", "it has too many digits")
         return schema
 
-    def _string(self, given: dict[str, Any], path: str) -> dict[str, Any]:
-        schema: dict[str, Any] = {}
+    def _string(self, given: dict[str, Any], path: str, *, is_number: bool) -> Any:
+        schema: dict[str, Any] = {"type": "string"}
         if given.get("minLength"):
             schema["minLength"] = int(given["minLength"])
         if "maxLength" in given:
             schema["maxLength"] = min(int(given["maxLength"]), MAX_LENGTH)
-        if "pattern" in given and (pattern := self._pattern(given["pattern"], path, "pattern")):
+        pattern = self._pattern(given["pattern"], path, "pattern") if "pattern" in given else None
+        if pattern is not None:
             schema["pattern"] = pattern
-        name, known = given.get("format", "text"), formats.FREE | formats.PATTERNS.keys()
+        name = given.get("format", "text")
+        if name in formats.PATTERNS:
+            form = {"type": "string", "pattern": f"^(?:{formats.PATTERNS[name]})$"}
+            return _all_of(schema, form) if pattern is not None else {**schema, **form}
         if name in formats.NATIVE:
             schema["format"] = name
-        elif name not in known and not ("integer" in _types(given) and name in formats.NUMBERS):
+        elif name not in formats.FREE and not (is_number and name in formats.NUMBERS):
             self._pass_over(path, "format", f"{name[:40]} is not known")
         return schema
 
@@ -387,57 +404,58 @@ class _Writer:
         self._cannot_hold(path, keyword, f"{pattern[:100]!r}: {fault}")
         return None
 
-    def _object(
-        self, given: dict[str, Any], path: str, child: Callable[..., Any]
-    ) -> dict[str, Any]:
-        schema: dict[str, Any] = {}
+    def _object(self, given: dict[str, Any], path: str, child: Callable[..., Any]) -> Any:
+        schema: dict[str, Any] = {"type": "object"}
         if "properties" in given:
             schema["properties"] = {name: child("properties", name) for name in given["properties"]}
         if "patternProperties" in given:
-            schema["patternProperties"] = {
-                written: child("patternProperties", pattern)
-                for pattern in given["patternProperties"]
-                if (written := self._pattern(pattern, path, "patternProperties"))
-            }
+            schema["patternProperties"] = patterns = {}
+            for pattern in given["patternProperties"]:
+                written = self._pattern(pattern, path, "patternProperties")
+                if written is not None:
+                    patterns[written] = child("patternProperties", pattern)
         if "additionalProperties" in given:
             schema["additionalProperties"] = child("additionalProperties")
         if given.get("required"):
             schema["required"] = list(dict.fromkeys(given["required"]))
         if "propertyNames" in given:
-            schema |= self._names_of(given["propertyNames"], schema, path)
-        return schema | self._counts(given, schema, path)
+            self._hold_names(given["propertyNames"], schema, path)
+        return self._counted(given, schema, path)
 
-    def _names_of(self, raw: Any, schema: dict[str, Any], path: str) -> dict[str, Any]:
+    def _hold_names(self, raw: Any, schema: dict[str, Any], path: str) -> None:
         """propertyNames: those that are listed become members, others are a pattern."""
         for _ in range(MAX_DEPTH):
             if isinstance(raw, Mapping) and isinstance(raw.get("$ref"), str):
                 raw = self._pointed(raw["$ref"].removeprefix("#"))
         names = self._written(raw, f"{path}/propertyNames")
         names = self._both(names, {"type": "string"}, path)
-        if names == {"type": "string"}:
-            return {}
         others = schema.get("additionalProperties", True)
-        kinds = names.keys() - {"type"} if isinstance(names, dict) else set()
-        closed: dict[str, Any] = {"additionalProperties": False}
-        if not (schema.get("properties") or schema.get("patternProperties")):
-            if kinds == {"enum"}:
-                return {"properties": dict.fromkeys(names["enum"], others), **closed}
-            if kinds == {"pattern"}:
-                return {"patternProperties": {names["pattern"]: others}, **closed}
-            if kinds and kinds <= {"minLength", "maxLength"}:
-                length = f"{names.get('minLength', 0)},{names.get('maxLength', '')}"
-                return {"patternProperties": {f"^(?s:.{{{length}}})$": others}, **closed}
-        why = "names are listed, one pattern, or of a length, and no others are named"
-        self._cannot_hold(path, "propertyNames", why)
-        return {}
+        kinds = names.keys() if isinstance(names, dict) else set()
+        is_beside = bool(schema.get("properties")) or "patternProperties" in schema
+        if names == {"type": "string"}:
+            return
+        if not is_beside and kinds == {"enum"}:
+            schema["properties"] = dict.fromkeys(names["enum"], others)
+        elif not is_beside and kinds and kinds <= {"type", "minLength", "maxLength"}:
+            length = f"{names.get('minLength', 0)},{names.get('maxLength', '')}"
+            schema["patternProperties"] = {f"^(?s:.{{{length}}})$": others}
+        elif not is_beside and kinds == {"type", "pattern"}:
+            schema["patternProperties"] = {names["pattern"]: others}
+        else:
+            why = "names are listed, one pattern, or of a length, and no others are named"
+            self._cannot_hold(path, "propertyNames", why)
+            return
+        schema["additionalProperties"] = False
 
-    def _counts(self, given: dict[str, Any], schema: dict[str, Any], path: str) -> dict[str, Any]:
+    def _counted(self, given: dict[str, Any], schema: dict[str, Any], path: str) -> Any:
         """minProperties and maxProperties: llguidance counts members that have no names."""
         least, most = int(given.get("minProperties", 0)), given.get("maxProperties", math.inf)
         properties, required = schema.get("properties", {}), schema.get("required", ())
         named = {*properties, *required}
         others = schema.get("additionalProperties", not properties or least > len(named))
         is_open = others is not False or bool(schema.get("patternProperties"))
+        if most < max(least, len(required)) or (not is_open and least > len(named)):
+            return False
         counts: dict[str, Any] = {}
         if least > len(required):
             counts["minProperties"] = min(least, MAX_ITEMS)
@@ -446,32 +464,39 @@ class _Writer:
         is_one = least <= len(required) + 1 and most in (math.inf, len(required) + 1)
         if counts and len(named) > len(required) and (is_open or not is_one):
             self._cannot_hold(path, next(iter(counts)), "not all members are required")
-            return {}
+            return schema
         if is_open and counts.get("minProperties", 0) > 1:
             self._pass_over(path, "minProperties", "names may be alike")
-        return counts
+        return schema | counts
 
     def _listed(self, values: Sequence[Any], path: str, keyword: str) -> Any:
-        """Texts apart from other values: some formats of calls write these alone as JSON."""
-        texts, others = list[Any](), list[Any]()
+        texts = dict.fromkeys(value for value in values if isinstance(value, str))
+        kept = [text for text in texts if not _UNWRITTEN.search(text)]
+        numbers = [value for value in values if _is_number(value)]
+        found: list[Any] = [{"enum": each} for each in (kept, numbers) if each]
+        if len(kept) < len(texts):
+            self._pass_over(path, keyword, "a control character is never written")
+        if any(abs(value) > _EXACT for value in numbers):
+            self._cannot_hold(path, keyword, "a number of more than 15 digits")
+            found[-1] = {"type": "number"}
         for value in values:
-            inner = list(_inner(value))
-            if any(isinstance(each, float) and not math.isfinite(each) for each in inner):
+            if isinstance(value, float) and not math.isfinite(value):
                 self.wrong(f"{path}/{keyword}", "a value that is no JSON")
-            if any(_is_number(each) and abs(each) > _EXACT for each in inner):
-                self._cannot_hold(path, keyword, "a number of more than 15 digits")
-                return True
-            if any(isinstance(each, str) and _UNWRITTEN.search(each) for each in inner):
-                self._pass_over(path, keyword, "a control character is never written")
-            else:
-                (texts if isinstance(value, str) else others).append(value)
-        return _any_of([{"enum": each} for each in (texts, others) if each])
+            if value is None or isinstance(value, bool):
+                found.append({"const": value})
+            elif isinstance(value, list):
+                counts = {"minItems": len(value), "maxItems": len(value), "items": False}
+                items = [self._listed([each], path, keyword) for each in value]
+                found.append({"type": "array", "prefixItems": items, **counts})
+            elif isinstance(value, dict):
+                members = {name: self._listed([value[name]], path, keyword) for name in value}
+                names = {"required": list(value), "additionalProperties": False}
+                found.append({"type": "object", "properties": members, **names})
+        return _any_of(found)
 
     # What fits two parts
 
     def _both(self, a: Any, b: Any, path: str) -> Any:
-        """Keywords that are known to be apart become one set: some formats of calls, and what tells
-        members of oneOf apart, read no others. llguidance joins the sets of allOf."""
         if a is True or b is False or a == b:
             return b
         if b is True or a is False:
@@ -486,28 +511,54 @@ class _Writer:
         if "$ref" in b:
             place, before, after = self._sources[_name(b)]
             return self._reference(place, self._both(a, before, path), after)
-        types = _narrowed(a, b)
-        if not types:
+        if _kind(a) != _kind(b):
             return False
-        typed = {"type": types} if "type" in a or "type" in b else {}
-        is_apart = a.keys() & b.keys() <= {"type", "properties", "required"}
-        for one, other in ((a, b), (b, a)):
-            is_apart &= not (_WHOLE & one.keys() and other.keys() - {"type"})
-        if not is_apart:
-            return {**typed, "allOf": [*a.get("allOf", [a]), *b.get("allOf", [b])]}
-        merged = {**a, **b, **typed}
-        if "enum" in merged:
-            values, allowed = merged["enum"], _types({"type": types})
-            merged["enum"] = [each for each in values if _types({"enum": [each]}) & allowed]
-        if "required" in a and "required" in b:
-            merged["required"] = list(dict.fromkeys([*a["required"], *b["required"]]))
-        if "properties" in a and "properties" in b:
-            merged["properties"] = {
-                name: self._both(
-                    a["properties"].get(name, True), b["properties"].get(name, True), path
-                )
-                for name in dict.fromkeys([*a["properties"], *b["properties"]])
+        values, others = _values(a), _values(b)
+        if values is not None and others is not None and "allOf" not in {*a, *b}:
+            left = [value for value in values if value in others]
+            return False if not left else a if "const" in a else {"enum": left}
+        for listed, other in ((a, b), (b, a)):
+            if "enum" in listed and other.get("type") == "integer":
+                listed = {"enum": [value for value in listed["enum"] if value == int(value)]}
+                return _all_of(listed, other) if listed["enum"] else False
+            if _values(listed) is not None and other == {"type": _kind(listed)}:
+                return listed
+        if {"enum", "allOf"} & (a.keys() | b.keys()) or _kind(a) == "array":
+            return _all_of(a, b)
+        if _kind(a) == "object":
+            return self._both_objects(a, b, path)
+        if _kind(a) == "number":
+            return self._both_numbers(a, b, path)
+        is_said_twice = any(a[k] != b[k] for k in a.keys() & b.keys())
+        return _all_of(a, b) if is_said_twice else {**a, **b}
+
+    def _both_numbers(self, a: Any, b: Any, path: str) -> Any:
+        merged = {**a, **b}
+        merged |= {k: t(a[k], b[k]) for k, t in _TIGHTER.items() if k in a and k in b}
+        if "multipleOf" in a and "multipleOf" in b and a["multipleOf"] != b["multipleOf"]:
+            self._cannot_hold(path, "multipleOf", "of two numbers")
+        return self._number(merged, path, is_whole="integer" in (a["type"], b["type"]))
+
+    def _both_objects(self, a: dict[str, Any], b: dict[str, Any], path: str) -> Any:
+        for each, other in ((a, b), (b, a)):
+            if each.get("patternProperties") and _MEMBERS & other.keys():
+                self._cannot_hold(path, "patternProperties", "beside members of another schema")
+        merged = {**a, **b}
+        merged |= {k: t(a[k], b[k]) for k, t in _TIGHTER.items() if k in a and k in b}
+        if "required" in merged:
+            names = [*a.get("required", ()), *b.get("required", ())]
+            merged["required"] = list(dict.fromkeys(names))
+        others, more = (each.get("additionalProperties", True) for each in (a, b))
+        for keyword in ("properties", "patternProperties"):
+            if keyword not in merged:
+                continue
+            left, right = a.get(keyword, {}), b.get(keyword, {})
+            merged[keyword] = {
+                name: self._both(left.get(name, others), right.get(name, more), path)
+                for name in dict.fromkeys([*left, *right])
             }
+        if "additionalProperties" in merged:
+            merged["additionalProperties"] = self._both(others, more, path)
         return merged
 
     # Unions of which one member fits
@@ -534,14 +585,13 @@ class _Writer:
         return depth < 4 and all(self._differ(x, y, depth) for x, y in pairs)
 
     def _differ(self, a: Any, b: Any, depth: int) -> bool:
-        if a is True or b is True:
+        if a is True or b is True or _kind(a) != _kind(b):
+            return a is not True and b is not True
+        values, others = _values(a), _values(b)
+        if values is not None and others is not None:
+            return not any(value in others for value in values)
+        if _kind(a) != "object":
             return False
-        types = _narrowed(a, b)
-        if "enum" in a and "enum" in b:
-            values = [(_type(each), each) for each in b["enum"]]
-            return not any((_type(each), each) in values for each in a["enum"])
-        if types != "object" or "allOf" in a or "allOf" in b:
-            return not types
         left, right = a.get("properties", {}), b.get("properties", {})
         required = {*a.get("required", ()), *b.get("required", ())}
         tags = required & left.keys() & right.keys()
@@ -560,10 +610,11 @@ class _Writer:
 
 
 _UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_TIGHTER: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minItems", "minProperties"), max),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxItems", "maxProperties"), min),
+}
 _MEMBERS = {"properties", "patternProperties", "additionalProperties"}
-# What they say depends on other keywords.
-_WHOLE = {"allOf", "additionalProperties", "patternProperties", "items", "prefixItems"}
-_BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 _IN_PLACE = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
@@ -580,13 +631,13 @@ def _tag(union: Mapping[Any, Any], member: Any) -> Any:
     return {"type": "object", "properties": values, "required": [name]}
 
 
-def _array(given: dict[str, Any], child: Callable[..., Any]) -> dict[str, Any]:
+def _array(given: dict[str, Any], child: Callable[..., Any]) -> Any:
     first, rest = "prefixItems", "items"
     if isinstance(given.get("items"), list):  # before draft 2020-12
         first, rest = "items", "additionalItems"
     least, most = int(given.get("minItems", 0)), int(min(given.get("maxItems", 1e9), 1e9))
     items = [child(first, index) for index in range(len(given.get(first, ())))][:most]
-    schema: dict[str, Any] = {}
+    schema: dict[str, Any] = {"type": "array"}
     if items:
         schema["prefixItems"] = items
     if rest in given:
@@ -595,22 +646,20 @@ def _array(given: dict[str, Any], child: Callable[..., Any]) -> dict[str, Any]:
         schema["minItems"] = least
     if "maxItems" in given:
         schema["maxItems"] = min(most, MAX_ITEMS)
-    return schema
+    return False if least > most else schema
 
 
-def _finished(schema: Any, finite: set[str], *, is_part: bool = False) -> Any:
+def _finished(schema: Any, finite: set[str]) -> Any:
     """The schema without what no finite value fits. Objects whose members are named have no others,
-    unless it says what these are like. is_part: of allOf, which says so of all its parts."""
+    unless it says what these are like."""
     if isinstance(schema, bool):
         return schema
     if "$ref" in schema:
         return schema if _name(schema) in finite else False
-    if "anyOf" in schema:
-        return _any_of([_finished(each, finite) for each in schema["anyOf"]])
     found = dict(schema)
-    if "allOf" in found:
-        sets = [_finished(each, finite, is_part=True) for each in found["allOf"]]
-        return False if False in sets else {**found, "allOf": [*sets, *_closing(found["allOf"])]}
+    for keyword in ("anyOf", "allOf", "prefixItems"):
+        if keyword in found:
+            found[keyword] = [_finished(each, finite) for each in found[keyword]]
     for keyword in ("properties", "patternProperties"):
         if keyword in found:
             members = found[keyword].items()
@@ -618,35 +667,24 @@ def _finished(schema: Any, finite: set[str], *, is_part: bool = False) -> Any:
     for keyword in ("items", "additionalProperties"):
         if keyword in found:
             found[keyword] = _finished(found[keyword], finite)
-    if "prefixItems" in found:
-        found["prefixItems"] = [_finished(each, finite) for each in found["prefixItems"]]
-    properties = found.get("properties", {})
-    needed: list[Any] = []
+    if "anyOf" in found:
+        return _any_of(found["anyOf"])
     if found.get("type") == "object":
-        needed = [properties.get(name) for name in found.get("required", ())]
-    elif found.get("type") == "array":
+        found = _closed(found)
+        needed = [found["properties"].get(name) for name in found.get("required", ())]
+    else:
         items = [*found.get("prefixItems", ()), found.get("items", True)]
-        needed = items[: found.get("minItems", 0)]
-    if any(each is False for each in needed):
-        return False
-    for closing in () if is_part else _closing([schema]):
-        found = {**closing, **found, "properties": {**closing["properties"], **properties}}
-    return found
+        needed = [*found.get("allOf", ()), *items[: found.get("minItems", 0)]]
+    return False if False in [each is not False for each in needed] else found
 
 
-def _closing(sets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What says that objects have no members but those that are named."""
-    patterns = [pattern for each in sets for pattern in each.get("patternProperties", ())]
-    names = [name for each in sets for name in each.get("properties", ())]
-    if not patterns:
-        names += [name for each in sets for name in each.get("required", ())]
-    least = max(each.get("minProperties", 0) for each in sets)
-    stated = _MEMBERS.intersection(keyword for each in sets for keyword in each)
-    if not stated or "additionalProperties" in stated or least > len(set(names)):
-        return []
-    members = {"properties": dict.fromkeys(names, True)}
-    others = {"patternProperties": dict.fromkeys(patterns, True)} if patterns else {}
-    return [{**members, **others, "additionalProperties": False}]
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    properties, patterns = dict(schema.get("properties", {})), schema.get("patternProperties", {})
+    is_open = not _MEMBERS & schema.keys() or schema.get("minProperties", 0) > len(properties)
+    others = schema.get("additionalProperties", True)
+    for name in () if patterns else schema.get("required", ()):
+        properties.setdefault(name, others)
+    return {"additionalProperties": is_open, **schema, "properties": properties}
 
 
 def _num_levels(root: Any, definitions: Mapping[str, Any]) -> int:
@@ -676,39 +714,18 @@ def _pointer(*steps: str | int) -> str:
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    """The types of what fits: with number that of whole numbers, too."""
-    given = schema.get("type", get_args(_Type))
-    found = {given} if isinstance(given, str) else {*given}
-    if "enum" in schema and "type" not in schema:
-        found = {_type(each) for each in schema["enum"]}
-    return found | {"integer"} if "number" in found else found
+def _values(schema: Mapping[str, Any]) -> Any:
+    parts = schema.get("allOf", [schema])
+    listed = (each.get("enum", [each["const"]] if "const" in each else None) for each in parts)
+    return next((values for values in listed if values is not None), None)
 
 
-def _narrowed(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | list[str]:
-    """The types of what fits both."""
-    both = _types(a) & _types(b)
-    if "number" in both:
-        both.remove("integer")
-    return _listed_types(both)
-
-
-def _listed_types(types: set[str]) -> str | list[str]:
-    found = [each for each in get_args(_Type) if each in types]
-    return found[0] if len(found) == 1 else found
-
-
-def _type(value: Any) -> str:
-    kinds = {bool: "boolean", str: "string", list: "array", dict: "object", type(None): "null"}
+def _kind(schema: Mapping[str, Any]) -> str:
+    if "type" in schema:
+        return "number" if schema["type"] == "integer" else str(schema["type"])
+    value = _values(schema)[0]
+    kinds = {str: "string", bool: "boolean", type(None): "null"}
     return kinds.get(type(value), "number")
-
-
-def _inner(value: Any) -> Iterator[Any]:
-    """All that is in a value, itself included."""
-    yield value
-    if isinstance(value, (dict, list)):
-        for each in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from _inner(each)
 
 
 def _any_of(schemas: Iterable[Any]) -> Any:
@@ -719,6 +736,10 @@ def _any_of(schemas: Iterable[Any]) -> Any:
         found += each["anyOf"] if each and "anyOf" in each else [each] if each else []
     found = list({json.dumps(each): each for each in found}.values())
     return False if not found else found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def _all_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": _kind(a), "allOf": [*a.get("allOf", [a]), *b.get("allOf", [b])]}
 
 
 # Decimal numbers as pydantic writes their pattern, which looks ahead.

@@ -155,10 +155,10 @@ def probe_message(role: str, content: str) -> Message:
     return {"role": role, "content": content, **named}
 
 
-def probe_call(content: str, is_text: bool, times: int = 1) -> Message:
+def probe_call(silence: str | None, is_text: bool, times: int = 1) -> Message:
     function = _function(CALLED, "" if is_text else {})
     calls = [
         {"id": f"probe000{index + 1}", "type": "function", "function": function}
         for index in range(times)
     ]
-    return {"role": "assistant", "content": content, "tool_calls": calls}
+    return {"role": "assistant", "content": silence, "tool_calls": calls}

@@ -227,7 +227,7 @@ def _written(name: str, data: bytes) -> Path:
 
 def _rendered(source: str | None) -> None:
     if source is not None:
-        opened = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+        opened = ChatTemplate(source, "<s>", "</s>")
         given = {"enable_thinking": False, "documents": [{"text": TEXT}]}
         for tools in ((), TOOLS):
             opened.render(MESSAGES, tools)

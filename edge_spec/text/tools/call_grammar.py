@@ -9,20 +9,18 @@ from typing import Any
 
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.plain_messages import Tools
-from edge_spec.text.tools.call_shape import (
+from edge_spec.text.tools.arguments import (
     ANY,
-    ARGUMENTS,
-    ID,
-    INDEX,
-    NAME,
     TEXT,
-    CallShape,
     Keyed,
     alternatives,
     arguments_schema,
     as_lark,
+    definitions_of,
+    listed,
     types_of,
 )
+from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
 from edge_spec.text.tools.reader import FENCE, NAMES, TAGS
 
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
@@ -140,7 +138,7 @@ def _functions(form: CallShape, tools: Tools) -> list[str]:
         if form.keyed is None:
             rules.append(f"arguments{index}: %json {as_lark(schema)}")
         else:
-            values = _ValueRules(form.keyed, f"v{index}", schema.get("$defs", {}))
+            values = _ValueRules(form.keyed, f"v{index}", definitions_of(schema))
             rules += [f"arguments{index}: {values.arguments(schema)}", *values.rules]
     return rules
 
@@ -217,7 +215,7 @@ class _ValueRules:
         """Return a value that is no text, as JSON or in words of Python."""
         found = [self._rule(f"%json {as_lark(schema, self._definitions)}")]
         if self._keyed.has_python_words and isinstance(schema, Mapping):
-            words = schema.get("enum") or _PYTHON_WORDS.get(schema.get("type"), ())
+            words = listed(schema) or _PYTHON_WORDS.get(schema.get("type"), ())
             found += [f'"{word!r}"' for word in words if word is None or isinstance(word, bool)]
         return _one_of(found)
 
@@ -228,7 +226,7 @@ class _ValueRules:
         if self._keyed.is_python:
             given = {**schema, "type": "string"}
             found = [self._rule(f"%json {as_lark(given, self._definitions)}")]
-            if not schema.keys() & {"enum", "pattern", "minLength", "maxLength", "format"}:
+            if not schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength", "format"}:
                 found.append(_SINGLE)
             singles = [each for each in _listed(schema) or () if re.fullmatch(r"[^'\\\n]*", each)]
             found += [json.dumps(f"'{each}'", ensure_ascii=False) for each in singles]
@@ -265,7 +263,7 @@ def _one_of(expressions: Sequence[str]) -> str:
 
 def _listed(schema: Mapping[str, Any]) -> list[str] | None:
     """Return the texts that a schema lists, if it does."""
-    values = schema.get("enum")
+    values = listed(schema)
     return None if values is None else [each for each in values if isinstance(each, str)]
 
 

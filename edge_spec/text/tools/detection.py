@@ -57,18 +57,19 @@ _TEXT = "probe-text"
 class NativeTools:
     """Says how a template that knows tools wants calls in messages.
 
-    A message that only calls has an empty content. takes_mappings, takes_texts: arguments as an
-    object, and as JSON text of one. takes_several: calls in one message. shows_calls,
-    shows_results: else they have to be in contents. shows_tools: else they have to be described in
-    a message, or given with the system's one (tools_in_system). takes_text, takes_thought: a text
-    before calls in a message, also one with a thought; else the text has to be a message of its
-    own.
+    silences: contents of a message that only calls; None: it has none. takes_mappings, takes_texts:
+    arguments as an object, and as JSON text of one. takes_several: calls in one message.
+    shows_calls, shows_results: else they have to be in contents. shows_tools: else they have to be
+    described in a message, or given with the system's one (tools_in_system). takes_text,
+    takes_thought: a text before calls in a message, also one with a thought; else the text has to
+    be a message of its own.
     """
 
     form: ToolForm
-    takes_mappings: bool = True
-    takes_texts: bool = True
-    takes_several: bool = True
+    silences: tuple[str | None, ...]
+    takes_mappings: bool
+    takes_texts: bool
+    takes_several: bool
     shows_calls: bool = True
     shows_results: bool = True
     shows_tools: bool = True
@@ -84,21 +85,22 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
     tokens: the added ones of the model, which tell of its format where the template does not.
     """
     probes = _Probes(render)
-    found: dict[bool, ToolForm] = {}  # by whether arguments are a text
-    for is_text in (False, True):
+    found: dict[tuple[str | None, bool], ToolForm] = {}
+    for is_text, silence in product((False, True), ("", None)):
         if is_text and not found and probes.shows_objects():
             break  # it would write a text as it is into a format that it writes objects in
-        shown = probes.shown(is_text)
-        if shown is not None and shown == found.get(False, shown):
-            found[is_text] = shown
+        shown = probes.shown(silence, is_text)
+        if shown is not None and shown == next(iter(found.values()), shown):
+            found[silence, is_text] = shown
     if not found:
         return _stated(probes, tokens())
-    is_text, form = next(iter(found.items()))
+    (silence, is_text), form = next(iter(found.items()))
     return NativeTools(
         form,
-        takes_mappings=False in found,
-        takes_texts=True in found,
-        takes_several=probes.shows(form, 2, is_text, _squeezed),
+        silences=tuple(dict.fromkeys(silence for silence, _ in found)),
+        takes_mappings=any(not is_text for _, is_text in found),
+        takes_texts=any(is_text for _, is_text in found),
+        takes_several=probes.shows(form, 2, silence, is_text, _squeezed),
         shows_tools=probes.shows_tools,
         tools_in_system=probes.tools_in_system,
         takes_text=probes.takes_text(is_text),
@@ -136,53 +138,63 @@ class _Probes:
         except EdgeSpecError:
             return ""
 
-    def shown(self, is_text: bool) -> ToolForm | None:
-        """Return the format of calls with arguments of this kind, with the ids that the template
-        takes there."""
-        if RESULT not in self.text(_conversation(is_text)):
+    def shown(self, silence: str | None, is_text: bool) -> ToolForm | None:
+        """Return the format of calls in a message of these contents and arguments, with the ids
+        that the template takes there."""
+        if RESULT not in self.text(_conversation(silence, is_text)):
             return None
-        takes_long = self.text(_conversation(is_text, ["call_probe00000000000000"]))
+        takes_long = self.text(_conversation(silence, is_text, ["call_probe00000000000000"]))
         rows = (replace(form, short_ids=not takes_long) for form in FORMATS.values())
         forms: list[ToolForm] = [HARMONY, *rows]
         for times, shape, form in product((2, 1), _SHAPES, forms):
-            if self.shows(form, times, is_text, shape):
+            if self.shows(form, times, silence, is_text, shape):
                 return form
         return None
 
-    def shows(self, form: ToolForm, times: int, is_text: bool, shape: Callable[[str], str]) -> bool:
+    def shows(
+        self,
+        form: ToolForm,
+        times: int,
+        silence: str | None,
+        is_text: bool,
+        shape: Callable[[str], str],
+    ) -> bool:
         """Return True if the template shows so many calls of a message as the format writes them.
         shape: what counts of a text."""
-        calls, text = self._called(times, is_text)
+        calls, text = self._called(times, silence, is_text)
         written, text = shape(form.written(calls)), shape(text)
         if isinstance(form, CallFormat) and form.is_bare:
             return text.startswith(tuple(shape(each) + written for each in self._beginnings))
         return written in text
 
-    def _call(self, times: int, is_text: bool) -> tuple[Sequence[Mapping[str, Any]], str]:
+    def _call(
+        self, times: int, silence: str | None, is_text: bool
+    ) -> tuple[Sequence[Mapping[str, Any]], str]:
         """Return calls, and what the template makes of them; "" where it does not show them all."""
         ids = [f"probe000{index + 1}" for index in range(times)]
-        answer, *results = _conversation(is_text, ids)
+        answer, *results = _conversation(silence, is_text, ids)
         text = self.text([answer], goes_on=False) or self.text([answer, *results])
         return answer["tool_calls"], text if text.count(_VALUE) >= times else ""
 
     def shows_objects(self) -> bool:
         """Return True if it shows calls with arguments that are objects."""
-        text = self.text([probe_call("", is_text=False)], goes_on=False)
-        return CALLED in text and _VALUE in text
+        calls = (probe_call(silence, False) for silence in ("", None))
+        texts = (self.text([call], goes_on=False) for call in calls)
+        return any(CALLED in text and _VALUE in text for text in texts)
 
     def takes_text(self, is_text: bool, **more: str) -> bool:
         """Return True if a text beside a call, and what more, is neither refused nor shown after
         it."""
-        message, *results = _conversation(is_text, content=_TEXT)
+        message, *results = _conversation(_TEXT, is_text)
         text = self.text([{**message, **more}, *results])
         return bool(text) and not 0 <= text.find(CALLED) < text.find(_TEXT)
 
 
 def _conversation(
-    is_text: bool, ids: Sequence[str] = ("probe0001",), content: str = ""
+    silence: str | None, is_text: bool, ids: Sequence[str] = ("probe0001",)
 ) -> list[Message]:
     """Return a message with calls of these ids, and their results."""
-    message = probe_call(content, is_text, len(ids))
+    message = probe_call(silence, is_text, len(ids))
     calls = [{**call, "id": id} for call, id in zip(message["tool_calls"], ids, strict=True)]
     results = [{**probe_message("tool", RESULT), "tool_call_id": id} for id in ids]
     return [{**message, "tool_calls": calls}, *results]
@@ -207,23 +219,30 @@ def _stated(probes: _Probes, tokens: Collection[str]) -> NativeTools | None:
     tokens, where calls are not shown."""
     if not (probes.shows_tools or probes.tools_in_system):
         return None
-    whole = probes.text(_conversation(is_text=False))
     without = probes.text([], tools=())
-    # Of Python's calls, what some templates show is not what they tell the model to write.
-    is_shown = any(value in whole for value in ARGUMENTS.values())
-    forms = [form for form in STATED if not is_shown or form == PYTHON]
-    told = (form for form in forms if _states(whole, form) and not _states(without, form))
-    spelled = (form for form in forms if _tags(form) and _tags(form).issubset(tokens))
-    form = next(told, next(spelled, None)) if whole else None
-    if form is None:
-        return None
-    return NativeTools(
-        form,
-        shows_calls=False,
-        shows_results=RESULT in whole,
-        shows_tools=probes.shows_tools,
-        tools_in_system=probes.tools_in_system,
-    )
+    for silence in ("", None):
+        whole = probes.text(_conversation(silence, is_text=False))
+        if not whole:
+            continue
+        # Of Python's calls, what some templates show is not what they tell the model to write.
+        is_shown = any(value in whole for value in ARGUMENTS.values())
+        forms = [form for form in STATED if not is_shown or form == PYTHON]
+        told = (form for form in forms if _states(whole, form) and not _states(without, form))
+        spelled = (form for form in forms if _tags(form) and _tags(form).issubset(tokens))
+        form = next(told, next(spelled, None))
+        if form is not None:
+            return NativeTools(
+                form,
+                (silence,),
+                takes_mappings=True,
+                takes_texts=True,
+                takes_several=True,
+                shows_calls=False,
+                shows_results=RESULT in whole,
+                shows_tools=probes.shows_tools,
+                tools_in_system=probes.tools_in_system,
+            )
+    return None
 
 
 def _states(text: str, form: CallFormat) -> bool:
@@ -325,7 +344,10 @@ def _native(message: Message, native: NativeTools) -> Message:
     if not native.shows_calls:
         return _spelled({**message, "tool_calls": calls}, native.form)
     fitting = {**message, "tool_calls": [{"type": "function", **call} for call in calls]}
-    return fitting if message.get("content") else {**fitting, "content": ""}
+    content = message.get("content")
+    if not content and content not in native.silences:
+        fitting |= {"content": native.silences[0]}
+    return fitting
 
 
 def _native_call(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, Any]:

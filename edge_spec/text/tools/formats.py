@@ -11,17 +11,9 @@ from typing import Any
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.parts.part import EndedError, PartKind, PartReader, Steps, first_of
 from edge_spec.text.plain_messages import Tools
+from edge_spec.text.tools.arguments import Keyed, arguments_schema, as_lark
 from edge_spec.text.tools.call_grammar import ANYTHING, call_grammar, literal
-from edge_spec.text.tools.call_shape import (
-    ARGUMENTS,
-    ID,
-    INDEX,
-    NAME,
-    CallShape,
-    Keyed,
-    arguments_schema,
-    as_lark,
-)
+from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
 from edge_spec.text.tools.reader import CallReader, CallSteps
 
 

@@ -18,22 +18,17 @@ from edge_spec.text.parts.part import (
     first_of,
 )
 from edge_spec.text.plain_messages import Tools
+from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json, unescaped
 from edge_spec.text.tools.call_shape import (
-    ANY,
     ARGUMENTS,
     ID,
     INDEX,
     NAME,
     SHORT_ID,
     TAG,
-    TEXT,
     CallShape,
-    Keyed,
-    argument_types,
-    as_json,
     marker_of,
     new_id,
-    unescaped,
 )
 
 _SLOTS = {

@@ -11,7 +11,6 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.plain_messages import ROLES
 
-ENDS = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -35,7 +34,7 @@ USER = [{"role": "user", "content": "hi"}]
     ],
 )
 def test_a_conversation_renders(source: str, text: str) -> None:
-    assert ChatTemplate(source, ENDS).render(USER * 2) == text
+    assert ChatTemplate(source, "<s>", "</s>").render(USER * 2) == text
 
 
 def test_a_template_may_ask_for_the_date() -> None:
@@ -207,7 +206,9 @@ TRIMMED = TURNS.replace("m.content", "m.content | trim")
 
 
 def rendered(source: str, *messages: Any, tools: Any = (), **options: Any) -> str:
-    return ChatTemplate(source, {**ENDS, "pad_token": "<pad>"}).render(messages, tools, **options)
+    return ChatTemplate(source, "<s>", "</s>", {"pad_token": "<pad>"}).render(
+        messages, tools, **options
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from tokenizers import models, pre_tokenizers
 from edge_spec.errors import ModelFileError
 from edge_spec.text.parts.part import StopCutter
 from edge_spec.text.tokenizer import Tokenizer
-from fixtures import trained_tokenizers as trained
 
 BOS = 259
 
@@ -197,12 +196,3 @@ def test_the_text_ends_before_the_named_token_and_holds_no_name(
         before = whole[: min(end - len(s) for s in stops if whole[:end].endswith(s))]
     expected = before.replace("<x>", "").replace("<y>", "")
     assert cut_train(stops, train) == (expected, bool(ends))
-
-
-@pytest.mark.parametrize("kind", trained.MADE)
-def test_every_kind_of_tokenizer_streams_what_its_library_decodes(kind: str) -> None:
-    made = trained.MADE[kind]()
-    tokenizer = Tokenizer(made.to_str())
-    for text in ("Hello worlds, it is  not so.\n\n  The end", " \u201cok\u201d \U0001f999!", "a"):
-        ids = made.encode(text, add_special_tokens=False).ids
-        assert "".join(streamed(tokenizer, ids)) == made.decode(ids)
