@@ -19,11 +19,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters import factory
-from edge_spec.errors import (
-    EdgeSpecError,
-    MissingDependencyError,
-    UnsupportedModelError,
-)
+from edge_spec.errors import EdgeSpecError, MissingDependencyError, UnsupportedModelError, readable
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import is_bundle, open_bundle
@@ -39,6 +35,7 @@ from edge_spec.scheduler.profile import (
     Profile,
     ProfileKey,
     kept_profiles,
+    was_busy,
 )
 from edge_spec.scheduler.row_findings import SECONDS, holds, recall_costs, shapes_of
 
@@ -164,7 +161,7 @@ class EnginePlan:
             return "drafting, which --drafter none turns off"
         if self.drafts or self.options.head is not None or self.options.drafter != "auto":
             return ""
-        model = self.source.model
+        model = readable(self.source.model)
         return (
             "a smaller model of the same family, with --draft, or a head that "
             f"`edge-spec distill {model}` trains"
@@ -307,6 +304,10 @@ def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> RankedWays:
     for i in range(1, len(every)):
         if not _beats(every[i], known.get(i), every[first], known.get(first)):
             continue
+        changes = _reads_own(every[first]) and not _reads_own(every[i])
+        is_certain = all(any(_is_of(key, every[at]) for key, _ in profiles) for at in (first, i))
+        if changes and _is_there(every[i]) and not is_certain:
+            continue  # other weights write other texts: what answers took says too little
         if _is_there(every[first]) and not _is_there(every[i]):
             would_be = _conversion(every[i].name, every[first].name, known[i], known[first])
         else:
@@ -459,7 +460,11 @@ def _known_seconds(
 def _seconds_of(way: ModelPlan) -> Iterator[RowCosts]:
     """Yield what rounds of models of these shapes took; before a conversion for the runtime, of
     weights in whatever form it ran."""
-    kept = [each for each in SECONDS.find() if each.key.how.runtime == way.name]
+    kept = [
+        each
+        for each in SECONDS.find()
+        if each.key.how.runtime == way.name and not was_busy(each.disturbance)
+    ]
     config = config_of(way) if kept else None  # a header is read only where that is of use
     if config is None:
         return

@@ -109,7 +109,7 @@ def test_the_command_line_tells_whose_draft_token_was_right(edge_spec, demo_gguf
         *("--max-tokens", "24", "--json"),
     )
     assert done.returncode == 0
-    assert re.match(r"Loading target smollm2 on llamacpp \d+ MB \+ draft .* MB = ", done.stderr)
+    assert re.match(r"Loading target smollm2 on \w+ \d+ MB \+ draft .* MB = ", done.stderr)
     tokens = json.loads(done.stdout)["tokens"]
     accepted = [token for token in tokens if token["origin"] == "accepted"]
     assert {token["drafter"] for token in accepted} <= {"suffix", "cascade"}
