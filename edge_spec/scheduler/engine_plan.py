@@ -276,11 +276,9 @@ def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
 
 @dataclass(frozen=True)
 class RankedWays:
-    """ways: the best first. seconds: that a token takes, by the way's place in `ways`, of those
-    that are known. better: as an `EnginePlan` has it."""
+    """ways: the best first. better: as an `EnginePlan` has it."""
 
     ways: tuple[ModelPlan, ...]
-    seconds: Mapping[int, float]
     better: str = ""
 
 
@@ -292,7 +290,7 @@ def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> RankedWays:
     be read.
     """
     if ways[0].is_only:
-        return RankedWays(tuple(ways), {})
+        return RankedWays(tuple(ways))
     usual = list(ways)
     if len(usual) > 1 and not _is_there(usual[0]):
         usual.sort(key=lambda way: not _is_there(way))
@@ -304,7 +302,7 @@ def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> RankedWays:
     for i in range(1, len(every)):
         if not _beats(every[i], known.get(i), every[first], known.get(first)):
             continue
-        changes = _reads_own(every[first]) and not _reads_own(every[i])
+        changes = _changes_weights(every[first], every[i])
         is_certain = all(any(_is_of(key, every[at]) for key, _ in profiles) for at in (first, i))
         if changes and _is_there(every[i]) and not is_certain:
             continue  # other weights write other texts: what answers took says too little
@@ -316,7 +314,7 @@ def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> RankedWays:
     found = [every[i] for i in order]
     seconds = {at: known[i] for at, i in enumerate(order) if i in known}
     found[0] = replace(found[0], why=_reason(found, seconds))
-    return RankedWays(tuple(found), seconds, would_be)
+    return RankedWays(tuple(found), would_be)
 
 
 def _is_there(way: ModelPlan) -> bool:
@@ -333,6 +331,11 @@ def _reads_own(way: ModelPlan) -> bool:
     return False
 
 
+def _changes_weights(way: ModelPlan, other: ModelPlan) -> bool:
+    """Say whether one reads the very file and the other a conversion, which writes other texts."""
+    return _reads_own(way) and not _reads_own(other)
+
+
 def _beats(other: ModelPlan, seconds: float | None, than: ModelPlan, than_s: float | None) -> bool:
     """Say whether one is known to be so much faster that it is worth a change, and not so much
     that it cannot be."""
@@ -342,8 +345,7 @@ def _beats(other: ModelPlan, seconds: float | None, than: ModelPlan, than_s: flo
         return bool(other.how.providers or other.how.threads) and _is_there(other)
     if than_s > _IMPLAUSIBLE * seconds and runtimes.runs_on_processor(other.name):
         return False
-    changes = _reads_own(than) and not _reads_own(other)
-    return seconds * (_CONVERTED if changes else _MARGIN) < than_s
+    return seconds * (_CONVERTED if _changes_weights(than, other) else _MARGIN) < than_s
 
 
 def _reason(ways: Sequence[ModelPlan], seconds: Mapping[int, float]) -> str:

@@ -16,7 +16,6 @@ from edge_spec.drafters.protocol import DrafterTraits
 # 1.1, 1.1 to 1.3 and 1.2 to 2.2; of a GPU 1.01 to 1.05. Dearer ones would never be tried.
 LIBRARY_KERNELS: Mapping[int, float] = {1: 1.0, 2: 1.2, 4: 1.7, 8: 2.8, 16: 5.0}
 OWN_KERNELS: Mapping[int, float] = {1: 1.0, 2: 1.08, 4: 1.22, 8: 1.7, 16: 3.2}
-_BY_KERNELS = {"avx512vnni": {1: 1.0, 2: 1.03, 4: 1.06, 8: 1.15, 16: 2.0}}
 ACCELERATOR: Mapping[int, float] = {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.25, 16: 1.6}
 
 # How often draft tokens are accepted by position, each after all before it; the last figure holds
@@ -46,7 +45,7 @@ def row_shares(kernels: str, device: str) -> Mapping[int, float]:
     as `runtimes.own_kernels` names them, "" for the library's. device: "" for the processor."""
     if device and "CPU" not in device.upper():
         return ACCELERATOR
-    return _BY_KERNELS.get(kernels.partition(" ")[0], OWN_KERNELS) if kernels else LIBRARY_KERNELS
+    return OWN_KERNELS if kernels else LIBRARY_KERNELS
 
 
 def expect_acceptance(
