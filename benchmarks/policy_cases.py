@@ -35,6 +35,7 @@ import numpy as np
 from common import report
 from replay import (
     MAX_ROWS,
+    UNLIKELY,
     Charged,
     DraftCost,
     RecordedSession,
@@ -81,7 +82,6 @@ LOOKUPS = {
 }
 HOW = ProfileKey("", "", "", "", "", "", 1, (), "")
 MEAN_STRETCH, MEAN_DELAY = 40.0, 60.0  # plain steps, of a busy machine
-UNLIKELY = -1e4  # logit of what is not among the recorded tokens
 EASY = ("code", "repetitive", "translation", "math_reasoning")
 
 

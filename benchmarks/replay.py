@@ -24,7 +24,7 @@ from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.scheduler.policy import Policy
 
 MAX_ROWS = 64
-_UNLIKELY = -1e4  # logit of what is not among the recorded tokens
+UNLIKELY = -1e4  # logit of what is not among the recorded tokens
 
 PassCost = Callable[[int, int], float]  # rows, tokens of context -> seconds
 
@@ -108,7 +108,7 @@ def replay(
     """
     clock = VirtualClock()
     drafters, policy = speculate(clock)
-    logits = np.full((MAX_ROWS, vocab_size), _UNLIKELY, np.float32)
+    logits = np.full((MAX_ROWS, vocab_size), UNLIKELY, np.float32)
     all_stats = []
     for recording in recordings:
         session = RecordedSession(recording, logits, pass_s, clock)
@@ -129,7 +129,7 @@ def replay(
 class RecordedSession:
     """Answers with the recorded logits; off the text, with what followed the same token there.
 
-    logits: [MAX_ROWS, vocab], all _UNLIKELY; shared by sessions that are used in turns.
+    logits: [MAX_ROWS, vocab], all UNLIKELY; shared by sessions that are used in turns.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class RecordedSession:
 
     def _wipe(self) -> None:
         for row, best in self._written:
-            self._logits[row, best] = _UNLIKELY
+            self._logits[row, best] = UNLIKELY
         self._written.clear()
 
 

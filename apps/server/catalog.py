@@ -14,7 +14,7 @@ _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse ol
 
 
 def is_for_anthropic(headers: Mapping[str, str]) -> bool:
-    """Return whether a request for models, whose paths two APIs share, is of Anthropic's."""
+    """Return whether a request for models is in Anthropic's API, which shares its paths."""
     return "anthropic-version" in headers
 
 

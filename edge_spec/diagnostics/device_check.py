@@ -87,11 +87,11 @@ class DeviceCheckRequest:
         """places: as the user asked for them."""
         target, *drafts = chosen.openings
         names = ("device", "context_length", "source_language", "target_language")
-        asked = {name: getattr(places, name) for name in names} | {"runtime": target.runtime}
+        asked = {name: getattr(places, name) for name in names} | {"runtime": target.plan.name}
         for draft in drafts:
-            asked |= {"draft": draft.source.model, "draft_runtime": draft.runtime}
+            asked |= {"draft": draft.plan.source.model, "draft_runtime": draft.plan.name}
             asked |= {"draft_device": places.draft_device}
-        return cls(chosen.source.model, asked, soak_s)
+        return cls(chosen.plan.source.model, asked, soak_s)
 
     def prepare(self, progress: Progress) -> None:
         """Convert what no runtime reads as it is, while progress can be shown. The check that opens

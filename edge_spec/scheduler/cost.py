@@ -255,8 +255,8 @@ def forecast_speedup(acceptance: Sequence[float], costs: RowCosts, draft_s: floa
 # Weight of the rounds before, in means over rounds: about the last 12 count. With 50, a model
 # drafts too many tokens at first, as if time could not be spent better
 # (benchmarks/results/sibling.json).
-_MEMORY = 0.92
-_AROUND_MEMORY = 0.95  # likewise, of what comes around passes
+_RATE_MEMORY = 0.92
+_MEMORY = 0.95  # likewise, of all else: about the last 20 count
 
 
 class RoundCosts:
@@ -310,20 +310,20 @@ class RoundCosts:
         rows, seconds, before_s = round_stats.num_rows, round_stats.forward_s, self.costs.at(1)
         is_plain, is_scaled = rows <= self.costs.plain_rows, self.costs.is_scaled
         if self._was_wider:
-            self._switches = _faded(self._switches, float(is_plain))
+            self._switches = faded(self._switches, float(is_plain))
             if is_plain and is_scaled:
-                self._after_s = _faded(self._after_s, min(seconds - before_s, before_s))
+                self._after_s = faded(self._after_s, min(seconds - before_s, before_s))
                 seconds = max(seconds - max(0.0, self._after_s), 0.5 * seconds)
         slowed = self.costs.observe(rows, seconds)
         before_s = before_s if is_scaled else self.costs.at(1)
         around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
-        self._around_s = _faded(self._around_s, without_outlier(around_s, self.costs.at(rows)))
+        self._around_s = faded(self._around_s, without_outlier(around_s, self.costs.at(rows)))
         self._was_wider = not is_plain
         self._look()
         # Drafters were asked before the pass, when the machine may have been slower still.
         now_s = max(self.plain_s, max(1.0, min(slowed, OUTLIER)) * before_s)
-        self._steps = _MEMORY * self._steps + (1 - _MEMORY) * (self.of(rows) + asked_s / now_s)
-        self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens
+        self._steps = faded(self._steps, self.of(rows) + asked_s / now_s, _RATE_MEMORY)
+        self._tokens = faded(self._tokens, round_stats.num_tokens, _RATE_MEMORY)
         self._look()
         return now_s
 
@@ -334,7 +334,7 @@ class RoundCosts:
 
     def rest(self, rounds: int) -> None:
         """Count plain rounds that drafters had no part in."""
-        left = _MEMORY**rounds
+        left = _RATE_MEMORY**rounds
         self._steps, self._tokens = 1 + left * (self._steps - 1), 1 + left * (self._tokens - 1)
         self._was_wider = False
         self._look()
@@ -349,5 +349,6 @@ class RoundCosts:
         return self._switches * max(0.0, self._after_s) if rows > self.costs.plain_rows else 0.0
 
 
-def _faded(mean: float, value: float) -> float:
-    return _AROUND_MEMORY * mean + (1 - _AROUND_MEMORY) * value
+def faded(mean: float, value: float, memory: float = _MEMORY) -> float:
+    """Return a mean over rounds with one more of them. memory: the weight of those before."""
+    return memory * mean + (1 - memory) * value

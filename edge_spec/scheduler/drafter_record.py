@@ -18,6 +18,7 @@ import numpy as np
 
 from edge_spec.core.outliers import OUTLIER, without_outlier
 from edge_spec.core.tree import TokenTree
+from edge_spec.scheduler.cost import faded
 
 _CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)  # the least of each bucket but the first
 _DEPTHS = (1, 2, 4, 8)  # likewise
@@ -173,7 +174,6 @@ class RegretAccount:
 
 
 _MOST_WATCHING = 0.25  # plain steps, at most, that the first round takes to observe
-_MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
 _SLOW_ROUNDS = 1024  # after which one that was too slow is timed again
 
 
@@ -273,23 +273,19 @@ class DrafterRecord:
             steps = without_outlier(steps, max(self._asked, usual))
             if draft_tokens:
                 now = max(0.0, steps - self._fixed) / draft_tokens
-                self._token = now if self._token is None else _faded(self._token, now)
+                self._token = now if self._token is None else faded(self._token, now)
         if not draft_tokens:
-            self._fixed = _faded(self._fixed or steps, steps)
-        self._asked = _faded(self._asked or steps, steps)
+            self._fixed = faded(self._fixed or steps, steps)
+        self._asked = faded(self._asked or steps, steps)
         return steps
 
     def watched(self, steps: float) -> None:
         """Count the time that it took to observe a round. The first of them may have waited for
         another process, which is not to keep it from being asked again."""
         before = self._watching or min(steps, _MOST_WATCHING)
-        self._watching = _faded(before, steps)
+        self._watching = faded(before, steps)
 
     def drafted(self, steps: float, tokens: int) -> None:
         """Count a round whose draft tokens were its own."""
-        self._steps = _faded(self._steps, steps)
-        self._tokens = _faded(self._tokens, tokens)
-
-
-def _faded(mean: float, value: float) -> float:
-    return _MEMORY * mean + (1 - _MEMORY) * value
+        self._steps = faded(self._steps, steps)
+        self._tokens = faded(self._tokens, tokens)

@@ -48,10 +48,10 @@ _IMPLAUSIBLE = 3.0
 _READS_FILES = "llamacpp"
 _ACCEPTANCE = 0.3  # of draft tokens that are looked up in texts of all kinds
 _DRAFT_TOKENS = range(8)
-# Of a step, that a pass may take more and its rows are cheap. On recorded texts of a model of 1.5B
-# (benchmarks/simulate.py, costs of a Zen 5) recycling beside suffix lookup wrote 8 % more tokens/s
-# where eight rows took 1.2 steps (AVX-512 VNNI), and 4 % fewer where they took 2.2 (AVX2). For
-# real, as many where they took 1.5.
+# Of a plain step, that a pass may take beyond one and its rows still count as cheap. On recorded
+# texts of a model of 1.5B (benchmarks/simulate.py, costs of a Zen 5) recycling beside suffix lookup
+# wrote 8 % more tokens/s where eight rows took 1.2 steps (AVX-512 VNNI), and 4 % fewer where they
+# took 2.2 (AVX2). In a real run it made no difference where they took 1.5.
 _CHEAP = 0.35
 _SHOWN_ROWS = 8
 _UPKEEP_S = 0.0005  # of a round, in Python, which weighs more where steps are short
@@ -388,8 +388,8 @@ def missing_reader(source: Source) -> str:
 
 def known_profile(way: ModelPlan) -> Profile | None:
     """Return the profile that was measured of a way, None where there is none that holds."""
-    found = [each for key, each in kept_profiles(way.source) if _is_of(key, way)]
-    return found[0] if found else None
+    found = (each for key, each in kept_profiles(way.source) if _is_of(key, way))
+    return next(found, None)
 
 
 def config_of(way: ModelPlan) -> ModelConfig | None:
@@ -443,19 +443,18 @@ def _known_seconds(
     names = {way.name for way in ways}
     if len(names & measured) < 2 and len(names) == len(ways):
         return {}  # not worth the time that it takes to read a header
+
+    def profiled(way: ModelPlan) -> list[RowCosts]:
+        return [each.costs(TYPICAL_TOKENS) for key, each in profiles if _is_of(key, way)]
+
     seconds = {}
     for i, way in enumerate(ways):
-        found = [_token_s(each.costs(TYPICAL_TOKENS)) for key, each in profiles if _is_of(key, way)]
+        found = profiled(way)
         if not found and not way.how.providers:
-            on_cpu = replace(way, how=replace(way.how, providers=("cpu",)))
-            found = [
-                _token_s(each.costs(TYPICAL_TOKENS))
-                for key, each in profiles
-                if _is_of(key, on_cpu)
-            ]
-        found = found or [_token_s(each) for each in _seconds_of(way)]
+            found = profiled(replace(way, how=replace(way.how, providers=("cpu",))))
+        found = found or list(_seconds_of(way))
         if found:
-            seconds[i] = min(found)
+            seconds[i] = min(map(_token_s, found))
     return seconds
 
 

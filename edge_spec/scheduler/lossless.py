@@ -21,14 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward, Model, Restorable, Session
 from edge_spec.core.modes import LosslessMode
 from edge_spec.core.runtime_protocols import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree, chain_first
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.scheduler.batch_invariance import BatchInvariance, agreeing_beyond, is_large
-from edge_spec.scheduler.policy import Policy, RoundPlan
+from edge_spec.scheduler.policy import Policy, RoundPlan, WithinPolicy
 
 # Of the fastest plain step: what a plain step may take more for texts that are bit-identical,
 # unless they have to be at any price. Most of it is not lost, since its further rows carry draft
@@ -42,7 +41,7 @@ MOST_REPLAYED_NOISE = 0.5
 REPLAY_SAFETY = 2.0
 
 
-class ExactPolicy:
+class ExactPolicy(WithinPolicy):
     """Another policy's plans, cut and padded to `widths`, ascending and not empty.
 
     Only chains are kept: where the rows of a branch were seen to agree, rounding may have hidden
@@ -51,12 +50,9 @@ class ExactPolicy:
     """
 
     def __init__(self, policy: Policy, widths: Sequence[int], probes: bool = False) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._widths = widths
         self._probes = probes
-
-    def begin(self, num_prompt: int = 0) -> None:
-        self._policy.begin(num_prompt)
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         """The narrowest width has to fit the budget's rows."""
@@ -76,15 +72,6 @@ class ExactPolicy:
         width = min(width for width in widths if width >= len(tree))
         values = plan.values[: len(tree)] if tree.is_chain and verified == len(tree) else ()
         return RoundPlan(tree, plan.plain_reason, width, verified, values, plan.resting)
-
-    def wants(self, drafter: Drafter) -> bool:
-        return self._policy.wants(drafter)
-
-    def observe(self, round_stats: RoundStats) -> None:
-        self._policy.observe(round_stats)
-
-    def beliefs(self) -> str:
-        return self._policy.beliefs()
 
 
 class Promise(StrEnum):

@@ -90,7 +90,7 @@ class Plan:
     draft_identity: str | None
     placements: Annotated[tuple[Placement, ...], Field(min_length=1)]
     notes: tuple[str, ...] = ()
-    prefer: Literal["speed"] = "speed"  # one of before that preferred energy is to be made again
+    prefer: Literal["speed"] = "speed"  # older files that say "energy" are refused
     in_force: tuple[str, ...] = ()  # what a start runs by now, who drafts and why
 
 

@@ -301,18 +301,34 @@ class Concurrency:
                 self.active -= 1
 
 
-class SharedPolicy:
+class WithinPolicy:
+    """Narrows down what another policy chooses, and leaves all else to it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def begin(self, num_prompt: int = 0) -> None:
+        self._policy.begin(num_prompt)
+
+    def wants(self, drafter: Drafter) -> bool:
+        return self._policy.wants(drafter)
+
+    def observe(self, round_stats: RoundStats) -> None:
+        self._policy.observe(round_stats)
+
+    def beliefs(self) -> str:
+        return self._policy.beliefs()
+
+
+class SharedPolicy(WithinPolicy):
     """Another policy's plans within this conversation's part of `num_rows` rows, equal for all that
     are active, one row at least: that is plain decoding; and within what fits shared passes."""
 
     def __init__(self, policy: Policy, load: Concurrency, num_rows: int | None = None) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._load = load
         self._num_rows = num_rows
         self._is_divisible = False  # of its last plan that drafted, a pass may take the first rows
-
-    def begin(self, num_prompt: int = 0) -> None:
-        self._policy.begin(num_prompt)
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         rows, left = budget.num_rows, budget.num_draft_tokens
@@ -334,12 +350,3 @@ class SharedPolicy:
         if self._is_divisible and all(each.traits.cost is not Cost.PASS for each in drafters):
             return self._load.rows_most()
         return self._load.rows_each()
-
-    def wants(self, drafter: Drafter) -> bool:
-        return self._policy.wants(drafter)
-
-    def observe(self, round_stats: RoundStats) -> None:
-        self._policy.observe(round_stats)
-
-    def beliefs(self) -> str:
-        return self._policy.beliefs()

@@ -387,7 +387,7 @@ def _examined(
     chosen = choose(target, other, None, quiet)
     for opening, step_s in zip(chosen.openings, times, strict=False):
         assert opening.prepared is not None
-        key = profile_key(opening.source, opening.prepared, opening.options)
+        key = profile_key(opening.plan.source, opening.prepared, opening.plan.how)
         save_profile(key, _profile(step_s, rows, own_loop_cost=own_loop))
     if other is not None and right:
         for share in right:

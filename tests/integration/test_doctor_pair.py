@@ -159,7 +159,7 @@ def profiled(model: Path, draft: Path, target_s: float, draft_s: float) -> None:
     chosen = choose(Source(str(model), quiet), Source(str(draft), quiet), None, quiet)
     for opening, seconds in zip(chosen.openings, (target_s, draft_s), strict=True):
         assert opening.prepared is not None
-        key = profile_key(opening.source, opening.prepared, opening.options)
+        key = profile_key(opening.plan.source, opening.prepared, opening.plan.how)
         rows = {1: seconds, 2: 1.2 * seconds, 8: 2.4 * seconds}
         made = Profile((ContextCosts(256, rows),), 100.0, 0.0, 0.0, rounds=5, spread=0.0)
         save_profile(key, made)

@@ -12,7 +12,7 @@ from pathlib import Path
 from subprocess import list2cmdline
 from typing import NamedTuple
 
-from edge_spec.core.model import Progress, RuntimeOptions
+from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined
 from edge_spec.errors import UnsupportedModelError
@@ -40,18 +40,6 @@ class Opening:
     plan: ModelPlan
     prepared: PreparedModel | None
 
-    @property
-    def source(self) -> Source:
-        return self.plan.source
-
-    @property
-    def runtime(self) -> str:
-        return self.plan.name
-
-    @property
-    def options(self) -> RuntimeOptions:
-        return self.plan.how
-
 
 @dataclass(frozen=True)
 class Chosen:
@@ -64,21 +52,13 @@ class Chosen:
     openings: list[Opening]
 
     @property
-    def source(self) -> Source:
-        return self.plan.source
-
-    @property
-    def options(self) -> LoadOptions:
-        return self.plan.options
-
-    @property
     def prepared(self) -> list[PreparedModel]:
         return [each.prepared for each in self.openings if each.prepared is not None]
 
     @property
     def context_length(self) -> int:
         own = self.prepared[0].config.context_length
-        return min(own, self.options.context_length or own)
+        return min(own, self.plan.options.context_length or own)
 
     @property
     def is_retokenized(self) -> bool:
@@ -86,7 +66,7 @@ class Chosen:
 
     def command(self, name: str) -> str:
         draft = [] if self.asked is None else ["--draft", self.asked.model]
-        words = ["edge-spec", name, self.source.model, *draft]
+        words = ["edge-spec", name, self.plan.source.model, *draft]
         return list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
     @property
@@ -122,7 +102,7 @@ def require_convertible(opening: Opening) -> None:
     try:
         opening.plan.require_convertible()
     except UnsupportedModelError as error:
-        if reads == "gguf" or not opening.source.at(reads).is_file():
+        if reads == "gguf" or not opening.plan.source.at(reads).is_file():
             raise
         option = "--runtime" if opening.role == ROLES[0] else "--draft-runtime"
         reader = f"Add {option} {runtimes.auto_runtime({'gguf'})}, which reads the file as it is."
@@ -271,7 +251,7 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
     costs = _costs(chosen, profiles)
     if costs is None:
         missing = [
-            f"the {opening.role} on {opening.runtime}"
+            f"the {opening.role} on {opening.plan.name}"
             for opening, profile in zip(chosen.openings, profiles, strict=True)
             if profile is None
         ]
@@ -288,13 +268,13 @@ def _lossless(chosen: Chosen) -> Iterator[Finding]:
     if target is None or target.prepared is None:
         return
     key = rows_key(
-        profile_key(chosen.source, target.prepared, target.options), target.prepared.config
+        profile_key(chosen.plan.source, target.prepared, target.plan.how), target.prepared.config
     )
     rows = ROWS.known(key)
     if rows is None:
         yield note("lossless", "found at the first start, and kept")
     else:
-        yield ok("lossless", rows.lossless(chosen.options.lossless_mode).describe())
+        yield ok("lossless", rows.lossless(chosen.plan.options.lossless_mode).describe())
 
 
 def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:
@@ -312,7 +292,7 @@ def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:
 def _profile(opening: Opening) -> Profile | None:
     if opening.prepared is None:
         return None
-    key = profile_key(opening.source, opening.prepared, opening.options)
+    key = profile_key(opening.plan.source, opening.prepared, opening.plan.how)
     return load_profile(key, opening.prepared.profiles)
 
 
@@ -366,12 +346,12 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
     numbers["speedup"] = expected
     rounds, right = 0, 0
     if chosen.asked is not None:
-        rounds, right = counted_rounds(pair_key(chosen.source, chosen.asked))
+        rounds, right = counted_rounds(pair_key(chosen.plan.source, chosen.asked))
     if rounds >= _MIN_ROUNDS:
         acceptance = right / rounds
         expected["acceptance"] = acceptance
         found = f"the first draft token was right in {acceptance:.0%} of {rounds} rounds"
-        if costs is not None and chosen.options.drafts:
+        if costs is not None and chosen.plan.options.drafts:
             expected["use"] = gain = expected_speedup(acceptance, costs)
             found += f": about {gain:.2f} times plain decoding, if the others are right as often"
         yield ok("use", found)
@@ -398,13 +378,13 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
         missing = " and ".join(each.role for each in chosen.openings if each.prepared is None)
         yield note(
             "forecast",
-            f"not known: the {missing} is converted for {chosen.openings[0].runtime} first",
+            f"not known: the {missing} is converted for {chosen.openings[0].plan.name} first",
             f"Start it once, or run {chosen.command('plan')}.",
         )
         return
     target, *drafts = chosen.prepared
     tokens = chosen.context_length
-    full = forecast(target, drafts, chosen.options, tokens)
+    full = forecast(target, drafts, chosen.plan.options, tokens)
     if full is None:
         yield note("forecast", f"{target.runtime.name} does not tell what its models take")
         return
@@ -424,7 +404,7 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
     if full.device_shortage is not None:
         together = f"{together}, {full.device_shortage}"
     few = min(tokens, PLANNED_TOKENS)
-    short = forecast(target, drafts, chosen.options, few)
+    short = forecast(target, drafts, chosen.plan.options, few)
     if full.fits:
         yield ok("together", together)
     elif short is not None and short.fits:
@@ -434,5 +414,5 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
             f"Give --context {few}, {_SMALLER}.",
         )
     else:
-        remedy = what_fits(target, drafts, chosen.options, few, lambda found: found.fits)
+        remedy = what_fits(target, drafts, chosen.plan.options, few, lambda found: found.fits)
         yield fault("together", f"{together}: it does not fit", f"Free memory. {remedy}")
