@@ -41,7 +41,7 @@ from edge_spec.scheduler.lossless import wider as widened
 from edge_spec.scheduler.machine import cpu_features, cpu_name
 from edge_spec.scheduler.measure import median_seconds, quick_passes, relative_cost, uncertainty
 from edge_spec.scheduler.priors import row_shares
-from edge_spec.scheduler.profile import MOST_SPREAD, ProfileKey, options_apart
+from edge_spec.scheduler.profile import ProfileKey, options_apart, was_busy
 from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
@@ -204,7 +204,7 @@ def row_costs(
         passes = quick_passes(model, clock=clock)
         seconds = median_seconds(passes)
         spread = max(map(uncertainty, passes.values()))
-        if spread <= MOST_SPREAD:
+        if not was_busy(spread):
             SECONDS.keep(key, dict(seconds), min(map(len, passes.values())), spread)
     return costs_of(model.config, seconds)
 

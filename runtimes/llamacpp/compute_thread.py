@@ -69,9 +69,10 @@ class Worker:
         call that has begun, as after a direct one; one that has not begun never does."""
         asked = _Call(function, arguments)
         interrupt: BaseException | None = None
-        turns.begin_waiting(asked.caller)
         while not asked.is_done:
             try:
+                if interrupt is None:
+                    turns.begin_waiting(asked.caller)
                 self._asked.put(asked)  # once more after an interrupt, which may have come before
                 asked.ended.acquire()
             except BaseException as raised:
