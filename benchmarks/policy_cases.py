@@ -11,8 +11,9 @@ plain. Then it compares
 
 - a first session with the tenth, which begins with what nine others kept of easy or hard texts, or
   of a draft model that was timed on a busy machine;
-- texts on a machine that something else slows down, for stretches and by single delays, with plain
-  decoding there: work is counted as a quiet machine would have taken for it, so neither is lucky;
+- texts on a machine that something else slows down, for stretches and by single delays, or by these
+  alone in a long session, with plain decoding there: work is counted as a quiet machine would have
+  taken for it, so neither is lucky;
 - `auto` with the best of its drafters alone, for each text.
 
 All of it is simulated, and the same on every run.
@@ -82,6 +83,7 @@ LOOKUPS = {
 }
 HOW = ProfileKey("", "", "", "", "", "", 1, (), "")
 MEAN_STRETCH, MEAN_DELAY = 40.0, 60.0  # plain steps, of a busy machine
+LONG_SESSION = 8  # times all texts
 EASY = ("code", "repetitive", "translation", "math_reasoning")
 
 
@@ -190,14 +192,16 @@ class BusyClock(VirtualClock):
     """Work takes longer while something else computes: by a factor that comes and goes, and by
     single delays. work_s: what the same work would have taken on a quiet machine."""
 
-    def __init__(self, step_s: float = 1.0, seed: int | None = None) -> None:
+    def __init__(
+        self, step_s: float = 1.0, seed: int | None = None, stretches: bool = True
+    ) -> None:
         """step_s: of a plain step, in which stretches are measured. seed: None for a quiet
-        machine."""
+        machine. stretches: False for single delays alone."""
         super().__init__()
         self.work_s = 0.0
         self._step_s = step_s
         self._draws = None if seed is None else np.random.default_rng(seed)
-        self._factor, self._left_s = 1.0, math.inf if seed is None else 0.0
+        self._factor, self._left_s = 1.0, 0.0 if stretches and seed is not None else math.inf
         self._delay_in_s = math.inf if seed is None else self._next(MEAN_DELAY)
 
     def advance(self, seconds: float) -> None:
@@ -248,13 +252,14 @@ class Session:
     step_s: float
     known: bool = True
     busy: int | None = None  # seed
+    stretches: bool = True  # of a busy machine; else single delays alone
     named: Sequence[str] = ()
 
     def decode(self, kept: Kept | None = None) -> list[float]:
         """Return the plain steps of work that each text took, and leave to `kept` what a session
         keeps."""
         seconds = {rows: self.step_s * more for rows, more in TABLES[self.table].items()}
-        exact, clock = RowCosts(seconds), BusyClock(self.step_s, self.busy)
+        exact, clock = RowCosts(seconds), BusyClock(self.step_s, self.busy, self.stretches)
         drafters = drafters_of(self.drafters, clock, self.step_s, self.texts)
         costs = RowCosts(seconds) if self.known else RowCosts(USUAL, is_measured=False)
         draft_token_s: dict[str, float] = {}
@@ -388,6 +393,19 @@ def busy_cases(texts: Sequence[Recording], vocab_size: int) -> Iterator[dict[str
                 yield {"t(k)": table, "drafters": drafters, "seed": seed} | found
 
 
+def delayed_cases(
+    texts: Sequence[Recording], vocab_size: int, step_s: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the rate of a long session with single delays over that of one without."""
+    texts = list(texts) * LONG_SESSION
+    for table in TABLES:
+        for drafters, kinds in DRAFTERS.items():
+            for known in (True, False):
+                quiet = Session(texts, vocab_size, table, kinds, step_s, known)
+                found = judge(replace(quiet, busy=0, stretches=False).decode(), quiet.decode())
+                yield {"t(k)": table, "drafters": drafters, "known": known} | found
+
+
 def auto_cases(texts: Sequence[Recording], vocab_size: int) -> Iterator[dict[str, Any]]:
     """Yield the rate of all drafters together over that of the best one, for each text."""
     for step_s in STEPS_S.values():
@@ -441,6 +459,7 @@ def main() -> None:
                 "over plain decoding": speed_cases(texts, vocab_size, step_s),
                 "tenth session over first": session_cases(texts, vocab_size),
                 "busy, over plain decoding": busy_cases(texts, vocab_size),
+                "single delays, over none": delayed_cases(texts, vocab_size, step_s),
                 "auto over the best drafter": auto_cases(texts, vocab_size),
             }.items():
                 all_cases = list(cases)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite, sqrt
 from operator import mul
@@ -26,14 +27,60 @@ _ROUGH_PRICE, _ROUGH_OWN = 1.0, 0.06
 # What each pass adds to variances, since machines and texts change: all rows alike, further ones.
 _PACE_CHANGES, _PRICE_CHANGES = 1e-3, 5e-4
 _JUMP = 9.0  # variances, from which on an error shows another pace
+_SLOW = 1.4  # times the expected time, from which on a pass was slow
 _MOST_CHANGE = 8.0  # of one pass, as a factor
 _OUTDATED, _HOPED = 0.7, 0.25  # see `_doubt_table`
 _IMPOSSIBLE = 0.2  # times the expected time: a faster pass is a fault of the clock
 _RECALLED = 4  # passes that a width counts for which earlier sessions have seen
 _LEAST_PRICE = 0.05
-_FADING = 0.998  # of what a width costs beyond the line: one that seems dear is tried again
+# Of what rows cost beyond the table, and a width beyond the line, what is left after a plain step:
+# rows that seem dear are tried again.
+_FADING = 0.998
 _TABLE_ROWS = 64  # that are asked for in every round
 _LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
+
+
+@dataclass
+class _Line:
+    """What passes take: `first + price * further`, in first rows of the table.
+
+    further: what a width adds to the first row by the table. The variances of both, and their
+    covariance."""
+
+    of_price: float
+    of_first: float = _FIRST
+    of_both: float = 0.0
+    first: float = 1.0
+    price: float = 1.0
+
+    def variance(self, further: float) -> float:
+        return self.of_first + 2 * further * self.of_both + further**2 * self.of_price
+
+    def scale(self, factor: float) -> None:
+        self.first *= factor
+        self.price *= factor
+
+    def change(self, variance: float) -> None:
+        """Have all rows become slower or faster, by a factor of this variance."""
+        self.of_first += variance * self.first**2
+        self.of_both += variance * self.first * self.price
+        self.of_price += variance * self.price**2
+
+    def learn(self, error: float, further: float, of_all: float) -> None:
+        """Correct both by a pass, as far as each may be the cause of its error. of_all: the
+        variance of the error."""
+        with_first = self.of_first + further * self.of_both
+        with_price = self.of_both + further * self.of_price
+        self.first = max(_LEAST_PRICE, self.first + with_first / of_all * error)
+        self.price = max(_LEAST_PRICE, self.price + with_price / of_all * error)
+        self.of_first -= with_first**2 / of_all
+        self.of_both -= with_first * with_price / of_all
+        self.of_price -= with_price**2 / of_all
+
+    def fade(self) -> None:
+        """Come closer to the table, where further rows seem dearer than it says."""
+        if self.price > self.first:
+            self.price = self.first + _FADING * (self.price - self.first)
 
 
 class RowCosts:
@@ -65,15 +112,16 @@ class RowCosts:
         # In first rows, as all that follows.
         self._table = [self._measured(rows) / self._first_s for rows in range(_TABLE_ROWS + 1)]
         self.is_unsure = False  # the next pass should be a plain step's
-        # A pass takes `first + price * (table - 1)`. Variances and the covariance of the two.
-        self._first = self._price = 1.0
-        self._of_first, self._of_both = _FIRST, 0.0
-        self._of_price = _PRICE if is_measured else _ROUGH_PRICE
+        self._line = _Line(_PRICE if is_measured else _ROUGH_PRICE)
         self._own_variance = _OWN if is_measured else _ROUGH_OWN
         self._is_trusted = is_measured
         self._own: dict[int, tuple[float, float]] = {}  # by rows, over the first: mean, variance
         # How many times longer passes took than expected: the last one, and the last of each width.
         self._last, self._last_of = 1.0, dict[int, float]()
+        # The line before a slow pass of a width, which a plain step will judge, and widths whose
+        # passes have been as quick as expected since one was.
+        self._accused: tuple[int, _Line] | None = None
+        self._reputable = set[int]()
 
     def at(self, rows: float) -> float:
         return self._first_s * self._firsts(rows)
@@ -87,8 +135,8 @@ class RowCosts:
         """Return what a pass may take on top of one row's: a standard deviation more than is
         expected."""
         further = self._in_table(rows) - 1
-        deviation = sqrt(further**2 * self._of_price + self._own_of(rows)[1])
-        return self._first_s * (self._firsts(rows) - self._first + deviation)
+        deviation = sqrt(further**2 * self._line.of_price + self._own_of(rows)[1])
+        return self._first_s * (self._firsts(rows) - self._line.first + deviation)
 
     @property
     def measured(self) -> dict[int, float]:
@@ -110,7 +158,7 @@ class RowCosts:
             for rows in range(1, widths[-1] + 1)
         }
         found = RowCosts(wider, plain_rows=widths[0], is_measured=self.is_scaled)
-        found._of_price, found._own_variance = self._of_price, self._own_variance
+        found._line.of_price, found._own_variance = self._line.of_price, self._own_variance
         return found
 
     def widest_free(self, more: float = 0.25) -> int:
@@ -123,6 +171,7 @@ class RowCosts:
         for _ in range(_RECALLED):
             for rows in sorted(seconds):
                 self.observe(rows, seconds[rows])
+                self._accused = None  # none was slow by chance
         self._last, self.is_unsure = 1.0, False
         self._last_of.clear()
 
@@ -130,62 +179,61 @@ class RowCosts:
         """Count a pass; return how many times longer it took than it may have by its rows."""
         if not self.is_scaled:
             self._first_s, self.is_scaled = max(seconds, _LEAST_S) / self._firsts(rows), True
-        line, further = self._firsts(rows), self._in_table(rows) - 1
-        own, of_own = self._own_of(rows)
-        ratio = min(max(seconds / (self._first_s * line), 1 / _MOST_CHANGE), _MOST_CHANGE)
+        further = self._in_table(rows) - 1
+        if further <= 0:
+            self._judge(seconds)
+        self._accused = None
+        expected, (own, of_own) = self._firsts(rows), self._own_of(rows)
+        ratio = min(max(seconds / (self._first_s * expected), 1 / _MOST_CHANGE), _MOST_CHANGE)
         believed = self._believed(rows, ratio)
-        if believed * line < self._first:  # one row takes no longer than several
-            faster = believed * line / self._first
-            self._first, self._price = faster * self._first, faster * self._price
+        line = self._line
+        if believed * expected < line.first:  # one row takes no longer than several
+            line.scale(believed * expected / line.first)
             self.is_unsure = True
-            believed, line = believed * line / self._firsts(rows), self._firsts(rows)
-        error = (believed - 1) * line
-        self._change(_PACE_CHANGES)
-        self._of_price += _PRICE_CHANGES * self._price**2
-        noise = (_NOISE * line) ** 2 + of_own * self._first**2
-        of_line = self._of_line(further)
-        expected = line + sqrt(of_line + noise)
+            believed, expected = believed * expected / self._firsts(rows), self._firsts(rows)
+        error = (believed - 1) * expected
+        line.change(_PACE_CHANGES)
+        line.of_price += _PRICE_CHANGES * line.price**2
+        noise = (_NOISE * expected) ** 2 + of_own * line.first**2
+        most = expected + sqrt(line.variance(further) + noise)
         self.is_unsure &= further > 0
-        if error**2 > _JUMP * (of_line + noise):
-            self._change((error / line) ** 2)
-            if further:  # all rows, or further ones alone: a plain step will tell
-                self._of_price += (error / further) ** 2
+        if ratio < _SLOW:
+            self._reputable.add(rows)
+        if error**2 > _JUMP * (line.variance(further) + noise):
+            if further > 0 and error > 0 and rows in self._reputable:
+                self._accused = rows, replace(line)
+            line.change((error / expected) ** 2)
+            if further > 0:  # all rows, or further ones alone: a plain step will tell
+                line.of_price += (error / further) ** 2
                 self.is_unsure = True
-            of_line = self._of_line(further)
-        of_all = of_line + noise
-        # What the error tells of each, as far as it may be the cause.
-        with_first = self._of_first + further * self._of_both
-        with_price = self._of_both + further * self._of_price
-        self._first = max(_LEAST_PRICE, self._first + with_first / of_all * error)
-        self._price = max(_LEAST_PRICE, self._price + with_price / of_all * error)
-        self._of_first -= with_first**2 / of_all
-        self._of_both -= with_first * with_price / of_all
-        self._of_price -= with_price**2 / of_all
-        if self._is_trusted and self._first < _OUTDATED:
+        of_all = line.variance(further) + noise
+        line.learn(error, further, of_all)
+        if self._is_trusted and line.first < _OUTDATED:
             self._doubt_table()
         if of_own:
-            gain = of_own * self._first**2 / of_all
-            self._own[rows] = own + gain * error / self._first, of_own * (1 - gain)
+            gain = of_own * line.first**2 / of_all
+            self._own[rows] = own + gain * error / line.first, of_own * (1 - gain)
         for each, (mean, variance) in self._own.items():
             self._own[each] = _FADING * mean, variance
-        return ratio * line / expected
+        return ratio * expected / most
+
+    def _judge(self, seconds: float) -> None:
+        """Count a plain step after a slow pass of more rows. Where it is as quick as before, that
+        pass was slow by itself: something else may have computed meanwhile, as happens all the
+        time, so it is put down to that once."""
+        if self._accused is not None:
+            rows, before = self._accused
+            if seconds < _SLOW * self._first_s * before.first:
+                self._line = before
+                self._reputable.remove(rows)
+        self._line.fade()
 
     def _doubt_table(self) -> None:
         """Take further rows to be cheap, so that some are tried: passes are so much faster than the
         table says that the machine was busy when it was measured."""
         self._is_trusted = False
-        self._of_price, self._of_both = self._price**2, 0.0
-        self._price *= _HOPED
-
-    def _change(self, variance: float) -> None:
-        """Have all rows become slower or faster, by a factor of this variance."""
-        self._of_first += variance * self._first**2
-        self._of_both += variance * self._first * self._price
-        self._of_price += variance * self._price**2
-
-    def _of_line(self, further: float) -> float:
-        """Return the variance of a pass."""
-        return self._of_first + 2 * further * self._of_both + further**2 * self._of_price
+        self._line.of_price, self._line.of_both = self._line.price**2, 0.0
+        self._line.price *= _HOPED
 
     def _believed(self, rows: int, ratio: float) -> float:
         """Return how many times longer than expected the pass took without what was not its own.
@@ -200,8 +248,8 @@ class RowCosts:
 
     def _firsts(self, rows: float) -> float:
         own = self._own[int(rows)][0] if rows in self._own else 0.0
-        further = self._price * (self._in_table(rows) - 1)
-        return max(_LEAST_PRICE, self._first * (1 + own) + further)
+        further = self._line.price * (self._in_table(rows) - 1)
+        return max(_LEAST_PRICE, self._line.first * (1 + own) + further)
 
     def _own_of(self, rows: int) -> tuple[float, float]:
         """Return how much a width takes beside the line, over the first row, and its variance."""

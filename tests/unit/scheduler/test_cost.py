@@ -136,3 +136,31 @@ def test_the_first_pass_of_a_width_does_not_make_it_dear() -> None:
     expected = costs.at(8)
     costs.observe(8, 1.0)  # faster than expected is believed at once
     assert costs.at(8) < 0.97 * expected
+
+
+# --- what a slow pass tells ------------------------------------------------------------------
+
+
+def test_two_slow_passes_between_quick_plain_steps_make_no_width_dear_but_more_do() -> None:
+    """Something else may have computed meanwhile: that is assumed once."""
+    costs = RowCosts(SECONDS)
+    costs.observe(4, SECONDS[4])
+    for _ in range(2):
+        costs.observe(4, 3 * SECONDS[4])
+    costs.observe(1, SECONDS[1])
+    assert costs.at(4) == pytest.approx(SECONDS[4], rel=0.05)
+    for _ in range(4):
+        costs.observe(4, 3 * SECONDS[4])
+        costs.observe(1, SECONDS[1])
+    assert costs.at(4) == pytest.approx(3 * SECONDS[4], rel=0.2)
+
+
+def test_rows_that_seem_dear_are_cheaper_after_many_plain_steps() -> None:
+    costs = RowCosts(SECONDS)
+    for _ in range(4):
+        costs.observe(4, 5 * SECONDS[4])
+        costs.observe(1, SECONDS[1])
+    assert costs.at(4) > 3 * SECONDS[4]
+    for _ in range(1000):
+        costs.observe(1, SECONDS[1])
+    assert costs.at(4) < 2 * SECONDS[4]

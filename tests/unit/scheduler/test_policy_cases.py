@@ -1,8 +1,10 @@
-"""What the default policy gains on recorded texts in a first and a tenth session, on a busy machine
-and beside the best of its drafters: a small part of benchmarks/policy_cases.py."""
+"""What the default policy gains on recorded texts in a first and a tenth session, on a busy
+machine, with single delays and beside the best of its drafters: a small part of
+benchmarks/policy_cases.py."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from golden import policy  # finds the benchmarks
 from policy_cases import (
     DRAFTERS,
     HABITS,
+    LONG_SESSION,
     STEPS_S,
     Draft,
     Session,
@@ -53,6 +56,24 @@ def test_a_busy_machine_makes_nothing_slower_than_plain_decoding(
         session(table, drafters, known=known, busy=int(known)).decode(), plain_steps(TEXTS)
     )
     assert found["speedup"] > 0.97 and found["worst"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("table", "drafters", "seed"),
+    [
+        ("cheap", "cheap draft", 0),
+        ("fours", "suffix", 0),
+        ("cheap", "suffix", 2),
+        ("cheap", "suffix+recycling", 2),
+    ],
+)
+def test_single_delays_in_a_long_session_do_not_end_speculation(
+    table: str, drafters: str, seed: int
+) -> None:
+    """Now and then two passes of one width are delayed, which does not make that width dear."""
+    quiet = replace(session(table, drafters), texts=list(TEXTS) * LONG_SESSION)
+    delayed = replace(quiet, busy=seed, stretches=False)
+    assert sum(quiet.decode()) / sum(delayed.decode()) > 0.97
 
 
 @pytest.mark.parametrize("draft", [Draft(0.35, 0.85, 0.25), Draft(0.1, 0.7, 0.7)])
