@@ -7,9 +7,10 @@ MODEL: a name of real_models.py or a file. `first`: ten sessions, each a process
 prompts with one cache; then a session with an empty cache and one with that cache take turns. The
 drafters named by `--each` are forced in sessions of their own, by turns with both.
 
-`busy`: two processes take the processor's time, one always and one now and then. Drafting and plain
-decoding take turns within an answer: whoever has had less time goes on for a few rounds, so that
-what else the machine does is the same for both.
+`busy`: two processes take the processor's time, one always and one now and then. Drafting, plain
+decoding and plain decoding again take turns within an answer: whoever has had less time goes on for
+a few rounds, so that what else the machine does is the same for all. The second plain answer shows
+what is noise. Of each prompt the median of `--turns` answers counts.
 """
 
 from __future__ import annotations
@@ -134,24 +135,32 @@ def _busy(load: int) -> Iterator[None]:
 
 
 def compare_busy(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the rate of drafting over plain decoding's, of each prompt and of all."""
-    ratios, totals = [], [[0.0, 0.0], [0.0, 0.0]]  # seconds and tokens of drafting, of plain
+    """Return the rates of drafting, and of plain decoding again, over plain decoding's."""
     with (
         open_engine(args.model, **_options(args, args.drafter)) as drafting,
         closing(drafting.fork()) as plain,
+        closing(drafting.fork()) as again,
         _busy(args.load),
     ):
+        engines = (drafting, plain, again)
         plain.set_drafter("none")
-        for prompt in _prompts(args):
-            found = _in_turns([_answer(each, prompt, args.tokens) for each in (drafting, plain)])
-            for total, (seconds, tokens) in zip(totals, found, strict=True):
-                total[0] += seconds
-                total[1] += tokens
-            rates = [tokens / seconds for seconds, tokens in found]
-            ratios.append(rates[0] / rates[1])
-            print(f"{rates[0]:.1f} tokens/s, {ratios[-1]:.2f} of plain", file=sys.stderr)
-    rates = [tokens / seconds for seconds, tokens in totals]
-    return {"ratios": ratios, "all": rates[0] / rates[1], "worst": min(ratios)}
+        again.set_drafter("none")
+        prompts = _prompts(args)
+        _write_in_turns(engines, prompts[0], args.tokens)  # the first passes take longer
+        rates = []
+        for prompt in prompts:
+            turns = [_write_in_turns(engines, prompt, args.tokens) for _ in range(args.turns)]
+            rates.append([median(turn) for turn in zip(*turns, strict=True)])
+            print(*(f"{rate:.1f}" for rate in rates[-1]), "tokens/s", file=sys.stderr)
+    of_all = [_total(each) for each in zip(*rates, strict=True)]
+    return {
+        name: {
+            "of plain": of_all[which] / of_all[1],
+            "worst": min(each[which] / each[1] for each in rates),
+            "prompts": [each[which] / each[1] for each in rates],
+        }
+        for which, name in ((0, "drafting"), (2, "plain again"))
+    }
 
 
 def _answer(engine: Any, prompt: str, tokens: int) -> Generation:
@@ -160,9 +169,10 @@ def _answer(engine: Any, prompt: str, tokens: int) -> Generation:
     return answer
 
 
-def _in_turns(answers: Sequence[Generation]) -> list[tuple[float, int]]:
-    """Return the seconds and tokens of each answer, which are written in blocks by turns. The first
+def _write_in_turns(engines: Sequence[Any], prompt: str, tokens: int) -> list[float]:
+    """Return the tokens a second of each answer, which are written in blocks by turns. The first
     chunk is the prompt's, and does not count."""
+    answers = [_answer(engine, prompt, tokens) for engine in engines]
     seconds, done = [0.0] * len(answers), [False] * len(answers)
     for answer in answers:
         next(answer, None)
@@ -176,7 +186,7 @@ def _in_turns(answers: Sequence[Generation]) -> list[tuple[float, int]]:
                 break
         seconds[which] += time.perf_counter() - start
     counts = [len(each.result.tokens) - before for each, before in zip(answers, begun, strict=True)]
-    return list(zip(seconds, counts, strict=True))
+    return [count / taken for count, taken in zip(counts, seconds, strict=True)]
 
 
 def main() -> None:
