@@ -144,17 +144,19 @@ class EnginePlan:
         if self.drafter == "none":
             return "none: nothing is drafted, as asked for" if asked else "none"
         names = self.drafter.replace(",", ", ")
+        paid = f"{'each' if ',' in names else 'it'} is asked while that pays"
         if self.drafts:
             drafts = ", then ".join(f"{each.source.name} on {each.name}" for each in self.drafts)
-            return f"{names}, with the draft {drafts}; it is asked while that pays"
+            return f"{names}, with the draft {drafts}; {paid}"
         if self.options.head is not None:
             whose = "trained here" if self.is_own else "that was named"
-            return f"{names}, the head {whose}; it is asked while that pays"
+            return f"{names}, the head {whose}; {paid}"
         if asked:
             return f"{names}, as asked for"
         share = self.costs.at(_SHOWN_ROWS) / self.costs.at(1)
         known = "takes" if self.costs.is_scaled else "usually takes"
-        return f"{names} (a pass of {_SHOWN_ROWS} rows {known} {share:.1f} plain steps here)"
+        rows = f"a pass of {_SHOWN_ROWS} rows {known} {share:.1f} plain steps here"
+        return f"{names} ({rows}); {paid}"
 
     def _better_drafter(self) -> str:
         if self.options.drafter == "none":
@@ -343,9 +345,14 @@ def _beats(other: ModelPlan, seconds: float | None, than: ModelPlan, than_s: flo
         return False
     if than_s is None:  # only `edge-spec plan` measures places that are no usual way
         return bool(other.how.providers or other.how.threads) and _is_there(other)
-    if than_s > _IMPLAUSIBLE * seconds and runtimes.runs_on_processor(other.name):
+    if _is_implausible(other, seconds, than_s):
         return False
     return seconds * (_CONVERTED if _changes_weights(than, other) else _MARGIN) < than_s
+
+
+def _is_implausible(other: ModelPlan, seconds: float, than_s: float) -> bool:
+    """Say whether one was measured to be so much faster that the machine must have been busy."""
+    return than_s > _IMPLAUSIBLE * seconds and runtimes.runs_on_processor(other.name)
 
 
 def _reason(ways: Sequence[ModelPlan], seconds: Mapping[int, float]) -> str:
@@ -355,8 +362,12 @@ def _reason(ways: Sequence[ModelPlan], seconds: Mapping[int, float]) -> str:
         why.append("it reads the file as it is")
     elif _is_there(first):
         why.append("the model is converted for it already")
-    others = {ways[at].name: step_s for at, step_s in seconds.items() if at}
-    if 0 in seconds and others:
+    others = {
+        ways[at].name: step_s
+        for at, step_s in seconds.items()
+        if at and 0 in seconds and not _is_implausible(ways[at], step_s, seconds[0])
+    }
+    if others:
         steps = ", ".join(f"{name} {step_s * 1e3:.1f} ms" for name, step_s in others.items())
         why.append(f"a token takes {seconds[0] * 1e3:.1f} ms here ({steps})")
     return " and ".join(why) or "it is asked first, and converts the model"
