@@ -235,7 +235,7 @@ def choose_plan(
 
 def _with_place(options: LoadOptions, way: ModelPlan) -> LoadOptions:
     """Return the options of a way that measurements have chosen."""
-    if way.is_only or (way.how.providers, way.how.threads) == (options.providers, options.threads):
+    if (way.how.providers, way.how.threads) == (options.providers, options.threads):
         return options
     return replace(
         options,
@@ -291,13 +291,13 @@ def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> RankedWays:
     Raises as `Source.path` does, and ModelFileError, UnsupportedModelError for a header that cannot
     be read.
     """
-    if ways[0].is_only:
+    if ways[0].is_only and not may_move:
         return RankedWays(tuple(ways))
-    usual = list(ways)
+    profiles = list(kept_profiles(ways[0].source))
+    usual = [_on_processor(way, profiles) for way in ways] if may_move else list(ways)
     if len(usual) > 1 and not _is_there(usual[0]):
         usual.sort(key=lambda way: not _is_there(way))
-    profiles = list(kept_profiles(ways[0].source))
-    others = list(_measured_places(ways, profiles)) if may_move else []
+    others = list(_measured_places(usual, profiles)) if may_move else []
     every = [*usual, *others]
     known = _known_seconds(every, profiles)
     first, would_be = 0, ""
@@ -426,6 +426,15 @@ def _holds(key: ProfileKey, how: RuntimeOptions) -> bool:
     return holds(key, how) or holds(key, replace(how, takes_turns=False))
 
 
+def _on_processor(way: ModelPlan, profiles: Sequence[tuple[ProfileKey, Profile]]) -> ModelPlan:
+    """Return the way on the processor by name where `edge-spec plan` has measured it there, and not
+    at the runtime's choice: what was measured counts."""
+    named = replace(way, how=replace(way.how, providers=("cpu",)), is_only=False)
+    if way.how.providers or any(_is_of(key, way) for key, _ in profiles):
+        return way
+    return named if any(_is_of(key, named) for key, _ in profiles) else way
+
+
 def _measured_places(
     ways: Sequence[ModelPlan], profiles: Sequence[tuple[ProfileKey, Profile]]
 ) -> Iterator[ModelPlan]:
@@ -433,13 +442,15 @@ def _measured_places(
     kept only of a place that computed right."""
     by_name = {way.name: way for way in ways}
     for key, _ in profiles:
-        way = by_name.get(key.runtime) or replace(ways[0], name=key.runtime, is_only=False)
+        if ways[0].is_only and key.runtime not in by_name:
+            continue
+        way = by_name.get(key.runtime) or replace(ways[0], name=key.runtime)
         how = replace(way.how, providers=tuple(filter(None, key.device.split(","))))
         how = replace(how, threads=key.threads)
         if (how.providers, how.threads) == (way.how.providers, way.how.threads):
             continue
         if _holds(key, how):
-            yield replace(way, how=how)
+            yield replace(way, how=how, is_only=False)
 
 
 def _known_seconds(
@@ -460,10 +471,7 @@ def _known_seconds(
 
     seconds = {}
     for i, way in enumerate(ways):
-        found = profiled(way)
-        if not found and not way.how.providers:
-            found = profiled(replace(way, how=replace(way.how, providers=("cpu",))))
-        found = found or list(_seconds_of(way))
+        found = profiled(way) or list(_seconds_of(way))
         if found:
             seconds[i] = min(map(_token_s, found))
     return seconds

@@ -41,8 +41,9 @@ DEAR = {1: 1.0, 2: 1.9, 4: 3.2, 8: 5.5}
 @dataclass(frozen=True)
 class Machine:
     """asked: options. times: of a token with a runtime, in ms, "NAME" as it is opened unasked or
-    "NAME THREADS" as `edge-spec plan` measures it. rows: how they cost. converted: whether the
-    model is there for ort. store: what its file holds instead. runs: what the plan is to name."""
+    "NAME THREADS" as `edge-spec plan` measures it, with 0 for its own choice. rows: how they cost.
+    converted: whether the model is there for ort. store: what its file holds instead. runs: what
+    the plan is to name."""
 
     runs: str
     drafts: str
@@ -77,6 +78,9 @@ MACHINES = {
     ),
     "it was measured while it was busy": Machine(
         READS, "suffix,recycling", times={"llamacpp": 300, "ort": 30}, converted=True
+    ),
+    "a plan has measured it": Machine(
+        "llamacpp on cpu (it reads", "suffix,recycling", times={"llamacpp 0": 30}
     ),
     "fewer threads are faster": Machine(
         "llamacpp on cpu, 1 thread (it reads the file as it is",
@@ -142,7 +146,9 @@ def profile(step_s: float, rows: dict[int, float]) -> Profile:
 
 def keep(source: Source, place: str, step_ms: float, rows: dict[int, float]) -> None:
     name, _, threads = place.partition(" ")
-    how = RuntimeOptions(threads=int(threads), providers=("cpu",)) if threads else RuntimeOptions()
+    how = RuntimeOptions()
+    if threads:
+        how = RuntimeOptions(threads=int(threads) or None, providers=("cpu",))
     plan = ModelPlan(source, name, how)
     prepared = plan.find(quiet)
     if prepared is not None:
@@ -277,6 +283,31 @@ def test_a_runtime_that_fails_is_named_in_the_plan_in_force(
     monkeypatch.setattr(OrtRuntime, "open", lost)
     with pytest.raises(DeviceError, match="lost a device"):
         load_engine(str(model), LoadOptions(), quiet)
+
+
+def test_what_the_command_plan_has_measured_is_what_a_start_goes_by(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = AskedOptions(draft="none")
+    assert not choose_plan(plans_for(Source(str(model), quiet), asked))[0].costs.is_scaled
+    run(["plan", str(model)])
+    lines = capfd.readouterr().out.splitlines()
+    plan, _ = choose_plan(plans_for(Source(str(model), quiet), asked))
+    assert plan.costs.is_scaled and list(plan.explain()) == lines[-3:]
+    with load_asked(str(model), asked, quiet) as engine:
+        assert "verifying" in engine.parts.speculation.policy.beliefs()  # before any pass
+
+
+def test_a_bundle_runs_where_it_was_measured_too(model: Path) -> None:
+    converted = ModelPlan(Source(str(model), quiet), "ort")
+    converted.prepare(quiet)
+    bundle = Source(str(converted.kept), quiet)
+    keep(bundle, "ort 0", 20, CHEAP)
+    assert plan_engine(bundle, LoadOptions())[0].costs.at(1) == pytest.approx(0.02)
+    keep(bundle, "ort 1", 10, CHEAP)
+    [first, *_] = plan_engine(bundle, LoadOptions())
+    assert first.options.threads == 1 and first.costs.at(1) == pytest.approx(0.01)
+    assert plan_engine(bundle, LoadOptions(threads=2))[0].options.threads == 2
 
 
 def test_no_plan_is_made_by_measuring(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
