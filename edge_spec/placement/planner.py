@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.core.model import Progress
 from edge_spec.core.modes import LosslessMode
 from edge_spec.drafters import factory
@@ -28,7 +29,6 @@ from edge_spec.placement.survey import (
     MOST_TOKENS,
     MeasuredPlace,
     OnStep,
-    PlaceError,
     Surveyor,
     measure_pair,
     short_prompts,
@@ -82,7 +82,7 @@ TRIALS = Quantity("trial", TrialKey, lambda: TypeAdapter(Wrote))
 
 Prompts = Sequence[Sequence[int]]
 # Placements at one place, and of one draft at most, plain decoding first; prompts; tokens of each
-# answer; what is told the share that is done. Raises PlaceError.
+# answer; what is told the share that is done. Raises IsolatedError.
 Trial = Callable[[Sequence[Placement], Prompts, int, OnStep], Wrote]
 
 
@@ -240,12 +240,11 @@ class Planner:
         self._report, self._end_s, self._then_s = progress, 0.0, 0.0
         self._surveyor = Surveyor(devices, self._progress, refresh)
         self._free = self._surveyor.room.free
-        self._tried_well = True
         self.notes = self._surveyor.notes
 
     @property
     def is_certain(self) -> bool:
-        return self._surveyor.is_certain and self._tried_well
+        return self._surveyor.is_certain
 
     @property
     def has_measured(self) -> bool:
@@ -352,11 +351,11 @@ class Planner:
             left -= 1
             try:
                 yield pair.measured(self._findings(pair))
-            except PlaceError as error:
+            except IsolatedError as error:
                 self._surveyor.note(f"{pair.placement}: {error}")
 
     def _findings(self, pair: Pair) -> PairFindings:
-        """Raises PlaceError."""
+        """Raises IsolatedError."""
         known = None if self._surveyor.refresh else load_pair(*pair.keys)
         if known is not None:
             return known
@@ -383,11 +382,11 @@ class Planner:
             for pair in [None] if best is None else [best, None]:
                 try:
                     return self._write(alone, measured[alone.target], pair), failed
-                except PlaceError as error:
+                except IsolatedError as error:
                     first = alone if pair is None else pair.placement
                     self._surveyor.note(f"{first}: {error}")
                     failed.add(_places(first))
-        self._tried_well = False
+        self._surveyor.is_certain = False
         return (), failed
 
     def _best_pair(self, alone: Placement, pairs: Sequence[Pair]) -> Pair | None:
@@ -400,7 +399,7 @@ class Planner:
     def _write(
         self, alone: Placement, target: MeasuredPlace, pair: Pair | None
     ) -> tuple[Placement, ...]:
-        """Return what each drafter wrote at one place. Raises PlaceError."""
+        """Return what each drafter wrote at one place. Raises IsolatedError."""
         assert target.profile is not None and alone.step_s is not None
         default = default_drafter(target.profile) or "none"
         ways = [replace(alone, drafter=name) for name in dict.fromkeys(_by_text(default))]
@@ -433,7 +432,7 @@ class Planner:
         """Plain decoding and its passes take about as long but for what else the machine does."""
         if not was_busy(max(slowdown, 1 / slowdown) - 1):
             return
-        self._tried_well = False
+        self._surveyor.is_certain = False
         what = f"plain decoding took {slowdown:.1f} times as long as its passes before"
         remedy = "plan again when it is free"
         if slowdown < 1:

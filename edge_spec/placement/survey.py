@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +32,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidate_of, candidates, described
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
-from edge_spec.scheduler.measure import SLOWER_THAN_OWN, Effort, measure, own_loop_cost, probe_pair
+from edge_spec.scheduler.measure import SLOWER_THAN_OWN, measure, own_loop_cost, probe_pair
 from edge_spec.scheduler.plan_file import Placement, apply_placement
 from edge_spec.scheduler.profile import (
     PairFindings,
@@ -58,41 +58,23 @@ _TEXT_ROWS = 32  # that are read in one pass
 _LEAST_AGREEING = 0.25  # of the tokens; other weights and kernels agree on most
 
 
-@cache
-def _pair() -> TypeAdapter[PairFindings]:
-    return TypeAdapter(PairFindings)
-
-
-@cache
-def _profile() -> TypeAdapter[Profile]:
-    return TypeAdapter(Profile)
-
-
 # Why a place cannot be used, so that nobody waits for it twice; "" where it can again.
 FAULTS = Quantity("fault", ProfileKey, lambda: TypeAdapter(str))
 _Found = TypeVar("_Found")
 
 
-class PlaceError(Exception):
-    """A place did not do its work; `str()` is the reason, one line. is_silent: it never
-    answered, and is not worth waiting for again."""
-
-    def __init__(self, reason: str, is_silent: bool = False) -> None:
-        super().__init__(reason)
-        self.is_silent = is_silent
-
-
 def attempt(work: Callable[[OnStep], _Found], on_step: OnStep) -> _Found:
-    """Do work in this process. Raises PlaceError, whatever a library raises."""
+    """Do work in this process. Raises IsolatedError, whatever a library raises."""
     try:
         return work(on_step)
     except Exception as error:
-        raise PlaceError(reason_of(error)) from error
+        raise IsolatedError(reason_of(error)) from error
 
 
 def attempt_apart(work: Callable[[Any, OnStep], Any], request: Any, on_step: OnStep) -> Any:
     """Do the work of a module's function in a process of its own. What it takes and returns can be
-    written as JSON. Raises PlaceError."""
+    written as JSON. Raises IsolatedError, and NoAnswerError for a place that is not worth waiting
+    for again."""
     done = 0.0
 
     def on_done(fraction: float) -> None:
@@ -107,9 +89,7 @@ def attempt_apart(work: Callable[[Any, OnStep], Any], request: Any, on_step: OnS
             return isolated(do_request, str(file), timeout_s=_TIMEOUT_S, on_step=on_done)
         except NoAnswerError as error:
             slow = f"it is too slow: {done:.0%} was done within {_TIMEOUT_S:g} s"
-            raise PlaceError(slow if done else str(error), is_silent=True) from error
-        except IsolatedError as error:
-            raise PlaceError(str(error)) from error
+            raise (NoAnswerError(slow) if done else error) from None
 
 
 def do_request(file: str) -> Any:
@@ -128,7 +108,7 @@ def measure_place(
         require_right(model, texts)
         key = rows_key(place.key, place.prepared.config)
         rows = settle_rows(model, key, USUAL_WIDTHS, LosslessMode.AUTO)
-        profile = measure(model, Effort(max_s=max_s), on_step)
+        profile = measure(model, max_s, on_step)
         own_loop = own_loop_cost(model)
         after = resident_bytes()
         trees = model.capabilities.trees
@@ -201,8 +181,7 @@ def short_prompts(prepared: PreparedModel) -> list[list[int]]:
 def measure_described(request: Any, on_step: OnStep) -> Any:
     """Measure a place in another process."""
     place = candidate_of(request["place"])
-    profile = measure_place(place, request["max_s"], on_step, request["texts"])
-    return _profile().dump_python(profile, mode="json")
+    return asdict(measure_place(place, request["max_s"], on_step, request["texts"]))
 
 
 def measure_pair_described(request: Any, on_step: OnStep) -> Any:
@@ -212,13 +191,15 @@ def measure_pair_described(request: Any, on_step: OnStep) -> Any:
         closing(target.prepared.open(target.options)) as target_model,
         closing(draft.prepared.open(draft.options)) as draft_model,
     ):
-        return _pair().dump_python(probe_pair(target_model, draft_model, on_step), mode="json")
+        return asdict(probe_pair(target_model, draft_model, on_step))
 
 
 def measure_pair(target: Candidate, draft: Candidate, on_step: OnStep) -> PairFindings:
-    """Measure how two places run beside each other, one of which is a device. Raises PlaceError."""
+    """Measure how two places run beside each other, one of which is a device. Raises
+    IsolatedError."""
     places = [described(each.source.model, each.device, each.options) for each in (target, draft)]
-    return _pair().validate_python(attempt_apart(measure_pair_described, places, on_step))
+    found = attempt_apart(measure_pair_described, places, on_step)
+    return TypeAdapter(PairFindings).validate_python(found)
 
 
 @dataclass(frozen=True)
@@ -274,7 +255,7 @@ class Surveyor:
         for place in sorted(fitting, key=lambda each: each.is_risky):
             try:
                 profile = self._known(place) or self._measure(place, max_s, texts)
-            except PlaceError as error:
+            except IsolatedError as error:
                 self.note(f"{role}{place.place}: {error}")
                 continue
             rows = ROWS.known(rows_key(place.key, place.prepared.config))
@@ -301,9 +282,9 @@ class Surveyor:
         return self._silent.get((place.key.runtime, place.key.device), "")
 
     def _measure(self, place: Candidate, max_s: float, texts: Callable[[], list[Text]]) -> Profile:
-        """texts: that a device has to agree with. Raises PlaceError."""
+        """texts: that a device has to agree with. Raises IsolatedError."""
         if fault := self._fault(place):
-            raise PlaceError(fault)
+            raise IsolatedError(fault)
         self.has_measured = True
         what = f"Measuring {place.prepared.name} on {place.place}"
         on_step = partial(self._progress, what)
@@ -316,12 +297,11 @@ class Surveyor:
                     "max_s": max_s,
                     "texts": texts(),
                 }
-                profile = _profile().validate_python(
-                    attempt_apart(measure_described, request, on_step)
-                )
-        except PlaceError as error:
+                found = attempt_apart(measure_described, request, on_step)
+                profile = TypeAdapter(Profile).validate_python(found)
+        except IsolatedError as error:
             FAULTS.keep(place.key, str(error))
-            if error.is_silent:
+            if isinstance(error, NoAnswerError):
                 self._silent[place.key.runtime, place.key.device] = str(error)
             raise
         if FAULTS.known(place.key):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.loader import load_engine
 from edge_spec.models.devices import Device, list_devices, processor
 from edge_spec.models.model_plan import prepare_model
@@ -19,7 +20,6 @@ from edge_spec.models.source import Source
 from edge_spec.placement import survey as survey_module
 from edge_spec.placement.idle_process import SWITCH, measure_when_idle
 from edge_spec.placement.planner import Pair, Planner
-from edge_spec.placement.survey import PlaceError
 from edge_spec.scheduler import profile as profile_module
 from edge_spec.scheduler.profile import kept_profiles, profile_key
 from edge_spec.text.prompt_files import Prompt
@@ -108,7 +108,7 @@ def test_a_place_that_fails_in_the_trial_is_left_out_with_its_reason(model: str)
     def trial(placements: Any, *more: Any) -> Any:
         if not failed:
             failed.append(str(placements[0]))
-            raise PlaceError("the device was lost")
+            raise IsolatedError("the device was lost")
         return as_measured(placements, *more)
 
     devices = [processor("ort"), processor("llamacpp")]
@@ -126,7 +126,7 @@ def test_a_draft_that_fails_in_the_trial_is_left_out_and_its_target_is_tried_alo
 
     def trial(placements: Any, *more: Any) -> Any:
         if any(each.draft for each in placements):
-            raise PlaceError("the draft was lost")
+            raise IsolatedError("the draft was lost")
         return as_measured(placements, *more)
 
     draft = Source(str(gguf("llama", "F16")), quiet)
@@ -141,7 +141,7 @@ def test_where_every_trial_fails_the_places_are_ranked_and_the_plan_is_not_kept(
     model: str,
 ) -> None:
     def trial(*given: Any) -> Any:
-        raise PlaceError("it was lost")
+        raise IsolatedError("it was lost")
 
     planner = Planner(Source(model, quiet), None, one_device(), quiet, trial)
     plan = planner.make()
