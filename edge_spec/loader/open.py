@@ -55,7 +55,13 @@ from edge_spec.models.pair_history import PairKey, add_rounds, first_acceptance,
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.idle_process import measure_when_idle
-from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
+from edge_spec.placement.layer_selection import (
+    ChosenPart,
+    PartSearch,
+    best_exit,
+    best_nested,
+    saved_parts,
+)
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.cost import RowCosts
@@ -346,7 +352,10 @@ def _drafter_context(
         draft_n_max=options.draft_n_max,
         window=options.window,
         fill=options.fill,
-        searches={"early-exit": ExitSearch(measured), "layer-skip": SkipSearch(measured)},
+        searches={
+            "early-exit": PartSearch(measured, best_exit),
+            "layer-skip": PartSearch(measured, best_nested),
+        },
         parts=parts,
         drafts=drafts,
         cheap_rows=prepared.plan.cheap_rows,

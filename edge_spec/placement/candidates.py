@@ -139,7 +139,7 @@ def candidates(
             continue
         model = prepared[key]
         base = options.draft_runtime_options if is_draft else options.runtime_options
-        for threads in thread_counts(device, is_draft):
+        for threads in _thread_counts(device, is_draft):
             how = replace(base, providers=(device.name,), threads=threads)
             found.append(Candidate(source, device, model, how, profile_key(source, model, how)))
     if found:
@@ -161,7 +161,7 @@ def _too_dear(source: Source, runtime: str) -> str:
     )
 
 
-def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:
+def _thread_counts(device: Device, is_draft: bool) -> list[int | None]:
     """The runtime's choice, and half of the cores: small models, drafts above all, and processors
     with two threads a core are often faster with fewer."""
     cores = available_cores()
