@@ -24,7 +24,6 @@ import numpy as np
 
 from edge_spec.core.model import HasOwnLoop, Model, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.scheduler.cost import RowCosts, costs_of
 from edge_spec.scheduler.profile import (
     LEAST_S,
     USUAL_DRAFT_TOKENS,
@@ -77,19 +76,6 @@ def uncertainty(seconds: Sequence[float]) -> float:
     return float(1.57 * (upper - lower) / (max(middle, LEAST_S) * len(seconds) ** 0.5))
 
 
-def measure_rows(
-    model: Model,
-    widths: Sequence[int] = QUICK_WIDTHS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> RowCosts:
-    """Time passes of each width, in turns, after a short prompt: medians of a few.
-
-    Takes about as long as 80 plain steps of a model whose rows cost a quarter of a step each, and
-    as 15 of a slow one.
-    """
-    return costs_of(model.config, median_seconds(quick_passes(model, widths, clock)))
-
-
 def median_seconds(passes: Mapping[int, Sequence[float]]) -> dict[int, float]:
     """Return t(k), of the seconds of passes by their rows."""
     return {rows: _typical(seconds) for rows, seconds in passes.items()}
@@ -100,7 +86,11 @@ def quick_passes(
     widths: Sequence[int] = QUICK_WIDTHS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[int, list[float]]:
-    """Return the seconds of each pass by its rows; of a model whose steps are slow, few passes."""
+    """Return the seconds of each pass by its rows, in turns, after a short prompt.
+
+    Takes about as long as 80 plain steps of a model whose rows cost a quarter of a step each, and
+    as 15 of a slow one, of which few passes are made.
+    """
     limit = min(model.capabilities.max_rows, model.config.context_length // 2)
     widths = [width for width in widths if width <= limit] or [1]
 
