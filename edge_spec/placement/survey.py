@@ -32,6 +32,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidate_of, candidates, described
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
+from edge_spec.scheduler.lossless import Losslessness
 from edge_spec.scheduler.measure import SLOWER_THAN_OWN, measure, own_loop_cost, probe_pair
 from edge_spec.scheduler.plan_file import Placement, apply_placement
 from edge_spec.scheduler.profile import (
@@ -211,24 +212,24 @@ class MeasuredPlace:
     rows: RowFindings | None = None  # None where they are not known
 
     @property
-    def plain_rows(self) -> int:
-        """Return the rows of a plain step's pass, as the promise about texts asks for."""
-        return 1 if self.rows is None else self.rows.lossless(LosslessMode.AUTO).plain_width
+    def lossless(self) -> Losslessness | None:
+        """Return how the promise about texts is kept there by default, where that is known."""
+        return None if self.rows is None else self.rows.lossless(LosslessMode.AUTO)
 
 
 class Surveyor:
     """Measures the places of a target, and of its draft.
 
-    notes: a line for each place that cannot be used, or whose profile is uncertain. is_certain:
-    whether no profile is uncertain. has_measured: whether anything was not known. refresh: measure
-    what is known, too, and try again what failed.
+    notes: a line for each place that cannot be used, or whose profile is uncertain. has_measured:
+    whether anything was not known. free: before any model is open. refresh: measure what is known,
+    too, and try again what failed.
     """
 
     def __init__(self, devices: Sequence[Device], progress: Progress, refresh: bool) -> None:
         self.notes: list[str] = []
-        self.is_certain = True
         self.has_measured = False
-        self.room = Room.now(devices)
+        self._memories = DeviceMemories(devices)
+        self.free = FreeMemory(free_bytes(), self._memories.free())
         self.refresh = refresh
         self._devices = devices
         self._progress = progress
@@ -246,7 +247,7 @@ class Surveyor:
         )
         for line in refused:
             self.note(f"{role}{line}")
-        fitting = [each for each in places if self.room.fits(each)]
+        fitting = [each for each in places if self._fits(each)]
         num_new = sum(self._known(each) is None and not self._fault(each) for each in fitting)
         max_s = min(_MOST_S, max(_LEAST_S, MEASURE_S / max(1, num_new)))
         found: list[MeasuredPlace] = []
@@ -325,7 +326,6 @@ class Surveyor:
 
     def _note_profile(self, place: Candidate, profile: Profile, role: str) -> None:
         if not profile.is_certain:
-            self.is_certain = False
             self.note(
                 f"{role}{place.place}: the machine was busy, the times are uncertain by "
                 f"{profile.spread:.0%}: the next plan measures them again"
@@ -337,26 +337,13 @@ class Surveyor:
                 f"{place.key.runtime}'s own loop"
             )
 
-
-@dataclass(frozen=True)
-class Room:
-    """The memory that is free before any model is open."""
-
-    devices: DeviceMemories
-    free: FreeMemory
-
-    @classmethod
-    def now(cls, devices: Sequence[Device]) -> Room:
-        memories = DeviceMemories(devices)
-        return cls(memories, FreeMemory(free_bytes(), memories.free()))
-
-    def fits(self, place: Candidate) -> bool:
+    def _fits(self, place: Candidate) -> bool:
         """Return whether a model fits; True also where that is not known."""
         runtime = place.prepared.runtime
         if not isinstance(runtime, Sizing):
             return True
         memory = runtime.memory(place.prepared.source, place.options, PLANNED_TOKENS)
-        needs = self.devices.needs([(runtime.name, memory)])
+        needs = self._memories.needs([(runtime.name, memory)])
         return self.free.shortage(replace(needs, main=needs.main + memory.total)) is None
 
     def with_memory(
@@ -369,7 +356,7 @@ class Room:
         tell."""
         model, drafts = (None, []) if draft is None else (draft.source.model, [draft.prepared])
         options = apply_placement(LoadOptions(), placement, model)
-        found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self.devices)
+        found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self._memories)
         if found is None:
             return placement
         return replace(placement, memory_bytes=found.needs.main, on_devices=found.needs.on_devices)
