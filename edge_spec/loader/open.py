@@ -194,7 +194,7 @@ def _try_apart(prepared: PreparedEngine) -> None:
     runtime = prepared.target.runtime.name
     place = described(prepared.source.model, processor(runtime), prepared.options.runtime_options)
     try:
-        isolated(open_described, json.dumps(place), timeout_s=_TRIAL_S)
+        isolated(open_described, place, timeout_s=_TRIAL_S)
     except IsolatedError as error:
         raise DeviceError(
             f"{runtime} does not survive opening {prepared.source.name}: {error}",
@@ -218,7 +218,7 @@ def _is_left(mark: Path) -> bool:
 
 def open_described(place: str) -> None:
     """Opens a model in the other process. Raises an EdgeSpecError."""
-    candidate = candidate_of(json.loads(place))
+    candidate = candidate_of(place)
     candidate.prepared.open(candidate.options).close()
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -60,16 +60,16 @@ class Candidate:
         )
 
 
-def described(model: str, device: Device, options: RuntimeOptions) -> dict[str, Any]:
-    """Return what another process finds a place by, as JSON has it."""
-    return {"model": model, "device": asdict(device), "options": asdict(options)}
+def described(model: str, device: Device, options: RuntimeOptions) -> str:
+    """Return the JSON that another process finds a place by."""
+    return json.dumps((model, asdict(device), asdict(options)))
 
 
-def candidate_of(found: Any) -> Candidate:
+def candidate_of(place: str) -> Candidate:
     """Resolve what `described` says, in another process. Raises as `prepare_model` does."""
-    source = Source(found["model"], _quiet)
-    device = TypeAdapter(Device).validate_python(found["device"])
-    options = TypeAdapter(RuntimeOptions).validate_python(found["options"])
+    kind = TypeAdapter(tuple[str, Device, RuntimeOptions])
+    model, device, options = kind.validate_json(place)
+    source = Source(model, _quiet)
     prepared = prepare_model(source, device.runtime, _quiet, options)
     if options.may_hold_less:  # which drafts alone may
         prepared = cheapest(prepared, source, _quiet)

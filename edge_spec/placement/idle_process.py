@@ -9,7 +9,6 @@ battery is left alone.
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import math
 import os
@@ -153,13 +152,11 @@ class IdleProcess:
             return False
 
 
-def is_idle(
-    busy: Callable[[], float | None] = busy_share, battery: Callable[[], bool] = on_battery
-) -> bool:
+def is_idle() -> bool:
     """Return whether nobody else uses this machine, where that is known, and it does not run on its
     battery."""
-    share = busy()
-    return not battery() and (share is None or share <= _MOST_BUSY)
+    share = busy_share()
+    return not on_battery() and (share is None or share <= _MOST_BUSY)
 
 
 def give_way(nice: int) -> None:
@@ -221,7 +218,7 @@ def _measure_each(
 ) -> None:
     """Raises IsolatedError where an answer has begun; a runtime that fails is passed over."""
     for name in names:
-        place = json.dumps(described(model, processor(name), options))
+        place = described(model, processor(name), options)
         try:
             isolated(measure_described, place, timeout_s=_MOST_S, lifeline=lifeline)
         except IsolatedError as error:
@@ -233,4 +230,4 @@ def _measure_each(
 def measure_described(place: str) -> None:
     """Measure in the other process, and keep what is found. Raises an EdgeSpecError, OSError."""
     give_way(_NICE)
-    measure_place(candidate_of(json.loads(place)), _PASSES_S, lambda fraction: None)
+    measure_place(candidate_of(place), _PASSES_S, lambda fraction: None)

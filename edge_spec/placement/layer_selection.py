@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from operator import attrgetter
 from statistics import median
 
@@ -64,11 +63,6 @@ class ChosenPart:
         if self.exit is not None:
             return session.open_exit(self.exit)
         return session.open_skipping(frozenset(self.skipped))
-
-
-@cache
-def _parts() -> TypeAdapter[dict[str, ChosenPart]]:
-    return TypeAdapter(dict[str, ChosenPart])
 
 
 class Judge:
@@ -259,7 +253,7 @@ def saved_parts(bundle: Bundle) -> dict[str, ChosenPart]:
         return {}
     path = bundle.file(PARTS_FILE)
     try:
-        return _parts().validate_json(path.read_bytes(), strict=True)
+        return TypeAdapter(dict[str, ChosenPart]).validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
         raise BundleError(
             f"{path} is not valid: {error.errors()[0]['msg']}", remedy="Run tune-skip again."

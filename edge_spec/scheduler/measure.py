@@ -56,7 +56,7 @@ _SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
 class Stopwatch:
     """Adds up what it has timed, by whatever clock."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.total_s = 0.0
 
@@ -279,7 +279,7 @@ _PAIR_ENOUGH_S = 6.0
 def relative_cost(model: Model, width: int) -> float:
     """Return the time of a pass of `width` rows over one of a single row: of each the lower
     quartile, in turns, since whatever else is running only makes a pass longer."""
-    watch = Stopwatch(time.perf_counter)
+    watch = Stopwatch()
 
     def is_enough(seconds: Mapping[int, Sequence[float]]) -> bool:
         return len(seconds[1]) >= _LEAST_PAIR_ROUNDS and watch.total_s > _ENOUGH_S
@@ -288,7 +288,7 @@ def relative_cost(model: Model, width: int) -> float:
     return _quarter(seconds[width]) / _quarter(seconds[1])
 
 
-def own_loop_cost(model: Model, clock: Callable[[], float] = time.perf_counter) -> float | None:
+def own_loop_cost(model: Model) -> float | None:
     """Return our plain step over that of the library's own loop, after as many tokens: of each the
     lower quartile, in turns. None where it has none, or a text of that length does not fit."""
     if not isinstance(model, HasOwnLoop):
@@ -308,7 +308,7 @@ def own_loop_cost(model: Model, clock: Callable[[], float] = time.perf_counter) 
             "ours": step,
             "theirs": lambda: loop.step(next(theirs)),
         }
-        seconds = in_turns(works, _OWN_ROUNDS, Stopwatch(clock))
+        seconds = in_turns(works, _OWN_ROUNDS, Stopwatch())
     return _quarter(seconds["ours"]) / _quarter(seconds["theirs"])
 
 
@@ -316,16 +316,11 @@ def _quarter(seconds: Sequence[float]) -> float:
     return max(LEAST_S, float(np.quantile(seconds, 0.25)))
 
 
-def probe_pair(
-    target: Model,
-    draft: Model,
-    on_step: Callable[[float], None],
-    clock: Callable[[], float] = time.perf_counter,
-) -> PairFindings:
+def probe_pair(target: Model, draft: Model, on_step: Callable[[float], None]) -> PairFindings:
     """Time the passes of a step of each model alone, of both in turns, and at the same time, in
     rounds that follow each other; medians."""
     samples: list[tuple[float, ...]] = []
-    watch = Stopwatch(clock)
+    watch = Stopwatch()
     with (
         _passes(target, USUAL_DRAFT_TOKENS + 1) as verify,
         _passes(draft, 1) as read,
@@ -345,7 +340,7 @@ def probe_pair(
             turns_s = watch.time(in_turns)
             # The draft is busy for as long as the target.
             count = 1 + min(_MOST_BESIDE, int(target_s / max(LEAST_S, draft_s)))
-            beside = pool.submit(Stopwatch(clock).time, partial(_times, read, count))
+            beside = pool.submit(Stopwatch().time, partial(_times, read, count))
             target_beside_s = watch.time(verify)
             draft_beside_s = beside.result() / count
             if done:  # the first passes bind buffers

@@ -51,7 +51,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def impatient(work: Any, file: str, timeout_s: float, **more: Any) -> Any:
     """As `isolated`, which does not wait long for the device of which nothing will come."""
-    hangs = '"name": "hangs"' in Path(file).read_text(encoding="utf-8")
+    hangs = r"\"name\": \"hangs\"" in Path(file).read_text(encoding="utf-8")
     return isolated(work, file, timeout_s=0.5 if hangs else timeout_s, **more)
 
 
