@@ -59,7 +59,7 @@ class IdleProcess:
         self,
         work: Callable[[Lifeline], object],
         may_begin: Callable[[], bool],
-        quiet_s: float = QUIET_S,
+        quiet_s: float,
         most_s: float = math.inf,
         repeats: bool = False,
     ) -> None:
@@ -73,7 +73,6 @@ class IdleProcess:
         self._has_answered = False
         self._closed = False
         self._lifeline: Lifeline | None = None
-        self._interrupted = False  # the call that is being made
         self._thread = Thread(target=self.run, name="edge-spec-idle", daemon=True)
 
     def start(self) -> None:
@@ -121,23 +120,21 @@ class IdleProcess:
                 if self._closed or self._num_answers:
                     continue
                 lifeline = self._lifeline = Lifeline()
-                self._interrupted = False
             started_s = time.monotonic()
-            try:
-                with lifeline:
+            with lifeline:
+                try:
                     self._work(lifeline)
-                if not self._repeats:
-                    return
-            except IsolatedError as error:
-                if not self._interrupted:
-                    _log.info("what was to be done while idle was not: %s", error)
-                    return
-            finally:
-                self._left_s -= time.monotonic() - started_s
+                    is_done = not self._repeats
+                except IsolatedError as error:
+                    is_done = not lifeline.has_ended  # it is called again where an answer began
+                    if is_done:
+                        _log.info("what was to be done while idle was not: %s", error)
+            if is_done:
+                return
+            self._left_s -= time.monotonic() - started_s
 
     def _end(self) -> None:
         if self._lifeline is not None:
-            self._interrupted = True
             self._lifeline.end()
         self._changed.notify_all()
 
@@ -178,13 +175,7 @@ def give_way(nice: int) -> None:
             Path("/proc/self/autogroup").write_text(f"{nice}\n", encoding="ascii")
 
 
-def measure_when_idle(
-    source: Source,
-    options: LoadOptions,
-    runtime: str,
-    may_begin: Callable[[], bool] = is_idle,
-    quiet_s: float = QUIET_S,
-) -> IdleProcess | None:
+def measure_when_idle(source: Source, options: LoadOptions, runtime: str) -> IdleProcess | None:
     """Start measuring; returns None where all is known, or a second copy of the model would not
     fit. runtime: that the engine has, the only one to measure where it was asked for."""
     if os.environ.get(SWITCH) == "0" or (options.quantization, options.block_size) != (None, None):
@@ -196,7 +187,7 @@ def measure_when_idle(
     if not names:
         return None
     work = partial(_measure_each, source.model, names, options.runtime_options)
-    process = IdleProcess(work, may_begin, quiet_s, _MOST_S)
+    process = IdleProcess(work, is_idle, QUIET_S, _MOST_S)
     process.start()
     return process
 

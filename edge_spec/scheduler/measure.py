@@ -328,7 +328,7 @@ def probe_pair(target: Model, draft: Model, on_step: Callable[[float], None]) ->
     ):
         chain = partial(_times, read, USUAL_DRAFT_TOKENS)
 
-        def in_turns() -> None:
+        def both() -> None:
             chain()
             verify()
 
@@ -337,7 +337,7 @@ def probe_pair(target: Model, draft: Model, on_step: Callable[[float], None]) ->
             draft_s = watch.time(chain) / USUAL_DRAFT_TOKENS
             verify()
             target_s = watch.time(verify)
-            turns_s = watch.time(in_turns)
+            turns_s = watch.time(both)
             # The draft is busy for as long as the target.
             count = 1 + min(_MOST_BESIDE, int(target_s / max(LEAST_S, draft_s)))
             beside = pool.submit(Stopwatch().time, partial(_times, read, count))

@@ -17,6 +17,7 @@ from edge_spec.models.devices import Device, list_devices, processor
 from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
+from edge_spec.placement import idle_process
 from edge_spec.placement import survey as survey_module
 from edge_spec.placement.idle_process import SWITCH, measure_when_idle
 from edge_spec.placement.planner import Pair, Planner
@@ -190,11 +191,15 @@ def test_the_engine_runs_as_the_plan_says(model: str) -> None:
 
 
 @pytest.mark.slow  # converts and measures
-def test_an_idle_model_is_measured_by_another_process(model: str, tmp_path: Path) -> None:
+def test_an_idle_model_is_measured_by_another_process(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """How certain that is depends on the machine: what is kept is looked at, not what is said."""
+    monkeypatch.setattr(idle_process, "is_idle", lambda: True)
+    monkeypatch.setattr(idle_process, "QUIET_S", 0.0)
     source, options = Source(model, quiet), LoadOptions(runtime="ort")
     prepare_model(source, "ort", quiet)  # nothing is converted for it
-    process = measure_when_idle(source, options, "ort", lambda: True, quiet_s=0.0)
+    process = measure_when_idle(source, options, "ort")
     assert process is not None
     process.pause()  # the first answer
     assert not list(profile_module._PROFILE.find())
