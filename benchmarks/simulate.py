@@ -45,7 +45,7 @@ from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.scheduler.adaptive import AdaptivePolicy
 from edge_spec.scheduler.cost import RowCosts
-from edge_spec.scheduler.measure import measure_rows
+from edge_spec.scheduler.measure import median_seconds, quick_passes
 from edge_spec.scheduler.policy import FixedPolicy, Policy
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -183,13 +183,13 @@ def do_record(arguments: argparse.Namespace) -> None:
             arrays |= {f"top{i}": made.top, f"gaps{i}": made.gaps}
             told.append({"category": made.category, "prompt": made.prompt, "tokens": made.tokens})
         session.close()
-        costs = measure_rows(engine.parts.model, WIDTHS)
+        seconds_by_rows = median_seconds(quick_passes(engine.parts.model, WIDTHS))
         measured = _measured(engine, entries, arguments)
         vocab_size = engine.parts.model.config.vocab_size
     about = {
         "texts": told,
         "vocab_size": vocab_size,
-        "seconds": {str(rows): seconds for rows, seconds in costs.measured.items()},
+        "seconds": {str(rows): seconds for rows, seconds in seconds_by_rows.items()},
         "measured": measured,
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)

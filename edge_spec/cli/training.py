@@ -188,7 +188,8 @@ def tune_skip(
 def _best_parts(engine: Engine, trials: int, progress: Progress) -> dict[str, ChosenPart]:
     """Returns the parts by the names of the drafters that run them."""
     from edge_spec.placement.layer_selection import Judge, best_exit, best_nested, optimized
-    from edge_spec.scheduler.measure import measure_rows
+    from edge_spec.scheduler.cost import costs_of
+    from edge_spec.scheduler.measure import median_seconds, quick_passes
 
     texts = []
     for i, prompt in enumerate(_PROMPTS):
@@ -196,7 +197,8 @@ def _best_parts(engine: Engine, trials: int, progress: Progress) -> dict[str, Ch
         answer = engine.chat(prompt, max_tokens=_TOKENS)
         texts.append(engine.chat_prompt(prompt) + [token.id for token in answer.tokens])
     loaded = engine.parts.model
-    with Judge(loaded, texts, measure_rows(loaded)) as judge:
+    costs = costs_of(loaded.config, median_seconds(quick_passes(loaded)))
+    with Judge(loaded, texts, costs) as judge:
         parts = {"early-exit": best_exit(judge)}
         parts["layer-skip"] = optimized(
             judge,

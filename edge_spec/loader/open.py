@@ -55,7 +55,13 @@ from edge_spec.models.pair_history import PairKey, add_rounds, first_acceptance,
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.idle_process import measure_when_idle
-from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
+from edge_spec.placement.layer_selection import (
+    ChosenPart,
+    PartSearch,
+    best_exit,
+    best_nested,
+    saved_parts,
+)
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.cost import RowCosts
@@ -188,7 +194,7 @@ def _try_apart(prepared: PreparedEngine) -> None:
     runtime = prepared.target.runtime.name
     place = described(prepared.source.model, processor(runtime), prepared.options.runtime_options)
     try:
-        isolated(open_described, json.dumps(place), timeout_s=_TRIAL_S)
+        isolated(open_described, place, timeout_s=_TRIAL_S)
     except IsolatedError as error:
         raise DeviceError(
             f"{runtime} does not survive opening {prepared.source.name}: {error}",
@@ -212,7 +218,7 @@ def _is_left(mark: Path) -> bool:
 
 def open_described(place: str) -> None:
     """Opens a model in the other process. Raises an EdgeSpecError."""
-    candidate = candidate_of(json.loads(place))
+    candidate = candidate_of(place)
     candidate.prepared.open(candidate.options).close()
 
 
@@ -346,7 +352,10 @@ def _drafter_context(
         draft_n_max=options.draft_n_max,
         window=options.window,
         fill=options.fill,
-        searches={"early-exit": ExitSearch(measured), "layer-skip": SkipSearch(measured)},
+        searches={
+            "early-exit": PartSearch(measured, best_exit),
+            "layer-skip": PartSearch(measured, best_nested),
+        },
         parts=parts,
         drafts=drafts,
         cheap_rows=prepared.plan.cheap_rows,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -60,16 +60,16 @@ class Candidate:
         )
 
 
-def described(model: str, device: Device, options: RuntimeOptions) -> dict[str, Any]:
-    """Return what another process finds a place by, as JSON has it."""
-    return {"model": model, "device": asdict(device), "options": asdict(options)}
+def described(model: str, device: Device, options: RuntimeOptions) -> str:
+    """Return the JSON that another process finds a place by."""
+    return json.dumps((model, asdict(device), asdict(options)))
 
 
-def candidate_of(found: Any) -> Candidate:
+def candidate_of(place: str) -> Candidate:
     """Resolve what `described` says, in another process. Raises as `prepare_model` does."""
-    source = Source(found["model"], _quiet)
-    device = TypeAdapter(Device).validate_python(found["device"])
-    options = TypeAdapter(RuntimeOptions).validate_python(found["options"])
+    kind = TypeAdapter(tuple[str, Device, RuntimeOptions])
+    model, device, options = kind.validate_json(place)
+    source = Source(model, _quiet)
     prepared = prepare_model(source, device.runtime, _quiet, options)
     if options.may_hold_less:  # which drafts alone may
         prepared = cheapest(prepared, source, _quiet)
@@ -139,7 +139,7 @@ def candidates(
             continue
         model = prepared[key]
         base = options.draft_runtime_options if is_draft else options.runtime_options
-        for threads in thread_counts(device, is_draft):
+        for threads in _thread_counts(device, is_draft):
             how = replace(base, providers=(device.name,), threads=threads)
             found.append(Candidate(source, device, model, how, profile_key(source, model, how)))
     if found:
@@ -161,7 +161,7 @@ def _too_dear(source: Source, runtime: str) -> str:
     )
 
 
-def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:
+def _thread_counts(device: Device, is_draft: bool) -> list[int | None]:
     """The runtime's choice, and half of the cores: small models, drafts above all, and processors
     with two threads a core are often faster with fewer."""
     cores = available_cores()

@@ -9,7 +9,6 @@ battery is left alone.
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import math
 import os
@@ -60,7 +59,7 @@ class IdleProcess:
         self,
         work: Callable[[Lifeline], object],
         may_begin: Callable[[], bool],
-        quiet_s: float = QUIET_S,
+        quiet_s: float,
         most_s: float = math.inf,
         repeats: bool = False,
     ) -> None:
@@ -74,7 +73,6 @@ class IdleProcess:
         self._has_answered = False
         self._closed = False
         self._lifeline: Lifeline | None = None
-        self._interrupted = False  # the call that is being made
         self._thread = Thread(target=self.run, name="edge-spec-idle", daemon=True)
 
     def start(self) -> None:
@@ -122,23 +120,21 @@ class IdleProcess:
                 if self._closed or self._num_answers:
                     continue
                 lifeline = self._lifeline = Lifeline()
-                self._interrupted = False
             started_s = time.monotonic()
-            try:
-                with lifeline:
+            with lifeline:
+                try:
                     self._work(lifeline)
-                if not self._repeats:
-                    return
-            except IsolatedError as error:
-                if not self._interrupted:
-                    _log.info("what was to be done while idle was not: %s", error)
-                    return
-            finally:
-                self._left_s -= time.monotonic() - started_s
+                    is_done = not self._repeats
+                except IsolatedError as error:
+                    is_done = not lifeline.has_ended  # it is called again where an answer began
+                    if is_done:
+                        _log.info("what was to be done while idle was not: %s", error)
+            if is_done:
+                return
+            self._left_s -= time.monotonic() - started_s
 
     def _end(self) -> None:
         if self._lifeline is not None:
-            self._interrupted = True
             self._lifeline.end()
         self._changed.notify_all()
 
@@ -153,13 +149,11 @@ class IdleProcess:
             return False
 
 
-def is_idle(
-    busy: Callable[[], float | None] = busy_share, battery: Callable[[], bool] = on_battery
-) -> bool:
+def is_idle() -> bool:
     """Return whether nobody else uses this machine, where that is known, and it does not run on its
     battery."""
-    share = busy()
-    return not battery() and (share is None or share <= _MOST_BUSY)
+    share = busy_share()
+    return not on_battery() and (share is None or share <= _MOST_BUSY)
 
 
 def give_way(nice: int) -> None:
@@ -181,13 +175,7 @@ def give_way(nice: int) -> None:
             Path("/proc/self/autogroup").write_text(f"{nice}\n", encoding="ascii")
 
 
-def measure_when_idle(
-    source: Source,
-    options: LoadOptions,
-    runtime: str,
-    may_begin: Callable[[], bool] = is_idle,
-    quiet_s: float = QUIET_S,
-) -> IdleProcess | None:
+def measure_when_idle(source: Source, options: LoadOptions, runtime: str) -> IdleProcess | None:
     """Start measuring; returns None where all is known, or a second copy of the model would not
     fit. runtime: that the engine has, the only one to measure where it was asked for."""
     if os.environ.get(SWITCH) == "0" or (options.quantization, options.block_size) != (None, None):
@@ -199,7 +187,7 @@ def measure_when_idle(
     if not names:
         return None
     work = partial(_measure_each, source.model, names, options.runtime_options)
-    process = IdleProcess(work, may_begin, quiet_s, _MOST_S)
+    process = IdleProcess(work, is_idle, QUIET_S, _MOST_S)
     process.start()
     return process
 
@@ -221,7 +209,7 @@ def _measure_each(
 ) -> None:
     """Raises IsolatedError where an answer has begun; a runtime that fails is passed over."""
     for name in names:
-        place = json.dumps(described(model, processor(name), options))
+        place = described(model, processor(name), options)
         try:
             isolated(measure_described, place, timeout_s=_MOST_S, lifeline=lifeline)
         except IsolatedError as error:
@@ -233,4 +221,4 @@ def _measure_each(
 def measure_described(place: str) -> None:
     """Measure in the other process, and keep what is found. Raises an EdgeSpecError, OSError."""
     give_way(_NICE)
-    measure_place(candidate_of(json.loads(place)), _PASSES_S, lambda fraction: None)
+    measure_place(candidate_of(place), _PASSES_S, lambda fraction: None)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from operator import attrgetter
 from statistics import median
 
@@ -66,11 +65,6 @@ class ChosenPart:
         return session.open_skipping(frozenset(self.skipped))
 
 
-@cache
-def _parts() -> TypeAdapter[dict[str, ChosenPart]]:
-    return TypeAdapter(dict[str, ChosenPart])
-
-
 class Judge:
     """Scores the ends of texts with the whole model once, then with any part of it.
 
@@ -78,21 +72,15 @@ class Judge:
     parts. A context manager: it holds two sessions for each text.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        texts: Sequence[Sequence[int]],
-        costs: RowCosts,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, model: Model, texts: Sequence[Sequence[int]], costs: RowCosts) -> None:
         self._costs = costs
         self.num_layers = model.config.num_layers
         with ExitStack() as opened:
             self._windows = [_Window(model, text, opened) for text in texts]
             everything = frozenset(range(2 * self.num_layers))
             # What stands around the layers, the head above all, is in every part.
-            self._around_s = self._windows[0].step_s(everything, clock)
-            self._layers_s = max(0.0, self._windows[0].step_s(frozenset(), clock) - self._around_s)
+            self._around_s = self._windows[0].step_s(everything)
+            self._layers_s = max(0.0, self._windows[0].step_s(frozenset()) - self._around_s)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Judge:
@@ -148,15 +136,15 @@ class _Window:
         self._part.skipped = skipped
         return float((self._choices(self._part) == self._right).mean())
 
-    def step_s(self, skipped: frozenset[int], clock: Callable[[], float]) -> float:
+    def step_s(self, skipped: frozenset[int]) -> float:
         """Seconds of a pass over one row, median."""
         self._part.skipped = skipped
         seconds = []
         for _ in range(_TIMED + 1):
             self._part.rollback(self._length)
-            start = clock()
+            start = time.perf_counter()
             self._part.forward(TokenTree.chain(self._tokens[0]))
-            seconds.append(clock() - start)
+            seconds.append(time.perf_counter() - start)
         return median(seconds[1:])
 
     def _choices(self, session: Session) -> np.ndarray:
@@ -167,41 +155,29 @@ class _Window:
         return choices
 
 
-class ExitSearch:
-    """costs: measures the whole model's rows, once."""
+class PartSearch:
+    """Looks for the part that drafts best on a text. Of a set of skipped sublayers it then tries a
+    few changes at a time.
 
-    def __init__(self, costs: Callable[[], RowCosts]) -> None:
+    costs: measures the whole model's rows, once. choose: what to begin with.
+    """
+
+    def __init__(
+        self, costs: Callable[[], RowCosts], choose: Callable[[Judge], ChosenPart]
+    ) -> None:
         self._costs = costs
+        self._choose = choose
+        self._random = np.random.default_rng(0)
 
     def first(self, model: Model, text: Sequence[int]) -> TargetPart:
         with Judge(model, [text], self._costs()) as judge:
-            return best_exit(judge)
-
-    def better(self, model: Model, text: Sequence[int], part: TargetPart) -> TargetPart:
-        return part
-
-
-class SkipSearch:
-    """Leaves out what changes the residual stream least, as much of it as pays; then tries a few
-    changes at a time. costs: measures the whole model's rows, once."""
-
-    def __init__(
-        self,
-        costs: Callable[[], RowCosts],
-        seed: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._costs = costs
-        self._clock = clock
-        self._random = np.random.default_rng(seed)
-
-    def first(self, model: Model, text: Sequence[int]) -> TargetPart:
-        with Judge(model, [text], self._costs(), self._clock) as judge:
-            return best_nested(judge)
+            return self._choose(judge)
 
     def better(self, model: Model, text: Sequence[int], part: TargetPart) -> TargetPart:
         assert isinstance(part, ChosenPart)
-        with Judge(model, [text], self._costs(), self._clock) as judge:
+        if part.exit is not None:
+            return part
+        with Judge(model, [text], self._costs()) as judge:
             known = judge.skip(frozenset(part.skipped))  # on this text
             flipped = self._random.integers(0, 2 * model.config.num_layers, _FLIPPED).tolist()
             tried = judge.skip(frozenset(part.skipped).symmetric_difference(flipped))
@@ -277,7 +253,7 @@ def saved_parts(bundle: Bundle) -> dict[str, ChosenPart]:
         return {}
     path = bundle.file(PARTS_FILE)
     try:
-        return _parts().validate_json(path.read_bytes(), strict=True)
+        return TypeAdapter(dict[str, ChosenPart]).validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
         raise BundleError(
             f"{path} is not valid: {error.errors()[0]['msg']}", remedy="Run tune-skip again."

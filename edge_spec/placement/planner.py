@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.core.model import Progress
-from edge_spec.core.modes import LosslessMode
 from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
 from edge_spec.models import runtimes
@@ -28,7 +28,6 @@ from edge_spec.placement.survey import (
     MOST_TOKENS,
     MeasuredPlace,
     OnStep,
-    PlaceError,
     Surveyor,
     measure_pair,
     short_prompts,
@@ -82,7 +81,7 @@ TRIALS = Quantity("trial", TrialKey, lambda: TypeAdapter(Wrote))
 
 Prompts = Sequence[Sequence[int]]
 # Placements at one place, and of one draft at most, plain decoding first; prompts; tokens of each
-# answer; what is told the share that is done. Raises PlaceError.
+# answer; what is told the share that is done. Raises IsolatedError.
 Trial = Callable[[Sequence[Placement], Prompts, int, OnStep], Wrote]
 
 
@@ -223,8 +222,8 @@ class Planner:
     """Plans for one model, and perhaps another that drafts for it.
 
     notes: a line for each place or drafter that cannot be used, and for what is uncertain.
-    is_certain: whether all measurements are, so that the plan is worth keeping; known after `make`,
-    as is has_measured: whether anything was not known. refresh: measure again what is known.
+    has_measured: whether anything was not known; known after `make`. refresh: measure again what is
+    known.
     """
 
     def __init__(
@@ -239,13 +238,8 @@ class Planner:
         self._source, self._draft, self._trial = source, draft, trial
         self._report, self._end_s, self._then_s = progress, 0.0, 0.0
         self._surveyor = Surveyor(devices, self._progress, refresh)
-        self._free = self._surveyor.room.free
-        self._tried_well = True
+        self._free = self._surveyor.free
         self.notes = self._surveyor.notes
-
-    @property
-    def is_certain(self) -> bool:
-        return self._surveyor.is_certain and self._tried_well
 
     @property
     def has_measured(self) -> bool:
@@ -304,12 +298,13 @@ class Planner:
     def _alone(self, target: MeasuredPlace) -> Placement:
         candidate, profile = target.candidate, target.profile
         plain = Placement(candidate.place, None, "none", loss=candidate.prepared.loss)
-        plain = self._surveyor.room.with_memory(plain, candidate)
+        plain = self._surveyor.with_memory(plain, candidate)
         if profile is None:
             return plain
-        step_s = profile.step_s(target.plain_rows)
-        lossless = "" if target.rows is None else target.rows.lossless(LosslessMode.AUTO).describe()
-        return replace(plain, step_s=step_s, tokens_per_s=1 / step_s, lossless=lossless)
+        lossless = target.lossless
+        step_s = profile.step_s(lossless.plain_width if lossless else 1)
+        told = lossless.describe() if lossless else ""
+        return replace(plain, step_s=step_s, tokens_per_s=1 / step_s, lossless=told)
 
     def _pairs(
         self, draft: Source, targets: Sequence[MeasuredPlace], places: Sequence[Placement]
@@ -338,25 +333,25 @@ class Planner:
         drafter = ",".join(factory.auto_drafters(drafts=True, corpora=False))
         placement = replace(self._alone(target), draft=draft.candidate.place, drafter=drafter)
         placement = replace(placement, tokens_per_s=None)
-        placement = self._surveyor.room.with_memory(placement, target.candidate, draft.candidate)
+        placement = self._surveyor.with_memory(placement, target.candidate, draft.candidate)
         return Pair(target, draft, placement, None).measured(None)
 
     def _probed(self, pairs: Sequence[Pair]) -> Iterator[Pair]:
         """Yield the pairs, of which the first that a device takes part in are measured together."""
         left = _PROBED
         for pair in pairs:
-            fits = pair.placement.shortage(self._free) is None
-            if left == 0 or not (pair.is_risky and pair.can_pay and fits):
+            is_tried = pair.is_risky and pair.can_pay and self._fits(pair.placement)
+            if left == 0 or not is_tried:
                 yield pair
                 continue
             left -= 1
             try:
                 yield pair.measured(self._findings(pair))
-            except PlaceError as error:
+            except IsolatedError as error:
                 self._surveyor.note(f"{pair.placement}: {error}")
 
     def _findings(self, pair: Pair) -> PairFindings:
-        """Raises PlaceError."""
+        """Raises IsolatedError."""
         known = None if self._surveyor.refresh else load_pair(*pair.keys)
         if known is not None:
             return known
@@ -377,30 +372,26 @@ class Planner:
         did."""
         measured = {each.candidate.place: each for each in targets}
         failed: set[tuple[Place, Place | None]] = set()
-        fitting = [each for each in places if each.step_s and each.shortage(self._free) is None]
+        fitting = [each for each in places if each.step_s and self._fits(each)]
         for alone in fitting[:_MOST_TRIALS]:
-            best = self._best_pair(alone, pairs)
-            for pair in [None] if best is None else [best, None]:
+            there = (each for each in pairs if each.placement.target == alone.target)
+            paying = [each for each in there if each.can_pay and self._fits(each.placement)]
+            for pair in (*paying[:1], None):
                 try:
                     return self._write(alone, measured[alone.target], pair), failed
-                except PlaceError as error:
+                except IsolatedError as error:
                     first = alone if pair is None else pair.placement
                     self._surveyor.note(f"{first}: {error}")
                     failed.add(_places(first))
-        self._tried_well = False
         return (), failed
 
-    def _best_pair(self, alone: Placement, pairs: Sequence[Pair]) -> Pair | None:
-        """Return the pair to try where the target runs best alone; None where none can pay."""
-        best = next((each for each in pairs if each.placement.target == alone.target), None)
-        if best is None or not best.can_pay or best.placement.shortage(self._free) is not None:
-            return None
-        return best
+    def _fits(self, placement: Placement) -> bool:
+        return placement.shortage(self._free) is None
 
     def _write(
         self, alone: Placement, target: MeasuredPlace, pair: Pair | None
     ) -> tuple[Placement, ...]:
-        """Return what each drafter wrote at one place. Raises PlaceError."""
+        """Return what each drafter wrote at one place. Raises IsolatedError."""
         assert target.profile is not None and alone.step_s is not None
         default = default_drafter(target.profile) or "none"
         ways = [replace(alone, drafter=name) for name in dict.fromkeys(_by_text(default))]
@@ -433,7 +424,6 @@ class Planner:
         """Plain decoding and its passes take about as long but for what else the machine does."""
         if not was_busy(max(slowdown, 1 / slowdown) - 1):
             return
-        self._tried_well = False
         what = f"plain decoding took {slowdown:.1f} times as long as its passes before"
         remedy = "plan again when it is free"
         if slowdown < 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +32,8 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidate_of, candidates, described
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
-from edge_spec.scheduler.measure import SLOWER_THAN_OWN, Effort, measure, own_loop_cost, probe_pair
+from edge_spec.scheduler.lossless import Losslessness
+from edge_spec.scheduler.measure import SLOWER_THAN_OWN, measure, own_loop_cost, probe_pair
 from edge_spec.scheduler.plan_file import Placement, apply_placement
 from edge_spec.scheduler.profile import (
     PairFindings,
@@ -58,41 +59,23 @@ _TEXT_ROWS = 32  # that are read in one pass
 _LEAST_AGREEING = 0.25  # of the tokens; other weights and kernels agree on most
 
 
-@cache
-def _pair() -> TypeAdapter[PairFindings]:
-    return TypeAdapter(PairFindings)
-
-
-@cache
-def _profile() -> TypeAdapter[Profile]:
-    return TypeAdapter(Profile)
-
-
 # Why a place cannot be used, so that nobody waits for it twice; "" where it can again.
 FAULTS = Quantity("fault", ProfileKey, lambda: TypeAdapter(str))
 _Found = TypeVar("_Found")
 
 
-class PlaceError(Exception):
-    """A place did not do its work; `str()` is the reason, one line. is_silent: it never
-    answered, and is not worth waiting for again."""
-
-    def __init__(self, reason: str, is_silent: bool = False) -> None:
-        super().__init__(reason)
-        self.is_silent = is_silent
-
-
 def attempt(work: Callable[[OnStep], _Found], on_step: OnStep) -> _Found:
-    """Do work in this process. Raises PlaceError, whatever a library raises."""
+    """Do work in this process. Raises IsolatedError, whatever a library raises."""
     try:
         return work(on_step)
     except Exception as error:
-        raise PlaceError(reason_of(error)) from error
+        raise IsolatedError(reason_of(error)) from error
 
 
 def attempt_apart(work: Callable[[Any, OnStep], Any], request: Any, on_step: OnStep) -> Any:
     """Do the work of a module's function in a process of its own. What it takes and returns can be
-    written as JSON. Raises PlaceError."""
+    written as JSON. Raises IsolatedError, and NoAnswerError for a place that is not worth waiting
+    for again."""
     done = 0.0
 
     def on_done(fraction: float) -> None:
@@ -107,9 +90,7 @@ def attempt_apart(work: Callable[[Any, OnStep], Any], request: Any, on_step: OnS
             return isolated(do_request, str(file), timeout_s=_TIMEOUT_S, on_step=on_done)
         except NoAnswerError as error:
             slow = f"it is too slow: {done:.0%} was done within {_TIMEOUT_S:g} s"
-            raise PlaceError(slow if done else str(error), is_silent=True) from error
-        except IsolatedError as error:
-            raise PlaceError(str(error)) from error
+            raise (NoAnswerError(slow) if done else error) from None
 
 
 def do_request(file: str) -> Any:
@@ -128,7 +109,7 @@ def measure_place(
         require_right(model, texts)
         key = rows_key(place.key, place.prepared.config)
         rows = settle_rows(model, key, USUAL_WIDTHS, LosslessMode.AUTO)
-        profile = measure(model, Effort(max_s=max_s), on_step)
+        profile = measure(model, max_s, on_step)
         own_loop = own_loop_cost(model)
         after = resident_bytes()
         trees = model.capabilities.trees
@@ -201,8 +182,7 @@ def short_prompts(prepared: PreparedModel) -> list[list[int]]:
 def measure_described(request: Any, on_step: OnStep) -> Any:
     """Measure a place in another process."""
     place = candidate_of(request["place"])
-    profile = measure_place(place, request["max_s"], on_step, request["texts"])
-    return _profile().dump_python(profile, mode="json")
+    return asdict(measure_place(place, request["max_s"], on_step, request["texts"]))
 
 
 def measure_pair_described(request: Any, on_step: OnStep) -> Any:
@@ -212,13 +192,15 @@ def measure_pair_described(request: Any, on_step: OnStep) -> Any:
         closing(target.prepared.open(target.options)) as target_model,
         closing(draft.prepared.open(draft.options)) as draft_model,
     ):
-        return _pair().dump_python(probe_pair(target_model, draft_model, on_step), mode="json")
+        return asdict(probe_pair(target_model, draft_model, on_step))
 
 
 def measure_pair(target: Candidate, draft: Candidate, on_step: OnStep) -> PairFindings:
-    """Measure how two places run beside each other, one of which is a device. Raises PlaceError."""
+    """Measure how two places run beside each other, one of which is a device. Raises
+    IsolatedError."""
     places = [described(each.source.model, each.device, each.options) for each in (target, draft)]
-    return _pair().validate_python(attempt_apart(measure_pair_described, places, on_step))
+    found = attempt_apart(measure_pair_described, places, on_step)
+    return TypeAdapter(PairFindings).validate_python(found)
 
 
 @dataclass(frozen=True)
@@ -230,24 +212,24 @@ class MeasuredPlace:
     rows: RowFindings | None = None  # None where they are not known
 
     @property
-    def plain_rows(self) -> int:
-        """Return the rows of a plain step's pass, as the promise about texts asks for."""
-        return 1 if self.rows is None else self.rows.lossless(LosslessMode.AUTO).plain_width
+    def lossless(self) -> Losslessness | None:
+        """Return how the promise about texts is kept there by default, where that is known."""
+        return None if self.rows is None else self.rows.lossless(LosslessMode.AUTO)
 
 
 class Surveyor:
     """Measures the places of a target, and of its draft.
 
-    notes: a line for each place that cannot be used, or whose profile is uncertain. is_certain:
-    whether no profile is uncertain. has_measured: whether anything was not known. refresh: measure
-    what is known, too, and try again what failed.
+    notes: a line for each place that cannot be used, or whose profile is uncertain. has_measured:
+    whether anything was not known. free: before any model is open. refresh: measure what is known,
+    too, and try again what failed.
     """
 
     def __init__(self, devices: Sequence[Device], progress: Progress, refresh: bool) -> None:
         self.notes: list[str] = []
-        self.is_certain = True
         self.has_measured = False
-        self.room = Room.now(devices)
+        self._memories = DeviceMemories(devices)
+        self.free = FreeMemory(free_bytes(), self._memories.free())
         self.refresh = refresh
         self._devices = devices
         self._progress = progress
@@ -265,7 +247,7 @@ class Surveyor:
         )
         for line in refused:
             self.note(f"{role}{line}")
-        fitting = [each for each in places if self.room.fits(each)]
+        fitting = [each for each in places if self._fits(each)]
         num_new = sum(self._known(each) is None and not self._fault(each) for each in fitting)
         max_s = min(_MOST_S, max(_LEAST_S, MEASURE_S / max(1, num_new)))
         found: list[MeasuredPlace] = []
@@ -274,7 +256,7 @@ class Surveyor:
         for place in sorted(fitting, key=lambda each: each.is_risky):
             try:
                 profile = self._known(place) or self._measure(place, max_s, texts)
-            except PlaceError as error:
+            except IsolatedError as error:
                 self.note(f"{role}{place.place}: {error}")
                 continue
             rows = ROWS.known(rows_key(place.key, place.prepared.config))
@@ -301,9 +283,9 @@ class Surveyor:
         return self._silent.get((place.key.runtime, place.key.device), "")
 
     def _measure(self, place: Candidate, max_s: float, texts: Callable[[], list[Text]]) -> Profile:
-        """texts: that a device has to agree with. Raises PlaceError."""
+        """texts: that a device has to agree with. Raises IsolatedError."""
         if fault := self._fault(place):
-            raise PlaceError(fault)
+            raise IsolatedError(fault)
         self.has_measured = True
         what = f"Measuring {place.prepared.name} on {place.place}"
         on_step = partial(self._progress, what)
@@ -316,12 +298,11 @@ class Surveyor:
                     "max_s": max_s,
                     "texts": texts(),
                 }
-                profile = _profile().validate_python(
-                    attempt_apart(measure_described, request, on_step)
-                )
-        except PlaceError as error:
+                found = attempt_apart(measure_described, request, on_step)
+                profile = TypeAdapter(Profile).validate_python(found)
+        except IsolatedError as error:
             FAULTS.keep(place.key, str(error))
-            if error.is_silent:
+            if isinstance(error, NoAnswerError):
                 self._silent[place.key.runtime, place.key.device] = str(error)
             raise
         if FAULTS.known(place.key):
@@ -345,7 +326,6 @@ class Surveyor:
 
     def _note_profile(self, place: Candidate, profile: Profile, role: str) -> None:
         if not profile.is_certain:
-            self.is_certain = False
             self.note(
                 f"{role}{place.place}: the machine was busy, the times are uncertain by "
                 f"{profile.spread:.0%}: the next plan measures them again"
@@ -357,26 +337,13 @@ class Surveyor:
                 f"{place.key.runtime}'s own loop"
             )
 
-
-@dataclass(frozen=True)
-class Room:
-    """The memory that is free before any model is open."""
-
-    devices: DeviceMemories
-    free: FreeMemory
-
-    @classmethod
-    def now(cls, devices: Sequence[Device]) -> Room:
-        memories = DeviceMemories(devices)
-        return cls(memories, FreeMemory(free_bytes(), memories.free()))
-
-    def fits(self, place: Candidate) -> bool:
+    def _fits(self, place: Candidate) -> bool:
         """Return whether a model fits; True also where that is not known."""
         runtime = place.prepared.runtime
         if not isinstance(runtime, Sizing):
             return True
         memory = runtime.memory(place.prepared.source, place.options, PLANNED_TOKENS)
-        needs = self.devices.needs([(runtime.name, memory)])
+        needs = self._memories.needs([(runtime.name, memory)])
         return self.free.shortage(replace(needs, main=needs.main + memory.total)) is None
 
     def with_memory(
@@ -389,7 +356,7 @@ class Room:
         tell."""
         model, drafts = (None, []) if draft is None else (draft.source.model, [draft.prepared])
         options = apply_placement(LoadOptions(), placement, model)
-        found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self.devices)
+        found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self._memories)
         if found is None:
             return placement
         return replace(placement, memory_bytes=found.needs.main, on_devices=found.needs.on_devices)

@@ -30,27 +30,22 @@ BRANCHES = Branching((-1, 0, 1, 2, 0, 4, 5, 6), (0, 4, 5, 6, 7))
 PROBES = Branching((-1, 0, 1, 2, 0, 4, 1, 6), (0, 1, 2, 3))
 
 
-def measure_branch(
+def branches_agree(
     session: Session, vocab_size: int, num_rounds: int, branching: Branching
-) -> tuple[float, bool]:
-    """Returns the largest change of a margin between the kept rows of a tree and the same tokens as
-    a chain, and whether they were bit-identical; as they are scored and after they were committed.
+) -> bool:
+    """Says whether the kept rows of a tree and the same tokens as a chain are bit-identical, as
+    they are scored and after they were committed.
 
     Several rounds unless the first one tells: a cache may place tokens in the holes that rejected
     rows leave, and order matters from then on. session: holds the prompt, before and after.
     """
     drawn = np.random.default_rng(1).integers(0, vocab_size, num_rounds * BRANCH_ROWS)
     rounds = drawn.reshape(-1, BRANCH_ROWS).astype(np.int32)
-    margin, identical = 0.0, True
-    for count in (1, len(rounds)):
-        if identical:
-            branched, chained = (
-                _score_rounds(session, rounds[:count], branching, branches)
-                for branches in (True, False)
-            )
-            margin = margin_change(branched, chained)
-            identical = bool(np.array_equal(branched, chained))
-    return margin, identical
+    for part in (rounds[:1], rounds):
+        branched = _score_rounds(session, part, branching, branches=True)
+        if not np.array_equal(branched, _score_rounds(session, part, branching, branches=False)):
+            return False
+    return True
 
 
 def _score_rounds(
@@ -99,17 +94,16 @@ class BatchInvariance:
     was scored in a pass of another width. `invariant_widths`: ascending widths; at each of them the
     rows of a chain, wherever they stand in it, were bit-identical to plain steps padded to the
     first of them. Only 1 where no width above it has such rows.
-    `branch_margin`: the same change for rows of a branch, and for a row after a branch was
-    committed; `branch_invariant`: whether they were bit-identical to those of a chain.
-    `probe_invariant`: whether the rows of a chain were with other rows after it, which hang
-    anywhere and are never kept. `noise_is_known`: whether `tie_margin` tells what other texts will
-    show; not where activations are rounded and too few were seen for one to fall the other way.
+    `branch_invariant`: whether rows of a branch, and a row after a branch was committed, were
+    bit-identical to those of a chain. `probe_invariant`: whether the rows of a chain were with
+    other rows after it, which hang anywhere and are never kept. `noise_is_known`: whether
+    `tie_margin` tells what other texts will show; not where activations are rounded and too few
+    were seen for one to fall the other way.
     `by_construction`: rows agree at all widths, in branches and beside those of others, because of
     how the kernels compute; nothing was measured then."""
 
     tie_margin: float
     invariant_widths: tuple[int, ...]
-    branch_margin: float = 0.0
     branch_invariant: bool = True
     probe_invariant: bool = True
     noise_is_known: bool = True
@@ -147,8 +141,7 @@ def measure_batch_invariance(
     """
     widths = measured_widths(model, widths)
     scores = []
-    branch_margins, branch_invariant = [0.0], model.capabilities.trees
-    probe_invariant = branch_invariant
+    branch_invariant = probe_invariant = model.capabilities.trees
     vocab_size = model.config.vocab_size
     num_rounds = BRANCH_ROUNDS // 2 if is_large(model.config) else BRANCH_ROUNDS
     for prompt_tokens in _prompts(model, widths[-1]):
@@ -159,16 +152,13 @@ def measure_batch_invariance(
         with closing(model.open_session()) as session:
             scores.append(_score_widths(model, session, prompt_tokens, widths))
             if branch_invariant:
-                margin, branch_invariant = measure_branch(session, vocab_size, num_rounds, BRANCHES)
-                branch_margins.append(margin)
+                branch_invariant = branches_agree(session, vocab_size, num_rounds, BRANCHES)
             if probe_invariant:
-                _, probe_invariant = measure_branch(session, vocab_size, num_rounds, PROBES)
+                probe_invariant = branches_agree(session, vocab_size, num_rounds, PROBES)
     margin = max((each.margin for each in scores), default=0.0)
-    invariant = _invariant(model, scores, widths)
     return BatchInvariance(
         margin,
-        invariant,
-        max(branch_margins),
+        _invariant(model, scores, widths),
         branch_invariant,
         probe_invariant,
         noise_is_known=not model.capabilities.rounds_activations or margin > _ROUNDED_NOISE,
@@ -287,24 +277,16 @@ def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -
 
 
 def _agrees_padded(model: Model, scores: _Scores, group: Sequence[int]) -> bool:
-    padded = _padded_steps(model, scores, group[0])
-    return all(_agree(padded, scores.digests[width]) for width in group)
-
-
-def _padded_steps(model: Model, scores: _Scores, width: int) -> list[bytes]:
-    """Digests of the tokens that the context has room for."""
-    session = model.open_session()
-    found = []
-    try:
+    """Compares padded plain steps of the tokens that the context has room for."""
+    width, found = group[0], list[bytes]()
+    with closing(model.open_session()) as session:
         session.prefill(scores.prompt)
         for token in scores.tokens[: _num_compared(model.config)]:
             if session.length + width > model.config.context_length:
                 break
             found += _digests(session.forward(TokenTree.chain(token).padded(width)).logits[:1])
             session.commit([0])
-    finally:
-        session.close()
-    return found
+    return all(_agree(found, scores.digests[width]) for width in group)
 
 
 def _digests(logits: np.ndarray) -> list[bytes]:

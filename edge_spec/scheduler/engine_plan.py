@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
@@ -99,9 +100,9 @@ class EnginePlan:
     def costs(self) -> RowCosts:
         """Return what passes of the target take by their rows: as measured here, else in
         proportions that are usual for its kernels."""
-        profile = known_profile(self.target)
-        if profile is not None:
-            return profile.costs(TYPICAL_TOKENS)
+        for key, profile in kept_profiles(self.source):
+            if _is_of(key, self.target):
+                return profile.costs(TYPICAL_TOKENS)
         found = next(_seconds_of(self.target), None)
         if found is not None:
             return found
@@ -189,7 +190,8 @@ def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
         ]
     ways = ways_to_run(source, options.runtime, options.runtime_options, export)
     ranked, drafts = rank_ways(ways, is_open(options)), _draft_plans(source, options)
-    options = _with_draft_place(options, drafts)
+    for draft in drafts:
+        options = _with_place(options, draft, of="draft_")
     return [
         EnginePlan(_with_place(options, each), each, drafts, better=ranked.better)
         for each in ranked.ways
@@ -233,30 +235,18 @@ def choose_plan(
     return replace(plans[at], target=chosen), list(plans[at + 1 :])
 
 
-def _with_place(options: LoadOptions, way: ModelPlan) -> LoadOptions:
-    """Return the options of a way that measurements have chosen."""
-    if (way.how.providers, way.how.threads) == (options.providers, options.threads):
+def _with_place(options: LoadOptions, way: ModelPlan, of: str = "") -> LoadOptions:
+    """Return the options of the place that measurements have chosen for a way. of: "draft_" for
+    one of a draft."""
+    how = options.draft_runtime_options if of else options.runtime_options
+    if (way.how.providers, way.how.threads) == (how.providers, how.threads):
         return options
-    return replace(
-        options,
-        runtime=way.name,
-        device=",".join(way.how.providers) or None,
-        threads=way.how.threads,
-    )
-
-
-def _with_draft_place(options: LoadOptions, drafts: Sequence[ModelPlan]) -> LoadOptions:
-    """Return the options of the place that measurements have chosen for a draft."""
-    how = options.draft_runtime_options
-    for draft in drafts:
-        if (draft.how.providers, draft.how.threads) != (how.providers, how.threads):
-            return replace(
-                options,
-                draft_runtime=draft.name,
-                draft_device=",".join(draft.how.providers) or None,
-                draft_threads=draft.how.threads,
-            )
-    return options
+    place: dict[str, Any] = {
+        f"{of}runtime": way.name,
+        f"{of}device": ",".join(way.how.providers) or None,
+        f"{of}threads": way.how.threads,
+    }
+    return replace(options, **place)
 
 
 def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
@@ -395,12 +385,6 @@ def missing_reader(source: Source) -> str:
 
 
 # What was measured here.
-
-
-def known_profile(way: ModelPlan) -> Profile | None:
-    """Return the profile that was measured of a way, None where there is none that holds."""
-    found = (each for key, each in kept_profiles(way.source) if _is_of(key, way))
-    return next(found, None)
 
 
 def config_of(way: ModelPlan) -> ModelConfig | None:

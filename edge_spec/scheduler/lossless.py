@@ -133,15 +133,12 @@ class Losslessness:
 
 
 def keep_promise(
-    mode: LosslessMode,
-    found: BatchInvariance,
-    plain_cost: Callable[[], float],
-    replays: bool = True,
+    mode: LosslessMode, found: BatchInvariance, plain_cost: float, replays: bool = True
 ) -> Losslessness:
     """Returns the cheapest way that the mode allows. plain_cost: of a pass of `found.plain_width`
-    rows over one of a single row; asked only where it decides. replays: whether to leave near ties
-    to plain steps is cheap: drafting while the target scores cannot be done then. Near ties are not
-    known where the noise is not: passes keep to widths that agree then, at whatever price."""
+    rows over one of a single row. replays: whether to leave near ties to plain steps is cheap:
+    drafting while the target scores cannot be done then. Near ties are not known where the noise is
+    not: passes keep to widths that agree then, at whatever price."""
     if found.by_construction:
         return Losslessness(mode, by_construction=True)
     if mode is LosslessMode.TIES:
@@ -149,7 +146,7 @@ def keep_promise(
     is_replayed = replays and REPLAY_SAFETY * found.tie_margin <= MOST_REPLAYED_NOISE
     agreeing = found.invariant_widths if len(found.invariant_widths) > 1 else ()
     if agreeing:
-        cost = plain_cost() if agreeing[0] > 1 else 1.0
+        cost = plain_cost if agreeing[0] > 1 else 1.0
         needs_them = mode is LosslessMode.ALWAYS or not found.noise_is_known
         if needs_them or cost <= 1 + MOST_PADDING:
             return Losslessness(mode, agreeing, cost)
@@ -192,7 +189,7 @@ def settle_sharing(
     own = tuple(widths)
     for tried in dict.fromkeys((agreeing_beyond(model, own, num_rows), own)):
         if shares_alike(model, tried, together):
-            return Sharing(tried, slices_alike(model, SLICE_TOKENS))
+            return Sharing(tried, slices_alike(model))
     return None
 
 
@@ -229,13 +226,13 @@ def shares_alike(model: Model, widths: Sequence[int], together: Together) -> boo
     return True
 
 
-def slices_alike(model: Model, rows: int) -> bool:
+def slices_alike(model: Model) -> bool:
     """Measures whether a prompt leaves the same cache, bit for bit, read in one pass or in slices
-    of `rows` tokens and fewer, down to half of it."""
+    of SLICE_TOKENS and fewer, down to half of it."""
     length = _LARGE_PROMPT if is_large(model.config) else _PROMPT
     length = min(length, model.config.context_length - 1)
     prompt = np.random.default_rng(1).integers(0, model.config.vocab_size, length).tolist()
-    sizes = [rows, max(1, rows // 2), max(1, 3 * rows // 4 + 1)]  # in turns
+    sizes = [SLICE_TOKENS, SLICE_TOKENS // 2, 3 * SLICE_TOKENS // 4 + 1]  # in turns
     states = []
     for whole in (True, False):
         with closing(model.open_session()) as session:

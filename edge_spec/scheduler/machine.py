@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 
 _CPUINFO = Path("/proc/cpuinfo")
 _IDLE = slice(3, 5)  # of the times of /proc/stat
+_WATCHED_S = 0.5
 _AT_HWCAP2 = 26  # of getauxval(3)
 _ARM_BITS = {
     "SVE2": 1,
@@ -56,30 +57,22 @@ def _arm_features() -> list[str]:
     return [name for name, bit in _ARM_BITS.items() if bits >> bit & 1]
 
 
-def core_times() -> list[int] | None:
-    """Returns user, nice, system, idle, iowait time and so on (proc(5)); None on other systems than
-    Linux."""
+def busy_share() -> float | None:
+    """Returns the share of all cores' time that this process and others take for half a second;
+    None on other systems than Linux."""
     try:
-        first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+        before = _core_times()
+        time.sleep(_WATCHED_S)
+        taken = _core_times() - before
     except OSError:
         return None
-    return [int(each) for each in first.split()[1:9]]
+    return float(1 - taken[_IDLE].sum() / taken.sum()) if taken.sum() > 0 else None
 
 
-def busy_share(
-    seconds: float = 0.5, times: Callable[[], list[int] | None] = core_times
-) -> float | None:
-    """Returns the share of all cores' time that this process and others take; None where the system
-    does not say. seconds: that it watches for."""
-    before = times()
-    if before is None:
-        return None
-    time.sleep(seconds)
-    after = times()
-    if after is None or sum(after) <= sum(before):
-        return None
-    idle, total = (sum(after[span]) - sum(before[span]) for span in (_IDLE, slice(None)))
-    return 1 - idle / total
+def _core_times() -> np.ndarray:
+    """[8]: user, nice, system, idle, iowait time and so on (proc(5)). Raises OSError."""
+    first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    return np.array(first.split()[1:9], np.int64)
 
 
 def on_battery() -> bool:

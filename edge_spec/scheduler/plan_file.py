@@ -138,17 +138,13 @@ def pinned_options(source: Source, options: LoadOptions) -> Iterator[LoadOptions
     UsageError for a plan that is not there or of another model, and for an option that contradicts
     its best placement."""
     file = Path(options.plan or "")
+    remedy = f"Make one: edge-spec plan {source.model} --out {file}."
     if not file.is_file():
-        raise UsageError(
-            f"there is no plan {file}",
-            remedy=f"Make one: edge-spec plan {source.model} --out {file}.",
-        )
+        raise UsageError(f"there is no plan {file}", remedy=remedy)
     plan = read_plan(file)
     if plan.identity != source.identity:
-        raise UsageError(
-            f"{file} is a plan for {plan.model}, not for {source.model} as it is now",
-            remedy=f"Make one: edge-spec plan {source.model} --out {file}.",
-        )
+        what = f"{file} is a plan for {plan.model}, not for {source.model} as it is now"
+        raise UsageError(what, remedy=remedy)
     _require_agreement(plan.placements[0], plan, options)
     for placement in plan.placements:
         yield apply_placement(options, placement, plan.draft)

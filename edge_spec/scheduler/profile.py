@@ -30,7 +30,8 @@ USUAL_DRAFT_TOKENS = 4
 
 MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy
 
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+SecondsByRows = Annotated[dict[Annotated[int, Field(ge=1)], Seconds], Field(min_length=1)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -76,7 +77,7 @@ class ContextCosts:
     """t(k) after a context of this many tokens."""
 
     context_tokens: Annotated[int, Field(ge=0)]
-    seconds: Annotated[dict[Annotated[int, Field(ge=1)], _Seconds], Field(min_length=1)]
+    seconds: SecondsByRows
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Profile:
     """One measurement. `measure.measure` says how each number comes about."""
 
     contexts: Annotated[tuple[ContextCosts, ...], Field(min_length=1)]  # the shortest first
-    prefill_tokens_per_s: _Seconds
+    prefill_tokens_per_s: Seconds
     commit_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of a round, outside its pass
     logits_row_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # to copy one row
     rounds: Annotated[int, Field(ge=1)]  # in which every width was measured
@@ -134,9 +135,9 @@ class PairFindings:
     """
 
     switch_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    target_slowdown: _Seconds
-    draft_slowdown: _Seconds
-    draft_token_s: _Seconds | None = None
+    target_slowdown: Seconds
+    draft_slowdown: Seconds
+    draft_token_s: Seconds | None = None
 
     def overlap_saves_s(self, target: RowCosts, draft_s: float) -> float:
         """Return the seconds of a usual step that are saved where the draft goes on while the

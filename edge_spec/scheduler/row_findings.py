@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from threading import Lock
-from typing import Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.metrics import RoundStats
@@ -41,14 +40,12 @@ from edge_spec.scheduler.lossless import wider as widened
 from edge_spec.scheduler.machine import cpu_features, cpu_name
 from edge_spec.scheduler.measure import median_seconds, quick_passes, relative_cost, uncertainty
 from edge_spec.scheduler.priors import row_shares
-from edge_spec.scheduler.profile import ProfileKey, options_apart, was_busy
+from edge_spec.scheduler.profile import ProfileKey, Seconds, SecondsByRows, options_apart, was_busy
 from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
 _WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Rows = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -69,26 +66,17 @@ class RowFindings:
 
     widths: tuple[int, ...]
     batch_invariance: BatchInvariance
-    plain_cost: _Seconds
+    plain_cost: Seconds
     way: str = ""
 
     def lossless(self, mode: LosslessMode, replays: bool = True) -> Losslessness:
         """Returns how the promise is kept, as `keep_promise` has it."""
-        return keep_promise(mode, self.batch_invariance, lambda: self.plain_cost, replays)
+        return keep_promise(mode, self.batch_invariance, self.plain_cost, replays)
 
 
 _BY_CONSTRUCTION = RowFindings((), BY_CONSTRUCTION, plain_cost=1.0)
-
-
 ROWS = Quantity("rows", RowsKey, lambda: TypeAdapter(RowFindings))
-# t(k), with one row or more.
-SECONDS = Quantity(
-    "row seconds",
-    RowsKey,
-    lambda: TypeAdapter(
-        Annotated[dict[Annotated[int, Field(ge=1)], _Seconds], Field(min_length=1)]
-    ),
-)
+SECONDS = Quantity("row seconds", RowsKey, lambda: TypeAdapter(SecondsByRows))  # t(k)
 
 
 def rows_key(key: ProfileKey, config: ModelConfig) -> RowsKey:

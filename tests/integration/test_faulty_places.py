@@ -12,11 +12,10 @@ import pytest
 
 from edge_spec.cli.main import run
 from edge_spec.core import entry_points
-from edge_spec.core.isolated import isolated
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.loader.plan_trial import EngineTrial
 from edge_spec.placement import survey as survey_module
 from edge_spec.placement.planner import Pair, Tried
-from edge_spec.placement.survey import PlaceError
 from edge_spec.scheduler import profile as profile_module
 from edge_spec.scheduler.plan_file import Place, Placement
 from edge_spec.text.prompt_files import Prompt
@@ -52,7 +51,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def impatient(work: Any, file: str, timeout_s: float, **more: Any) -> Any:
     """As `isolated`, which does not wait long for the device of which nothing will come."""
-    hangs = '"name": "hangs"' in Path(file).read_text(encoding="utf-8")
+    hangs = r"\"name\": \"hangs\"" in Path(file).read_text(encoding="utf-8")
     return isolated(work, file, timeout_s=0.5 if hangs else timeout_s, **more)
 
 
@@ -87,7 +86,7 @@ def test_a_device_that_crashes_when_it_is_tried_is_a_reason_in_one_line(
 ) -> None:
     machine("aborts")
     there = Placement(Place("rig", "aborts", None, "F32", "1"), None, "none")
-    with pytest.raises(PlaceError, match="SIGABRT") as refused:
+    with pytest.raises(IsolatedError, match="SIGABRT") as refused:
         TRY(EngineTrial(str(gguf("llama")), None), [there], [[1, 2]], 4, lambda fraction: None)
     assert "\n" not in str(refused.value)
 

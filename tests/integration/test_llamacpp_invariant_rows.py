@@ -22,7 +22,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, joint
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
-from edge_spec.scheduler.lossless import SLICE_TOKENS, slices_alike
+from edge_spec.scheduler.lossless import slices_alike
 from fixtures import family_gguf
 from fixtures.random_trees import random_path, random_tree
 from fixtures.silence import quiet
@@ -110,7 +110,7 @@ def test_nothing_that_is_measured_of_the_rows_says_otherwise(model: LlamaCppMode
     found = measure_batch_invariance(model, USUAL_WIDTHS)
     assert found.invariant_widths == USUAL_WIDTHS
     assert found.branch_invariant and found.probe_invariant and found.tie_margin == 0
-    assert slices_alike(model, SLICE_TOKENS)
+    assert slices_alike(model)
     assert len(model.ways) == 1
 
 

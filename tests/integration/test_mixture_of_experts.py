@@ -16,7 +16,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.llamacpp.rows.install import stock_weights
-from edge_spec.scheduler.measure import costs_of
+from edge_spec.scheduler.cost import costs_of
 from edge_spec.testing import check_session
 
 pytest.importorskip("llama_cpp")

@@ -9,13 +9,13 @@ from shutil import copytree
 
 import pytest
 
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.loader.plan_trial import EngineTrial
 from edge_spec.models.devices import processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
 from edge_spec.placement.planner import Tried
-from edge_spec.placement.survey import PlaceError
 from edge_spec.scheduler.plan_file import Place, Placement
 from fixtures.silence import quiet
 
@@ -75,6 +75,6 @@ def test_a_drafter_that_the_model_cannot_have_is_told_and_the_others_are_tried(
 
 def test_a_placement_that_cannot_be_opened_is_a_reason_in_one_line(model: str) -> None:
     missing = Placement(Place("nonesuch", "cpu", None, "F32", "1"), None, "none")
-    with pytest.raises(PlaceError, match="nonesuch") as refused:
+    with pytest.raises(IsolatedError, match="nonesuch") as refused:
         EngineTrial(model, None)([missing], PROMPTS, 5, lambda fraction: None)
     assert "\n" not in str(refused.value)

@@ -20,7 +20,7 @@ from edge_spec.scheduler.lossless import ExactPolicy, keep_promise
 from edge_spec.scheduler.policy import SharedPolicy
 from edge_spec.testing import ScriptedModel, random_logits
 
-NOISY_BRANCHES = BatchInvariance(0.0, (1, 4), branch_margin=0.5, branch_invariant=False)
+NOISY_BRANCHES = BatchInvariance(0.0, (1, 4), branch_invariant=False)
 EXACT_BRANCHES = BatchInvariance(0.125, (1, 4))
 MODEL = ScriptedModel(random_logits(9), 9)
 
@@ -34,7 +34,7 @@ def speculation_factory(
         DrafterContext(9, **setting),
         MODEL.capabilities,
         batch_invariance,
-        keep_promise(mode, batch_invariance, lambda: 1.0),
+        keep_promise(mode, batch_invariance, 1.0),
     )
 
 

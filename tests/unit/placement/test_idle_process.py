@@ -102,9 +102,11 @@ def test_closing_ends_the_process(planner: IdleProcess, plans: Plans) -> None:
     [(0.0, False, True), (None, False, True), (0.5, False, False), (0.0, True, False)],
 )
 def test_a_busy_machine_and_one_on_its_battery_are_left_alone(
-    busy: float | None, battery: bool, expected: bool
+    busy: float | None, battery: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert is_idle(lambda: busy, lambda: battery) == expected
+    monkeypatch.setattr(idle_process, "busy_share", lambda: busy)
+    monkeypatch.setattr(idle_process, "on_battery", lambda: battery)
+    assert is_idle() == expected
 
 
 # --- what is measured -------------------------------------------------------------------------

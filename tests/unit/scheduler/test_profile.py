@@ -14,7 +14,7 @@ import pytest
 
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree
-from edge_spec.scheduler.measure import WIDTHS, Effort, measure
+from edge_spec.scheduler.measure import USUAL_ROUNDS, WIDTHS, measure
 from edge_spec.scheduler.profile import (
     ContextCosts,
     PairFindings,
@@ -93,8 +93,8 @@ class TimedSession(ScriptedSession):
         super().close()
 
 
-def measured(model: TimedModel, **effort: Any) -> Profile:
-    return measure(model, Effort(**effort), lambda fraction: None, model.clock)
+def measured(model: TimedModel, max_s: float = 20.0) -> Profile:
+    return measure(model, max_s, lambda fraction: None, model.clock)
 
 
 def expected(rows: int, context: int) -> float:
@@ -110,7 +110,7 @@ def test_on_a_quiet_machine_every_width_is_measured_exactly_at_both_contexts() -
         for rows, seconds in costs.seconds.items():
             assert seconds == pytest.approx(expected(rows, costs.context_tokens))
     assert profile.prefill_tokens_per_s == pytest.approx(1 / PREFILL_S)
-    assert profile.spread < 1e-6 and profile.rounds == Effort().min_rounds  # stable at once
+    assert profile.spread < 1e-6 and profile.rounds == USUAL_ROUNDS  # stable at once
     assert all(session.is_closed for session in model.opened)
 
 
@@ -155,7 +155,7 @@ def test_an_ended_measurement_closes_its_sessions() -> None:
     model = TimedModel()
     steps = iter(range(12))
     with pytest.raises(StopIteration):
-        measure(model, Effort(), lambda share: next(steps), model.clock)
+        measure(model, 20.0, lambda share: next(steps), model.clock)
     assert model.opened and all(session.is_closed for session in model.opened)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.model import Capabilities, Forward
-from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.tree import Verdict
 from edge_spec.drafters.draft.self_draft import SelfDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import BundleError, UnsupportedModelError
@@ -33,17 +33,6 @@ USEFUL = frozenset({0, 1, 4, 5, 9})  # sublayers without which the model writes 
 COSTS = RowCosts({1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2})
 PAYS = ChosenPart(3, (), 0.9, 0.2, 2.0)
 GAINS_NOTHING = ChosenPart(3, (), 0.1, 0.9, 0.7)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-CLOCK = Clock()  # that passes of a part move on by what they run
 
 
 class Layered(ScriptedModel):
@@ -85,10 +74,6 @@ class PartSession(ScriptedSession):
         if length <= self._target.length:
             self.committed[:] = self._target.committed[:length]
         super().rollback(length)
-
-    def forward(self, tree: TokenTree) -> Forward:
-        CLOCK.now += 0.1 + 0.9 * (1 - len(self.skipped) / (2 * LAYERS))
-        return super().forward(tree)
 
     def influence(self, tokens: Sequence[int]) -> np.ndarray:
         return np.array([float(i in USEFUL) for i in range(2 * LAYERS)])
