@@ -266,6 +266,13 @@ def save_profile(key: ProfileKey, profile: Profile) -> None:
         _PROFILE.keep(key, profile, profile.rounds, profile.spread)
 
 
+def doubt_profile(key: ProfileKey) -> None:
+    """Have a profile measured again: the machine was busy when it was made."""
+    found = _PROFILE.known(key)
+    if found is not None:
+        _PROFILE.keep(key, replace(found, spread=2 * MOST_SPREAD), found.rounds, 2 * MOST_SPREAD)
+
+
 def load_pair(target: ProfileKey, draft: ProfileKey) -> PairFindings | None:
     """Return how the two run beside each other; None where they were not measured together."""
     return (_PAIRS.known(target) or {}).get(draft.digest)

@@ -164,9 +164,19 @@ def test_what_was_tried_on_a_busy_machine_is_tried_again(model: str) -> None:
     assert again.has_measured and not again.notes
 
 
-def test_passes_that_took_far_longer_than_decoding_are_measured_again_when_asked(
-    model: str,
+def test_passes_that_took_far_longer_than_decoding_are_measured_again(
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Once at once, and by the next plan."""
+    measured = []
+    measure = survey_module.measure_place
+
+    def counted(*given: Any) -> Any:
+        measured.append(given)
+        return measure(*given)
+
+    monkeypatch.setattr(survey_module, "measure_place", counted)
+
     def fast(placements: Any, *more: Any) -> Any:
         found = as_measured(placements, *more)
         return {
@@ -174,10 +184,13 @@ def test_passes_that_took_far_longer_than_decoding_are_measured_again_when_asked
             for name, each in found.items()
         }
 
-    for _ in range(2):  # a trial that is known says it as well
+    for count in (2, 4):  # a trial that is known says it as well
         planner = Planner(Source(model, quiet), None, one_device(), quiet, fast)
         planner.make()
-        assert "--refresh measures them again" in planner.notes[0]
+        assert len(measured) == count
+        [note] = planner.notes
+        assert "passes took" in note and "the machine was busy" in note
+        assert not list(kept_profiles(Source(model, quiet)))
 
 
 def test_the_engine_runs_as_the_plan_says(model: str) -> None:
