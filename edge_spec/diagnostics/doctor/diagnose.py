@@ -48,6 +48,7 @@ from edge_spec.errors import (
 )
 from edge_spec.loader.head import open_tables, require_own_target
 from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import ROLES, is_bundle, open_bundle
 from edge_spec.models.devices import Device, format_bytes, free_bytes, list_devices, total_bytes
 from edge_spec.models.draft_choice import chosen_drafts, head_path
@@ -259,9 +260,8 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     if target is None:
         return
     report.add(ROLES[0], settled("runtimes", check_runtimes(source)))
-    named = None if request.draft is None else [request.draft]
     try:
-        drafts = chosen_drafts(source, named, "auto", is_planned=False)
+        drafts = chosen_drafts(source, AskedOptions(draft=request.draft))
         is_here = bool(drafts) and Source(drafts[0], progress).is_fetched
         path = head_path(drafts[0], source) if is_here else None
     except (EdgeSpecError, OSError) as error:
@@ -273,7 +273,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     draft = Source(drafts[0], progress) if drafts else None
     drafting = None
     if draft is not None:
-        if named is None and target.pair is not None:  # it was examined with its target
+        if request.draft is None and target.pair is not None:  # it was examined with its target
             drafting = target.roles[ROLES[1]][0]
         else:
             subject = _examined(draft, ROLES[1], request, report)
