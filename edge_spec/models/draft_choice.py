@@ -31,7 +31,13 @@ from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, single_flight
+from edge_spec.storage.atomic import (
+    atomic_file,
+    cache_directory,
+    expanded,
+    remove_oldest,
+    single_flight,
+)
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import frequent_tokens, same_vocabulary
 
@@ -264,29 +270,12 @@ def _is_large(info: ModelInfo) -> bool:
 def _make(copy: Path, path: Path, exporter: Requantizes, progress: Progress) -> None:
     """Makes the copy of a file where there is none. Raises an EdgeSpecError, OSError."""
     if not copy.is_file():
-        folder = copy.parent
-        folder.mkdir(parents=True, exist_ok=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         waiting = partial(progress, "Waiting for another process that makes a copy", 0.0)
         with single_flight(copy, waiting):
             if not copy.is_file():
                 with atomic_file(copy) as unfinished:
                     exporter.requantize(path, unfinished, "Q4_0", progress)
-                _make_room(folder, copy)
+                remove_oldest(copy.parent.glob("*.gguf"), _MOST_BYTES, copy)
     with suppress(OSError):
         copy.touch()  # the last one to go
-
-
-def _make_room(folder: Path, newest: Path) -> None:
-    """Removes copies that were not used for longest, until the others take little."""
-    found = []
-    for path in folder.glob("*.gguf"):
-        with suppress(OSError):  # another process has removed it
-            found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-    left = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if left <= _MOST_BYTES:
-            return
-        if path != newest:
-            with suppress(OSError):
-                path.unlink()
-                left -= size
