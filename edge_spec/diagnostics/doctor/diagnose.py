@@ -58,7 +58,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.scheduler.machine import describe_machine
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.measurements import DIRECTORY, FILE, check_measurements
+from edge_spec.storage.measurements import DIRECTORY, FILE, DamagedError, check_measurements
 
 CACHE_REMEDY = "Set EDGE_SPEC_CACHE to a directory that can be written."
 _LEAST_DISK_BYTES = 1_000_000_000  # less leaves no room for the conversion of a small model
@@ -164,7 +164,8 @@ def _check_conversion(path: Path) -> None:
             raise ModelFileError(f"{path} is no bundle and no GGUF file", remedy=_REMEDY)
 
 
-# Directories of the cache, the files in them, and what raises an EdgeSpecError or OSError for one.
+# Directories of the cache, the files in them, and what raises an EdgeSpecError,
+# OSError or DamagedError for one.
 _KEPT: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
     ("bundles", "[!.]*", _check_conversion),
     ("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
@@ -189,9 +190,11 @@ def check_caches(cache: Path) -> Iterator[Finding]:
         for path in found:
             try:
                 check(path)
-            except (EdgeSpecError, OSError) as error:
+            except (EdgeSpecError, OSError, DamagedError) as error:
                 why = error.shown if isinstance(error, EdgeSpecError) else str(error)
                 why = why.removeprefix(f"{path} ")
+                if isinstance(error, DamagedError):
+                    why = f"holds no {directory} of this version: {why}"
                 problems.append(warning(directory, f"{path.name}: {why}", _REMEDY))
     yield from capped(problems)
     # What a kill left, also of an older version's conversions.
