@@ -7,14 +7,22 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from edge_spec.errors import BundleError
-from edge_spec.models.bundle import FileEntry, check_file, list_files, read_model
-from edge_spec.storage.atomic import atomic_directory, single_flight
+from edge_spec.models.bundle import (
+    MANIFEST,
+    Bundle,
+    FileEntry,
+    check_file,
+    list_files,
+    read_model,
+)
+from edge_spec.storage.atomic import atomic_directory, cache_directory, sha256_file, single_flight
 
 ENTRY = "entry.json"
 _REMEDY = "It is made again."
@@ -75,3 +83,18 @@ class KeptDirectory:
         others = [name for name in self.key if entry.key.get(name) != self.key[name]]
         made_for = ", ".join(f"{name} {entry.key.get(name)}" for name in others)
         return f"it was made for {made_for}" if others else None
+
+
+def compiled_bundle(bundle: Bundle, device: str, key: Mapping[str, Any]) -> KeptDirectory:
+    """Return where the compiled form of a bundle is kept for one kind of device, such as "coreml".
+
+    key: all that it depends on beside the bundle, as JSON has it. Its files are checked: OpenVINO
+    takes a graph of which a byte was flipped.
+    """
+    digest = sha256_file(bundle.path / MANIFEST)
+    return KeptDirectory(
+        cache_directory() / "compiled" / f"{digest[:16]}-{device}",
+        {**key, "bundle": digest},
+        partial(_log.warning, "compiling %s for %s (once)", bundle.path, device),
+        partial(_log.warning, "waiting for another process that compiles %s", bundle.path),
+    )

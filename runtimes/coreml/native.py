@@ -23,7 +23,7 @@ from edge_spec.errors import (
 )
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, GPU, NPU, UNKNOWN, Device, FunctionPlacement
-from edge_spec.runtimes.static.compiled import compiled_bundle
+from edge_spec.models.kept import compiled_bundle
 from edge_spec.runtimes.static.session import EXPORT_AGAIN, Interruption, Shape, Signature
 
 _MIN_MACOS = 15  # states and several functions in a package
