@@ -256,7 +256,7 @@ def open_models(
     def measured() -> RowCosts:
         return row_costs(loaded, rows_key(key, loaded.config)) if profile is None else costs()
 
-    context = _drafter_context(prepared, drafts, costs, measured, options)
+    context = _drafter_context(prepared, drafts, measured)
     drafters = factory.load_drafters(options.drafter, context)
     loaded = open_target()
     opened.callback(loaded.close)
@@ -319,13 +319,11 @@ def _costs(model: Model, key: ProfileKey, profile: Profile | None) -> RowCosts:
 def _drafter_context(
     prepared: PreparedEngine,
     drafts: Sequence[Draft],
-    costs: Callable[[], RowCosts],
     measured: Callable[[], RowCosts],
-    options: LoadOptions,
 ) -> DrafterContext:
-    """costs, measured: of the target's rows; the second in seconds, for searches that were asked
-    for and are themselves measurements."""
-    source, target = prepared.source, prepared.target
+    """measured: of the target's rows, in seconds, for searches that were asked for and are
+    themselves measurements."""
+    source, target, options = prepared.source, prepared.target, prepared.options
     tokenizer = target.text.tokenizer
     parts = saved_parts(target.source) if isinstance(target.source, Bundle) else {}
     layer = options.exit_layer
@@ -353,7 +351,7 @@ def _drafter_context(
         head=(
             None
             if options.head is None
-            else open_trained_head(options.head, source, target, prepared.options.threads)
+            else open_trained_head(options.head, source, target, options.threads)
         ),
     )
 
