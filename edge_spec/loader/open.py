@@ -396,11 +396,9 @@ class Learner(TakesAnswers, IdleWork, Protocol):
     """Learns from answers while the model is idle."""
 
 
-# Starts a learner for open models. The factory: of who drafts otherwise. The function: whether
-# other idle work is done. Raises an EdgeSpecError where nothing can be learnt of these.
-StartLearning = Callable[
-    [PreparedEngine, OpenModels, SpeculationFactory, Callable[[], bool]], Learner
-]
+# Starts a learner for open models. The function: whether other idle work is done. Raises an
+# EdgeSpecError where nothing can be learnt of these.
+StartLearning = Callable[[PreparedEngine, OpenModels, Callable[[], bool]], Learner]
 
 
 def compose_engine(
@@ -454,9 +452,7 @@ def compose_engine(
         opened.callback(measuring.close)
         works.append(measuring)
     if learning is not None:
-        learner = learning(
-            prepared, models, factory, lambda: measuring is None or measuring.is_done
-        )
+        learner = learning(prepared, models, lambda: measuring is None or measuring.is_done)
         opened.callback(learner.close)
         works.append(learner)
         parts = replace(parts, learner=learner)
