@@ -403,7 +403,7 @@ def models_on_demand(
             remedy="Start a server for each model, or leave --learn out.",
         )
     served: list[ModelOnDemand] = []
-    for model, names in zip(models, served_names(models, aliases), strict=True):
+    for model, (name, *others) in zip(models, served_names(models, aliases), strict=True):
         asked = options_of_others(loading) if served else loading
         opening = partial(
             open_engine,
@@ -413,7 +413,7 @@ def models_on_demand(
             learns=learns,
             explain=explain,
         )
-        served.append(ModelOnDemand(names.name, opening, names.aliases))
+        served.append(ModelOnDemand(name, opening, tuple(others)))
     return served
 
 

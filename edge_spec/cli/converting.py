@@ -231,7 +231,6 @@ def _choices(asked: AskedExport) -> ExportChoices | None:
     from edge_spec.models.pair_export import (
         ALL_FORMATS,
         choices_for,
-        compiled_choices,
         named_formats,
         with_quantizations,
     )
@@ -243,10 +242,7 @@ def _choices(asked: AskedExport) -> ExportChoices | None:
             raise UsageError(
                 f"--for {asked.kind} chooses the formats", remedy="Leave --format out."
             )
-        choices = choices_for(asked.kind)
-        if asked.compile:
-            choices = compiled_choices(choices, asked.soc)
-        return with_quantizations(choices, asked.quant)
+        return with_quantizations(choices_for(asked.kind, asked.compile, asked.soc), asked.quant)
     if asked.compile:
         raise UsageError(
             "--compile is for a kind of device",

@@ -120,17 +120,17 @@ def plan(
     from edge_spec.scheduler.plan_file import plan_json, write_plan
     from edge_spec.scheduler.profile import write_profiles
 
+    asked = AskedOptions(draft=draft)
     with ProgressBar() as progress:
         target = Source(model, progress)
-        named = None if draft is None else [draft]
-        drafts = chosen_drafts(target, named, "auto", is_planned=False)
+        drafts = chosen_drafts(target, asked)
         pair = Source(drafts[0], progress) if drafts else None
         if drafts:
             require_readable(Path(drafts[0]), "the draft of a plan")
         trial = EngineTrial(target.model, pair.model if pair else None)
         planner = Planner(target, pair, list_devices(), progress, trial, refresh)
         made = planner.make()
-    chosen, _ = choose_plan(plans_for(target, AskedOptions(draft=draft)))
+    chosen, _ = choose_plan(plans_for(target, asked))
     made = replace(made, in_force=chosen.explain())
     notes = [*made.notes, *filter(None, [missing_reader(target)])]
     if not planner.has_measured:

@@ -136,7 +136,7 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
     return inspect.Parameter(
         declared.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if declared.is_required else declared.command_line_default,
+        default=declared.command_line_default,
         annotation=Annotated[
             declared.read_as,
             typer.Option(

@@ -38,7 +38,6 @@ from edge_spec.distill.forecast import time_head
 from edge_spec.distill.prompts import HELD_OUT, Conversation
 from edge_spec.distill.request import DistillRequest, require_torch
 from edge_spec.drafters.heads.independent import MedusaNetwork
-from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
 from edge_spec.loader.head import open_tables, open_trained_head
 from edge_spec.loader.open import OpenModels
@@ -260,10 +259,7 @@ def require_learnable(asked: AskedOptions) -> None:
 
 
 def start_learning(
-    placed: PreparedEngine,
-    models: OpenModels,
-    factory: SpeculationFactory,
-    is_free: Callable[[], bool],
+    placed: PreparedEngine, models: OpenModels, is_free: Callable[[], bool]
 ) -> Learner:
     """Raises UnsupportedModelError, UsageError for a model or a runtime that nothing can be learnt
     of, StorageError where nothing can be kept."""

@@ -34,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from edge_spec.core.model import STATE_TYPES, StateType
 from edge_spec.errors import SnapshotError
-from edge_spec.storage.atomic import atomic_file
+from edge_spec.storage.atomic import atomic_file, remove_oldest
 from edge_spec.storage.measurements import tell_unkept
 
 VERSION = 1  # raise it when a snapshot means something else
@@ -397,20 +397,7 @@ class PromptFiles:
             except SnapshotError as error:
                 tell_unkept(path, error)
                 return
-        self._evict()
-
-    def _evict(self) -> None:
-        """Removes those that were not used for longest, until the others fit."""
-        found = []
-        for path in self.directory.glob("*"):  # which may have files of others, too
-            if path.suffix in (SUFFIX, CONVERSATION_SUFFIX):
-                with suppress(OSError):  # another process has removed it
-                    stat = path.stat()
-                    found.append((stat.st_mtime_ns, stat.st_size, path))
-        left = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if left <= self._max_bytes:
-                return
-            with suppress(OSError):
-                path.unlink()
-                left -= size
+        # The directory may have files of others, too.
+        suffixes = (SUFFIX, CONVERSATION_SUFFIX)
+        ours = (path for path in self.directory.glob("*") if path.suffix in suffixes)
+        remove_oldest(ours, self._max_bytes)

@@ -95,14 +95,9 @@ def load_asked(
     return open_engine(plans, measure_when_idle, learning, screen, needs_chat)
 
 
-def load_engine(
-    model: str, options: LoadOptions, progress: Progress, measure_when_idle: bool = False
-) -> Engine:
-    """measure_when_idle: makes the model's profile between answers, where the cache has none.
-
-    Raises an EdgeSpecError that names what is missing or wrong.
-    """
-    return open_engine(plan_engine(Source(model, progress), options), measure_when_idle)
+def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
+    """Raises an EdgeSpecError that names what is missing or wrong."""
+    return open_engine(plan_engine(Source(model, progress), options))
 
 
 def open_engine(

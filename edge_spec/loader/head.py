@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -45,10 +44,11 @@ from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
+from edge_spec.models.kept import KeptDirectory
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.source import Source
 from edge_spec.scheduler.machine import available_cores
-from edge_spec.storage.atomic import atomic_directory, cache_directory, single_flight
+from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.vocabulary import frequent_tokens
 
 _REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
@@ -58,14 +58,12 @@ STORED_VERSION = 6  # raise it where exporters store a step in another way
 # longer with 8 and one, since what it costs is not its bytes.
 WIDE = 768
 _MOST_THREADS = 4  # that divide a product: more of them wait for memory, and for each other
-_GRAPH_FILE, _SUMS_FILE = "step.onnx", "sums.json"
-_PIECE = 1 << 22  # bytes that are read at once
+_GRAPH_FILE = "step.onnx"
 _RUNTIME, _LIBRARY = "ort", "onnxruntime"
 
 _Scoring = TypeVar("_Scoring", EagleHead, DFlashHead, AssistantHead)
 _log = logging.getLogger(__name__)
 
-_Write = Callable[[BinaryIO], bytes]  # writes matrices, and returns the graph
 SAMPLE = "target_sample"  # of a head's config.json: rows of numbers, by names of tensors
 _PLACES = (0.05, 0.2, 0.35, 0.5)  # of rows: neither special tokens nor padding
 _COLUMNS = 32
@@ -221,62 +219,24 @@ class StoredBackend:
         return self.runtime.open_dflash_step(stored, head.config, self.threads)
 
     def _stored(self, head: TrainedHead, matrices: Mapping[str, HeadMatrix]) -> StoredStep:
+        """A cache that cannot be written costs only time and memory."""
+
         def write(weights: BinaryIO) -> bytes:
             return runtimes.step_graph(head, matrices, self.bits, weights)
 
-        return _made(write) if self.cached is None else _kept(self.cached, write)
+        def fill(work: Path) -> None:
+            with (work / WEIGHTS_FILE).open("wb") as file:
+                graph = write(file)
+            (work / _GRAPH_FILE).write_bytes(graph)
 
-
-def _made(write: _Write) -> StoredStep:
-    weights = io.BytesIO()
-    return StoredStep(write(weights), weights.getvalue())
-
-
-def _kept(cached: Path, write: _Write) -> StoredStep:
-    """Returns what the cache has, else what is made, which is kept there from now on. A cache that
-    cannot be written costs only time and memory."""
-    found = _read(cached)
-    if found is not None:
-        return found
-    try:
-        with single_flight(cached, lambda: None):
-            found = _read(cached)
-            if found is not None:
-                return found
-            with atomic_directory(cached) as work:
-                with (work / WEIGHTS_FILE).open("wb") as file:
-                    graph = write(file)
-                (work / _GRAPH_FILE).write_bytes(graph)
-                sums = {name: _sum(work / name) for name in (_GRAPH_FILE, WEIGHTS_FILE)}
-                (work / _SUMS_FILE).write_text(json.dumps(sums))
-            return StoredStep(graph, cached / WEIGHTS_FILE)
-    except OSError as error:
-        _log.warning("a head's matrices are not kept: %s", error)
-    return _made(write)
-
-
-def _read(cached: Path) -> StoredStep | None:
-    """Returns None if there is no such directory, or if it is damaged."""
-    try:
-        sums = json.loads((cached / _SUMS_FILE).read_bytes())
-        for name in (_GRAPH_FILE, WEIGHTS_FILE):
-            if sums[name] != _sum(cached / name):
-                raise ValueError(f"{name} has changed")
-        return StoredStep((cached / _GRAPH_FILE).read_bytes(), cached / WEIGHTS_FILE)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        _log.info("%s is damaged: %s", cached, error)
-    return None
-
-
-def _sum(path: Path) -> int:
-    """Tells whether a file was damaged, not whether somebody meant to."""
-    total = 0
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            total = zlib.crc32(piece, total)
-    return total
+        if self.cached is not None:
+            try:
+                kept = KeptDirectory(self.cached).get(fill)
+                return StoredStep((kept / _GRAPH_FILE).read_bytes(), kept / WEIGHTS_FILE)
+            except OSError as error:
+                _log.warning("a head's matrices are not kept: %s", error)
+        weights = io.BytesIO()
+        return StoredStep(write(weights), weights.getvalue())
 
 
 def _identity(head: Path, target: str) -> str:

@@ -262,7 +262,7 @@ def open_models(
     def measured() -> RowCosts:
         return row_costs(loaded, rows_key(key, loaded.config)) if profile is None else costs()
 
-    context = _drafter_context(prepared, drafts, costs, measured, options)
+    context = _drafter_context(prepared, drafts, measured)
     drafters = factory.load_drafters(options.drafter, context)
     loaded = open_target()
     opened.callback(loaded.close)
@@ -325,13 +325,11 @@ def _costs(model: Model, key: ProfileKey, profile: Profile | None) -> RowCosts:
 def _drafter_context(
     prepared: PreparedEngine,
     drafts: Sequence[Draft],
-    costs: Callable[[], RowCosts],
     measured: Callable[[], RowCosts],
-    options: LoadOptions,
 ) -> DrafterContext:
-    """costs, measured: of the target's rows; the second in seconds, for searches that were asked
-    for and are themselves measurements."""
-    source, target = prepared.source, prepared.target
+    """measured: of the target's rows, in seconds, for searches that were asked for and are
+    themselves measurements."""
+    source, target, options = prepared.source, prepared.target, prepared.options
     tokenizer = target.text.tokenizer
     parts = saved_parts(target.source) if isinstance(target.source, Bundle) else {}
     layer = options.exit_layer
@@ -362,7 +360,7 @@ def _drafter_context(
         head=(
             None
             if options.head is None
-            else open_trained_head(options.head, source, target, prepared.options.threads)
+            else open_trained_head(options.head, source, target, options.threads)
         ),
     )
 
@@ -407,11 +405,9 @@ class Learner(TakesAnswers, IdleWork, Protocol):
     """Learns from answers while the model is idle."""
 
 
-# Starts a learner for open models. The factory: of who drafts otherwise. The function: whether
-# other idle work is done. Raises an EdgeSpecError where nothing can be learnt of these.
-StartLearning = Callable[
-    [PreparedEngine, OpenModels, SpeculationFactory, Callable[[], bool]], Learner
-]
+# Starts a learner for open models. The function: whether other idle work is done. Raises an
+# EdgeSpecError where nothing can be learnt of these.
+StartLearning = Callable[[PreparedEngine, OpenModels, Callable[[], bool]], Learner]
 
 
 def compose_engine(
@@ -465,9 +461,7 @@ def compose_engine(
         opened.callback(measuring.close)
         works.append(measuring)
     if learning is not None:
-        learner = learning(
-            prepared, models, factory, lambda: measuring is None or measuring.is_done
-        )
+        learner = learning(prepared, models, lambda: measuring is None or measuring.is_done)
         opened.callback(learner.close)
         works.append(learner)
         parts = replace(parts, learner=learner)

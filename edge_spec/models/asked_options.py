@@ -12,7 +12,7 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from difflib import get_close_matches
 from enum import EnumType
 from functools import cache, partial
@@ -98,11 +98,6 @@ class DeclaredOption:
     @property
     def flag(self) -> str:
         return self.option.flag or f"--{self.name.removesuffix('_s').replace('_', '-')}"
-
-    @property
-    def is_required(self) -> bool:
-        """Says whether there is no default."""
-        return self.default is MISSING
 
     @property
     def read_as(self) -> Any:

@@ -262,11 +262,6 @@ def _invalid(path: Path, error: ValidationError, remedy: str) -> BundleError:
     return BundleError(f"{path} is not valid: {what}", remedy=remedy)
 
 
-def read_pair(directory: Path) -> PairManifest:
-    """Read a pair.json; the files are not looked at. Raises BundleError."""
-    return read_listing(directory, PairManifest)
-
-
 def read_manifest(directory: Path) -> Manifest:
     """Read a manifest.json with the architecture that it describes; the files are not looked at.
 
@@ -534,7 +529,7 @@ def find_member(path: Path) -> PairMember | None:
     None for any other path. Raises BundleError for a pair.json that is not valid.
     """
     if is_pair(path):
-        return PairMember(path, ROLES[0], read_pair(path))
+        return PairMember(path, ROLES[0], read_listing(path, PairManifest))
     if path.name in ROLES and is_pair(path.parent):
-        return PairMember(path.parent, path.name, read_pair(path.parent))
+        return PairMember(path.parent, path.name, read_listing(path.parent, PairManifest))
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -31,7 +31,13 @@ from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, single_flight
+from edge_spec.storage.atomic import (
+    atomic_file,
+    cache_directory,
+    expanded,
+    remove_oldest,
+    single_flight,
+)
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import frequent_tokens, same_vocabulary
 
@@ -71,60 +77,44 @@ def describe(path: Path) -> Described:
     return Described(opened.config, Tokenizer(kept_tokenizer_json(opened), None).vocabulary())
 
 
-def chosen_drafts(
-    source: Source,
-    named: Sequence[str] | None,
-    drafter: str,
-    *,
-    is_planned: bool,
-    draft_runtime: str = "auto",
-) -> tuple[str, ...]:
-    """named: "none" stands for no draft, "auto" for one that fits and is here; None for the one of
-    a pair bundle, where the drafters that were asked for can use it and no plan says who drafts.
-    Raises as `Source.member` does, and UsageError for "auto" beside other names."""
+def chosen_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:
+    """Return the drafts that are named: "none" stands for no draft, "auto" for one that fits and is
+    here; where none is named, the one of a pair bundle, if the drafters that were asked for can use
+    it and no plan says who drafts. Raises as `Source.member` does, and UsageError for "auto" beside
+    other names."""
+    named = [asked.draft] if isinstance(asked.draft, str) else asked.draft
     if named is not None and AUTO in named:
         if len(named) > 1:
             raise UsageError(
                 "--draft auto chooses the only draft", remedy="Leave it or the others out."
             )
         trained = trained_drafter(source)
-        suggested = str(trained) if trained else suggest_draft(source, draft_runtime)
+        suggested = str(trained) if trained else suggest_draft(source, asked.draft_runtime)
         if suggested is not None:
             source.progress(f"Drafting with {suggested}", 0.0)
         return () if suggested is None else (suggested,)
     if named is not None:
         return tuple(name for name in named if name != "none")
     draft = None if source.member is None else source.member.draft
-    if draft is None or is_planned:
+    if draft is None or asked.plan is not None:
         return ()
-    named_traits = factory.traits_of(drafter).values()
-    if drafter != "auto" and not any(traits.draft_model for traits in named_traits):
+    named_traits = factory.traits_of(asked.drafter).values()
+    if asked.drafter != "auto" and not any(traits.draft_model for traits in named_traits):
         return ()
     return (str(draft),)
 
 
-def named_options(source: Source, asked: AskedOptions, keeps_answers: bool = True) -> LoadOptions:
+def named_options(source: Source, asked: AskedOptions, keeps_answers: bool) -> LoadOptions:
     """Return the options with their drafts named, and checked. keeps_answers: for later runs.
     Raises an EdgeSpecError."""
     said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
-    drafts = asked_drafts(source, asked)
+    drafts = chosen_drafts(source, asked)
     heads = {name: path for name in drafts if (path := head_path(name, source))}
     if len(heads) > 1 or sum(name in heads for name in drafts) > 1:
         raise UsageError("--draft names two heads", remedy="Name one of them.")
     said["draft"] = tuple(name for name in drafts if name not in heads)
     head = next(iter(heads.values()), None)
     return LoadOptions(**said, keeps_answers=keeps_answers, head=head)
-
-
-def asked_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:
-    """Raises as `chosen_drafts` does."""
-    return chosen_drafts(
-        source,
-        [asked.draft] if isinstance(asked.draft, str) else asked.draft,
-        asked.drafter,
-        is_planned=asked.plan is not None,
-        draft_runtime=asked.draft_runtime,
-    )
 
 
 def trained_options(source: Source, asked: AskedOptions) -> AskedOptions | None:
@@ -144,7 +134,7 @@ def head_path(name: str, target: Source) -> Path | None:
     return path if runtimes.is_head(path, is_targets) else None
 
 
-def suggest_draft(target: Source, draft_runtime: str = "auto") -> str | None:
+def suggest_draft(target: Source, draft_runtime: str) -> str | None:
     """A MODEL: the smallest that has the target's tokens and at most LARGEST_SHARE of its size,
     from the hub's cache and edge-spec's own; a pair bundle's own draft where there is one.
 
@@ -280,29 +270,12 @@ def _is_large(info: ModelInfo) -> bool:
 def _make(copy: Path, path: Path, exporter: Requantizes, progress: Progress) -> None:
     """Makes the copy of a file where there is none. Raises an EdgeSpecError, OSError."""
     if not copy.is_file():
-        folder = copy.parent
-        folder.mkdir(parents=True, exist_ok=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         waiting = partial(progress, "Waiting for another process that makes a copy", 0.0)
         with single_flight(copy, waiting):
             if not copy.is_file():
                 with atomic_file(copy) as unfinished:
                     exporter.requantize(path, unfinished, "Q4_0", progress)
-                _make_room(folder, copy)
+                remove_oldest(copy.parent.glob("*.gguf"), _MOST_BYTES, copy)
     with suppress(OSError):
         copy.touch()  # the last one to go
-
-
-def _make_room(folder: Path, newest: Path) -> None:
-    """Removes copies that were not used for longest, until the others take little."""
-    found = []
-    for path in folder.glob("*.gguf"):
-        with suppress(OSError):  # another process has removed it
-            found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-    left = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if left <= _MOST_BYTES:
-            return
-        if path != newest:
-            with suppress(OSError):
-                path.unlink()
-                left -= size

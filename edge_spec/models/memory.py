@@ -284,31 +284,25 @@ def require_fit(
     found = forecast(target, drafts, options, num_tokens)
     if found is None:
         return
+
+    def refusal(needs: str, fits: Callable[[Forecast], bool], remedy: str) -> DeviceMemoryError:
+        fitting = what_fits(target, drafts, options, num_tokens, fits)
+        return DeviceMemoryError(f"{said} {needs}", remedy=f"{remedy}{fitting} {_OVERRIDE}")
+
+    models = " and ".join(f"{each.name} on {each.runtime}" for each in found.models)
+    said = f"{models} with {num_tokens} tokens of context needs"
     shortage_of = attrgetter("device_excess" if makes_room else "device_shortage")
     if shortage_of(found) is not None:
-        fitting = what_fits(
-            target, drafts, options, num_tokens, lambda other: shortage_of(other) is None
-        )
-        raise DeviceMemoryError(
-            f"{_names(found)} with {num_tokens} tokens of context needs {shortage_of(found)}",
-            remedy="Choose another --device, or fewer --gpu-layers where the runtime has them. "
-            f"{fitting} {_OVERRIDE}",
-        )
+        another = "Choose another --device, or fewer --gpu-layers where the runtime has them. "
+        raise refusal(shortage_of(found), lambda other: shortage_of(other) is None, another)
     is_tight = limit is not None and found.needed > _TIGHT * limit
     if limit is None or not is_tight or not _is_counted(found, target, drafts, options):
         return
+    needed, there = format_bytes(found.needed), format_bytes(limit)
     if found.needed > limit:
-        fitting = what_fits(
-            target, drafts, options, num_tokens, lambda other: other.needed <= limit
-        )
-        raise DeviceMemoryError(
-            f"{_need_of(found, num_tokens)}, and there are {format_bytes(limit)}",
-            remedy=f"{fitting} {_OVERRIDE}",
-        )
+        raise refusal(f"{needed}, and there are {there}", lambda other: other.needed <= limit, "")
     _log.warning(
-        "%s, nearly all of %s: the system may swap, or stop the program",
-        _need_of(found, num_tokens),
-        format_bytes(limit),
+        "%s %s, nearly all of %s: the system may swap, or stop the program", said, needed, there
     )
 
 
@@ -338,14 +332,6 @@ def fits_free_memory(found: Forecast) -> bool:
 
 def _counted_tokens(target: PreparedModel, options: LoadOptions) -> int:
     return min(target.config.context_length, options.context_length or PLANNED_TOKENS)
-
-
-def _need_of(found: Forecast, num_tokens: int) -> str:
-    return f"{_names(found)} with {num_tokens} tokens of context needs {format_bytes(found.needed)}"
-
-
-def _names(found: Forecast) -> str:
-    return " and ".join(f"{each.name} on {each.runtime}" for each in found.models)
 
 
 def _is_counted(

@@ -164,12 +164,7 @@ def _split(joined: str | None) -> tuple[str, ...]:
 
 
 _Problem = tuple[bool, str, str]  # whether it is there, what is wrong, and the remedy
-_ONE_OR_MORE = {
-    "threads": "threads",
-    "draft_threads": "draft-threads",
-    "context_length": "context",
-    "parallel_rows": "parallel-rows",
-}
+_ONE_OR_MORE = ("threads", "draft_threads", "context_length", "parallel_rows")
 _DROP_ONE = "Leave one of them out."
 
 
@@ -182,8 +177,9 @@ def _problems(options: LoadOptions) -> Iterator[_Problem]:
         f"the largest number of draft tokens is {most}",
         "It has to be 1 or more; --drafter none turns drafting off.",
     )
-    for name, flag in _ONE_OR_MORE.items():
+    for name in _ONE_OR_MORE:
         value = getattr(options, name)
+        flag = declared_options(AskedOptions)[name].flag.removeprefix("--")
         yield value is not None and value < 1, f"{flag} is {value}", "It has to be 1 or more."
     timeout = options.call_timeout_s
     above = "It has to be above 0 seconds."

@@ -119,43 +119,40 @@ _ONNX = ExportChoice(
     "onnx", "int4", "onnxruntime multiplies by 4-bit weights as they are stored (MatMulNBits)"
 )
 
-_KINDS: Mapping[str, ExportChoices] = {
-    "ios": ExportChoices((_COREML_GPU, _COREML_ANE, _METAL)),
-    "macos": ExportChoices((_COREML_GPU, _COREML_ANE, _METAL, _ONNX)),
-    "windows-npu": ExportChoices((_ONNX, _REPACKED), notes=(_IDLE,)),
-    "android": ExportChoices((_REPACKED, _ONNX), notes=(_IDLE,)),
-    "linux": ExportChoices((_ONNX, _REPACKED)),
+_KINDS: Mapping[str, tuple[ExportChoice, ...]] = {
+    "ios": (_COREML_GPU, _COREML_ANE, _METAL),
+    "macos": (_COREML_GPU, _COREML_ANE, _METAL, _ONNX),
+    "windows-npu": (_ONNX, _REPACKED),
+    "android": (_REPACKED, _ONNX),
+    "linux": (_ONNX, _REPACKED),
 }
 KINDS = tuple(_KINDS)
 
 
-def choices_for(kind: str) -> ExportChoices:
-    """Return what a kind of device is given. Raises UsageError that lists the kinds there are."""
+def choices_for(kind: str, compiles: bool = False, soc: str | None = None) -> ExportChoices:
+    """Return what a kind of device is given. compiles: first of all, a binary for Qualcomm's NPU.
+    soc: of which processor; None: the usual one of the kind. Raises UsageError that lists the kinds
+    there are, or those that have such a binary."""
     if kind not in _KINDS:
         raise UsageError(
             f"there is no kind of device called {kind!r}",
             remedy=f"Choose one of {', '.join(KINDS)}.",
         )
-    return replace(_KINDS[kind], kind=kind)
-
-
-def compiled_choices(choices: ExportChoices, soc: str | None) -> ExportChoices:
-    """Add, first of all, a binary for Qualcomm's NPU. soc: of which processor; None: the usual one
-    of the kind. Raises UsageError for a kind of device that has none."""
-    if choices.kind is None or choices.kind not in _SOCS:
+    if not compiles:
+        return ExportChoices(_KINDS[kind], kind, (_IDLE,) if kind in _SOCS else ())
+    if kind not in _SOCS:
         raise UsageError(
-            f"nothing is compiled for {choices.kind}",
+            f"nothing is compiled for {kind}",
             remedy=f"--compile goes with --for {' or '.join(sorted(_SOCS))}.",
         )
     binary = ExportChoice(
         "qnn",
         "int4",
         "for the NPU, whose compiler multiplies by 4-bit blocks as they are stored",
-        soc or _SOCS[choices.kind],
+        soc or _SOCS[kind],
         is_required=True,
     )
-    notes = tuple(note for note in choices.notes if note != _IDLE)
-    return replace(choices, choices=(binary, *choices.choices), notes=notes)
+    return ExportChoices((binary, *_KINDS[kind]), kind)
 
 
 def named_formats(formats: Sequence[str]) -> ExportChoices:

@@ -260,17 +260,10 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class ServedNames:
-    """name: what lists and answers have; aliases: what requests may say, too."""
-
-    name: str
-    aliases: tuple[str, ...] = ()
-
-
-def served_names(models: Sequence[str], asked: Sequence[str]) -> list[ServedNames]:
-    """Returns the names of models: the first alias that was asked for goes before a model's own
-    name, which it keeps as another one where no other model has it. Nothing is fetched.
+def served_names(models: Sequence[str], asked: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns the names of each model, of which lists and answers have the first: the aliases that
+    were asked for, and its own where it has none or no other model has the same. Nothing is
+    fetched.
 
     asked: "NAME=MODEL", or "NAME" where there is one model. Raises UsageError for an alias of no
     model and for a name of several, ModelFileError for a MODEL that does not exist.
@@ -281,7 +274,7 @@ def served_names(models: Sequence[str], asked: Sequence[str]) -> list[ServedName
         name, model = _read_alias(alias, models)
         given[_index(model, models, own)].append(name)
     names = [
-        list(dict.fromkeys([*aliases, name] if not aliases or own.count(name) == 1 else aliases))
+        tuple(dict.fromkeys([*aliases, name] if not aliases or own.count(name) == 1 else aliases))
         for aliases, name in zip(given, own, strict=True)
     ]
     every = [name for each in names for name in each]
@@ -290,7 +283,7 @@ def served_names(models: Sequence[str], asked: Sequence[str]) -> list[ServedName
             raise UsageError(
                 f"two models are called {name!r}", remedy=f"Give one another name. {_FORM}"
             )
-    return [ServedNames(each[0], tuple(each[1:])) for each in names]
+    return names
 
 
 def _own_name(model: str) -> str:

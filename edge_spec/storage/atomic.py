@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -201,6 +201,22 @@ def _require_free(final: Path, or_directory: bool = False) -> None:
     if not is_free:
         remedy = "Choose another place."
         raise StorageError(f"{final} is no regular file", remedy=remedy, errno=None)
+
+
+def remove_oldest(files: Iterable[Path], max_bytes: int, kept: Path | None = None) -> None:
+    """Remove those that were changed longest ago, but for `kept`, until the others have at most so
+    many bytes. What cannot be removed stays."""
+    found = []
+    for path in files:
+        with suppress(OSError):  # another process has removed it
+            state = path.stat()
+            found.append((state.st_mtime_ns, state.st_size, path))
+    left = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if left > max_bytes and path != kept:
+            with suppress(OSError):
+                path.unlink()
+                left -= size
 
 
 def sync(path: Path) -> None:

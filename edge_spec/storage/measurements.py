@@ -31,7 +31,6 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from edge_spec.errors import ModelFileError
 from edge_spec.storage.atomic import atomic_file, cache_directory, locked, sha256_file
 
 DIRECTORY, FILE = "measurements", "measurements.sqlite"
@@ -179,16 +178,14 @@ def store_path() -> Path:
 
 
 def check_measurements(path: Path) -> None:
-    """Raise ModelFileError for a file that holds no measurements of this version."""
+    """Raise DamagedError for a file that holds no measurements of this version."""
     try:
         with _opened(path) as store:
             [(found,)] = store.execute("PRAGMA quick_check(1)").fetchall()
-            if found != b"ok":
-                raise DamagedError(found.decode(errors="replace").splitlines()[-1])
-    except (sqlite3.Error, DamagedError) as error:
-        raise ModelFileError(
-            f"{path} holds no measurements of this version: {error}", remedy="Delete it."
-        ) from None
+    except sqlite3.Error as error:
+        raise DamagedError(str(error)) from None
+    if found != b"ok":
+        raise DamagedError(found.decode(errors="replace").splitlines()[-1])
 
 
 def _text(key: Any) -> str:
@@ -293,17 +290,6 @@ def read_sealed(path: Path, kind: TypeAdapter[_Value], *, required: bool = True)
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "JSON"
         raise DamagedError(f"{where}: {first['msg']}") from None
-
-
-def require_sealed(path: Path, kind: TypeAdapter[_Value], what: str) -> _Value:
-    """Read a sealed file of the cache to check it. what: it holds, for the message. Raises
-    ModelFileError, OSError."""
-    try:
-        return read_sealed(path, kind)
-    except DamagedError as error:
-        raise ModelFileError(
-            f"{path} holds no {what} of this version: {error}", remedy="Delete it."
-        ) from None
 
 
 def tell_unkept(path: Path, error: Exception) -> None:

@@ -23,7 +23,7 @@ from edge_spec.errors import (
 )
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, GPU, NPU, UNKNOWN, Device, FunctionPlacement
-from edge_spec.runtimes.static.compiled import CompiledBundle
+from edge_spec.models.kept import compiled_bundle
 from edge_spec.runtimes.static.session import EXPORT_AGAIN, Interruption, Shape, Signature
 
 _MIN_MACOS = 15  # states and several functions in a package
@@ -260,7 +260,7 @@ def compiled_package(bundle: Bundle) -> Path:
                 f"Core ML cannot compile {package}: {error}", remedy=EXPORT_AGAIN
             ) from error
 
-    kept = CompiledBundle(bundle, "coreml", {"macos": this_system()[1]})
+    kept = compiled_bundle(bundle, "coreml", {"macos": this_system()[1]})
     return kept.get(compile_into) / _COMPILED
 
 

@@ -14,9 +14,9 @@ from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.kept import compiled_bundle
 from edge_spec.runtimes.openvino.library import NpuDevice, import_openvino, reason
 from edge_spec.runtimes.openvino.memory import require_npu_memory
-from edge_spec.runtimes.static.compiled import CompiledBundle
 from edge_spec.runtimes.static.onnx_program import PAST, OnnxProgram, OpenedGraphs
 from edge_spec.runtimes.static.session import Interruption, StaticModel, config_of
 
@@ -34,7 +34,7 @@ def open_for_npu(bundle: Bundle, options: RuntimeOptions, device: NpuDevice) -> 
     config = config_of(bundle, options)
     opened = OpenedGraphs.of(bundle)
     require_npu_memory(bundle, device)
-    kept = CompiledBundle(bundle, f"openvino-npu-{device.runs_on.lower()}", device.key)
+    kept = compiled_bundle(bundle, f"openvino-npu-{device.runs_on.lower()}", device.key)
 
     def load() -> dict[str, Any]:
         """Raises RuntimeError."""

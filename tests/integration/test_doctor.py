@@ -14,7 +14,7 @@ from edge_spec.diagnostics.doctor.report import Finding, Severity
 from edge_spec.diagnostics.doctor.subject import examine
 from edge_spec.errors import DeviceError
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import Bundle, list_files, read_pair
+from edge_spec.models.bundle import Bundle, PairManifest, list_files, read_listing
 from fixtures.manifests import rewrite
 from fixtures.silence import quiet
 
@@ -47,7 +47,7 @@ def relist(pair: Path, role: str, format: str, **changes: Any) -> None:
             variant["files"] = {name: entry.model_dump() for name, entry in files.items()}
             variant |= changes
     (pair / "pair.json").write_text(json.dumps(document))
-    read_pair(pair)
+    read_listing(pair, PairManifest)
 
 
 def test_a_pair_as_it_was_written_has_no_fault(pair: Path) -> None:

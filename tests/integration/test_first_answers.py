@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from edge_spec.core.model import Model
-from edge_spec.loader import load_engine
+from edge_spec.loader import load_engine, open_engine
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
 from edge_spec.scheduler.batch_invariance import measure_batch_invariance, widths_for
+from edge_spec.scheduler.engine_plan import plan_engine
 from edge_spec.scheduler.row_findings import SECONDS
 from fixtures.silence import quiet
 
@@ -74,7 +76,7 @@ def test_all_passes_of_answers_are_their_own(
         runtime, hf
     )()
     options = LoadOptions(runtime=runtime, threads=1, drafter="suffix")
-    with load_engine(str(model), options, quiet, measure_when_idle=True) as engine:
+    with open_engine(plan_engine(Source(str(model), quiet), options), True) as engine:
         (counted,) = passes.values()
         invariant = engine.parts.model.capabilities.invariant_rows
         assert bool(counted) != invariant  # where rows agree by construction there is none

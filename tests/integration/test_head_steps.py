@@ -20,10 +20,11 @@ from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.errors import ModelFileError
 from edge_spec.loader.head import StoredBackend, head_backend
 from edge_spec.models import runtimes
+from edge_spec.models.kept import ENTRY
 from edge_spec.storage.atomic import CACHE_VARIABLE
 
 OUT, IN, COUNT = 96, 64, 3
-FILES = ("step.onnx", WEIGHTS_FILE, "sums.json")
+FILES = ("step.onnx", WEIGHTS_FILE, ENTRY)
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ import edge_spec
 from edge_spec.cli.main import run
 from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
 from edge_spec.models import draft_choice
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.hub import HubReference
 from edge_spec.models.hub_download import find_cached, pull
@@ -366,12 +367,13 @@ def test_draft_auto_finds_the_smaller_model_with_the_same_tokens(
     hub.add("org/small", models / "small")
     fetch("hf:org/small")
     large = Source(str(models / "large"), quiet)
-    assert chosen_drafts(large, ["auto"], "auto", is_planned=False) == ("hf:org/small",)
+    auto = AskedOptions(draft="auto")
+    assert chosen_drafts(large, auto) == ("hf:org/small",)
     small = Source("hf:org/small", quiet)
-    assert chosen_drafts(small, ["auto"], "auto", is_planned=False) == ()
+    assert chosen_drafts(small, auto) == ()
     assert "there is no draft for small here" in caplog.text
     with pytest.raises(UsageError, match="chooses the only draft"):
-        chosen_drafts(large, ["auto", "hf:org/small"], "auto", is_planned=False)
+        chosen_drafts(large, AskedOptions(draft=["auto", "hf:org/small"]))
     with edge_spec.load(
         str(models / "large"), runtime="reference", draft="auto", draft_runtime="reference"
     ) as llm:
@@ -379,7 +381,7 @@ def test_draft_auto_finds_the_smaller_model_with_the_same_tokens(
     (small.path / "tokenizer.json").unlink()
     text = (models / "small" / "tokenizer.json").read_text("utf-8")
     (small.path / "tokenizer.json").write_text(text.replace("im_end", "other"), "utf-8")
-    assert draft_choice.suggest_draft(large) is None  # it has other tokens now
+    assert draft_choice.suggest_draft(large, "auto") is None  # it has other tokens now
 
 
 # The command
@@ -417,9 +419,7 @@ def test_pull_draft_auto_fetches_the_small_one_of_the_family(
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 2 and "Qwen2.5-0.5B" in shown.out.splitlines()[1]
     assert "note" not in shown.err
-    found = chosen_drafts(
-        Source("hf:Qwen/Qwen2.5-7B-Instruct", quiet), ["auto"], "auto", is_planned=False
-    )
+    found = chosen_drafts(Source("hf:Qwen/Qwen2.5-7B-Instruct", quiet), AskedOptions(draft="auto"))
     assert found == ("hf:Qwen/Qwen2.5-0.5B-Instruct",)
 
 

@@ -19,7 +19,7 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import PairManifest, read_pair
+from edge_spec.models.bundle import PairManifest, read_listing
 from edge_spec.models.pair_export import (
     ExportChoices,
     PairPart,
@@ -46,7 +46,7 @@ def contents(directory: Path) -> dict[str, str]:
 
 
 def test_it_has_both_models_in_both_formats_and_says_how_far_they_are(exported_pair: Path) -> None:
-    manifest = read_pair(exported_pair)
+    manifest = read_listing(exported_pair, PairManifest)
     assert set(contents(exported_pair)) == {"pair.json", *manifest.files}
     for name, entry in manifest.files.items():
         assert sha256_file(exported_pair / name) == entry.sha256

@@ -13,6 +13,7 @@ from edge_spec import Grammar, SamplingParams, load
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import BundleError, UsageError
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.source import Source
@@ -96,17 +97,18 @@ def test_the_draft_keeps_to_the_form_of_the_answer(pair: Path) -> None:
 def test_who_asks_for_other_drafters_or_no_draft_gets_none(pair: Path, hf: Any) -> None:
     source = Source(str(pair), quiet)
     bundled = (str(pair / "draft"),)
-    for named, drafter, planned, expected in (
-        (None, "auto", False, bundled),
-        (None, "suffix,draft-model", False, bundled),
-        (None, "suffix", False, ()),
-        (None, "none", False, ()),
-        (None, "auto", True, ()),
-        (["none"], "auto", False, ()),
-        (["other.gguf"], "auto", False, ("other.gguf",)),
+    for named, drafter, plan, expected in (
+        (None, "auto", None, bundled),
+        (None, "suffix,draft-model", None, bundled),
+        (None, "suffix", None, ()),
+        (None, "none", None, ()),
+        (None, "auto", "plan.json", ()),
+        ("none", "auto", None, ()),
+        (["other.gguf"], "auto", None, ("other.gguf",)),
     ):
-        assert chosen_drafts(source, named, drafter, is_planned=planned) == expected
-    assert chosen_drafts(Source(str(hf()), quiet), None, "auto", is_planned=False) == ()
+        asked = AskedOptions(draft=named, drafter=drafter, plan=plan)
+        assert chosen_drafts(source, asked) == expected
+    assert chosen_drafts(Source(str(hf()), quiet), AskedOptions()) == ()
 
 
 def test_a_variant_that_was_changed_is_not_opened(pair: Path) -> None:

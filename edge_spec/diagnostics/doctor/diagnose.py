@@ -48,6 +48,7 @@ from edge_spec.errors import (
 )
 from edge_spec.loader.head import open_tables, require_own_target
 from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import ROLES, is_bundle, open_bundle
 from edge_spec.models.devices import Device, format_bytes, free_bytes, list_devices, total_bytes
 from edge_spec.models.draft_choice import chosen_drafts, head_path
@@ -57,7 +58,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.scheduler.machine import describe_machine
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.measurements import DIRECTORY, FILE, check_measurements
+from edge_spec.storage.measurements import DIRECTORY, FILE, DamagedError, check_measurements
 
 CACHE_REMEDY = "Set EDGE_SPEC_CACHE to a directory that can be written."
 _LEAST_DISK_BYTES = 1_000_000_000  # less leaves no room for the conversion of a small model
@@ -163,7 +164,8 @@ def _check_conversion(path: Path) -> None:
             raise ModelFileError(f"{path} is no bundle and no GGUF file", remedy=_REMEDY)
 
 
-# Directories of the cache, the files in them, and what raises an EdgeSpecError or OSError for one.
+# Directories of the cache, the files in them, and what raises an EdgeSpecError,
+# OSError or DamagedError for one.
 _KEPT: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
     ("bundles", "[!.]*", _check_conversion),
     ("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
@@ -188,9 +190,11 @@ def check_caches(cache: Path) -> Iterator[Finding]:
         for path in found:
             try:
                 check(path)
-            except (EdgeSpecError, OSError) as error:
+            except (EdgeSpecError, OSError, DamagedError) as error:
                 why = error.shown if isinstance(error, EdgeSpecError) else str(error)
                 why = why.removeprefix(f"{path} ")
+                if isinstance(error, DamagedError):
+                    why = f"holds no {directory} of this version: {why}"
                 problems.append(warning(directory, f"{path.name}: {why}", _REMEDY))
     yield from capped(problems)
     # What a kill left, also of an older version's conversions.
@@ -259,9 +263,8 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     if target is None:
         return
     report.add(ROLES[0], settled("runtimes", check_runtimes(source)))
-    named = None if request.draft is None else [request.draft]
     try:
-        drafts = chosen_drafts(source, named, "auto", is_planned=False)
+        drafts = chosen_drafts(source, AskedOptions(draft=request.draft))
         is_here = bool(drafts) and Source(drafts[0], progress).is_fetched
         path = head_path(drafts[0], source) if is_here else None
     except (EdgeSpecError, OSError) as error:
@@ -273,7 +276,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     draft = Source(drafts[0], progress) if drafts else None
     drafting = None
     if draft is not None:
-        if named is None and target.pair is not None:  # it was examined with its target
+        if request.draft is None and target.pair is not None:  # it was examined with its target
             drafting = target.roles[ROLES[1]][0]
         else:
             subject = _examined(draft, ROLES[1], request, report)

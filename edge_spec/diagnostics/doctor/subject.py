@@ -52,8 +52,8 @@ from edge_spec.models.bundle import (
     is_bundle,
     is_pair,
     open_bundle,
+    read_listing,
     read_manifest,
-    read_pair,
 )
 from edge_spec.models.model_text import text_of_bundle, text_of_info, text_with
 from edge_spec.models.pair_export import prove_vocabulary
@@ -159,7 +159,7 @@ def open_subject(
     if member is not None and not is_pair(path):  # one model of a pair bundle, alone
         path = member.directory / member.member.variants[0].path
     if is_pair(path):
-        pair = read_pair(path)
+        pair = read_listing(path, PairManifest)
         variants = tuple(
             Examined(role, variant.format, path / variant.path, is_in_pair=True)
             for role, member in pair.members()

@@ -39,7 +39,6 @@ from edge_spec.storage.atomic import cache_directory, locked
 from edge_spec.storage.measurements import (
     DamagedError,
     read_sealed,
-    require_sealed,
     tell_unkept,
     write_sealed,
 )
@@ -262,8 +261,8 @@ def kept_files() -> list[Path]:
 
 
 def check_answers(path: Path) -> None:
-    """Raises ModelFileError for a file that is not as `KeptAnswers` writes it, OSError."""
-    require_sealed(path, _file(), "answers")
+    """Raises DamagedError for a file that is not as `KeptAnswers` writes it, OSError."""
+    read_sealed(path, _file())
 
 
 def forget(path: Path) -> int:

@@ -10,7 +10,6 @@ from edge_spec.models.pair_export import (
     ALL_FORMATS,
     KINDS,
     choices_for,
-    compiled_choices,
     with_quantizations,
 )
 
@@ -26,15 +25,15 @@ def test_every_kind_names_a_quantization_and_a_reason_for_each_format(kind: str)
 
 
 def test_a_binary_is_for_the_processor_that_is_named_or_the_usual_one() -> None:
-    made = compiled_choices(choices_for("windows-npu"), None)
+    made = choices_for("windows-npu", compiles=True)
     for chosen in map(made.of, ROLES):
         assert (chosen[0].format, chosen[0].compute) == ("qnn", "SC8380XP")
     assert made.notes == ()
-    named = compiled_choices(choices_for("android"), "SM8750")
+    named = choices_for("android", compiles=True, soc="SM8750")
     assert [choice.compute for choice in named.of("draft")] == ["SM8750", None, None]
     assert with_quantizations(named, "qnn=fp16").of("target")[0].quantization == "fp16"
     with pytest.raises(UsageError, match=r"for ios\. --compile goes with --for android or windows"):
-        compiled_choices(choices_for("ios"), None)
+        choices_for("ios", compiles=True)
 
 
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:

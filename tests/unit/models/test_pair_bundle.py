@@ -21,7 +21,7 @@ from edge_spec.models.bundle import (
     find_member,
     list_files,
     may_replace,
-    read_pair,
+    read_listing,
     write_listing,
 )
 from edge_spec.models.source import Source
@@ -83,7 +83,7 @@ def edit(directory: Path, change: Callable[[Any], object]) -> None:
 
 
 def test_a_pair_lists_every_file_and_says_so_again(directory: Path) -> None:
-    files = read_pair(directory).files
+    files = read_listing(directory, PairManifest).files
     on_disk = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
     assert set(files) == on_disk - {PAIR_MANIFEST}
     assert files["target/onnx/sub/data"].num_bytes == 4
@@ -159,7 +159,7 @@ LIES: dict[str, Callable[[Any], object]] = {
 def test_a_pair_json_that_cannot_be_true_is_refused_in_one_line(directory: Path, lie: str) -> None:
     edit(directory, LIES[lie])
     with pytest.raises(BundleError) as caught:
-        read_pair(directory)
+        read_listing(directory, PairManifest)
     text = str(caught.value)
     assert PAIR_MANIFEST in text and "export the pair again" in text
     assert "\n" not in text and len(text) < 500 and "pydantic" not in text
@@ -175,12 +175,12 @@ def test_what_is_no_pair_json_is_refused(directory: Path, content: bytes) -> Non
 def test_only_profiles_may_be_added(directory: Path) -> None:
     (directory / "profiles").mkdir()
     (directory / "profiles" / "phone.json").touch()
-    assert find_foreign(directory, read_pair(directory)) == []
+    assert find_foreign(directory, read_listing(directory, PairManifest)) == []
     (directory / "profiles" / "notes.txt").touch()
     (directory / "target" / "extra").touch()
     (directory / "link").symlink_to(directory.parent)
     expected = ["link", "profiles/notes.txt", "target/extra"]
-    assert find_foreign(directory, read_pair(directory)) == expected
+    assert find_foreign(directory, read_listing(directory, PairManifest)) == expected
 
 
 def test_only_an_empty_directory_or_a_pair_alone_may_be_replaced(

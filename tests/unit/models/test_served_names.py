@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.errors import ModelFileError, UsageError
-from edge_spec.models.source import ServedNames, served_names
+from edge_spec.models.source import served_names
 
 
 @pytest.fixture
@@ -24,18 +24,14 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_models_have_their_own_names(files: dict[str, str]) -> None:
     hub = ["hf:org/chat", "hf:org/chat-GGUF:chat.Q4_0.gguf"]  # not fetched, and not asked for
     names = served_names(["smollm2", files["a"], *hub], [])
-    assert [each.name for each in names] == ["smollm2", "a", "chat", "chat.Q4_0"]
-    assert {each.aliases for each in names} == {()}
+    assert names == [("smollm2",), ("a",), ("chat",), ("chat.Q4_0",)]
 
 
 def test_an_alias_goes_before_the_own_name(files: dict[str, str]) -> None:
-    assert served_names([files["a"]], ["small"]) == [ServedNames("small", ("a",))]
+    assert served_names([files["a"]], ["small"]) == [("small", "a")]
     models, aliases = [files["a"], files["b"]], ["small=a", f"large={files['b']}", "tiny=a"]
-    assert served_names(models, aliases) == [
-        ServedNames("small", ("tiny", "a")),
-        ServedNames("large", ("b",)),
-    ]
-    assert served_names([files["a"]], ["a=a"]) == [ServedNames("a")]
+    assert served_names(models, aliases) == [("small", "tiny", "a"), ("large", "b")]
+    assert served_names([files["a"]], ["a=a"]) == [("a",)]
 
 
 def test_models_of_the_same_name_are_told_apart_by_an_alias(files: dict[str, str]) -> None:
@@ -44,7 +40,7 @@ def test_models_of_the_same_name_are_told_apart_by_an_alias(files: dict[str, str
         served_names(models, [])
     # The own name says nothing any more.
     aliases = [f"first={models[0]}", f"second={models[1]}"]
-    assert served_names(models, aliases) == [ServedNames("first"), ServedNames("second")]
+    assert served_names(models, aliases) == [("first",), ("second",)]
 
 
 @pytest.mark.parametrize(
