@@ -50,7 +50,7 @@ from edge_spec.storage.measurements import Quantity
 TRIAL_S = 25.0  # of all answers, as forecast
 _PROBED = 3  # pairs on several devices, the best by what each model takes alone
 _MOST_TRIALS = 3  # places, of which all but the last fail
-_LEAST_TOKENS = 16  # of an answer
+_LEAST_PROMPTS, _LEAST_TOKENS = 3, 16  # of a trial, and of an answer
 _MOST_LOSS = 0.005  # nats a token beyond the least: half a percent of perplexity
 # Over the default, from which on another way is clearly faster: on texts of other kinds another
 # drafter may be the best, while plain decoding is the same on all.
@@ -446,9 +446,10 @@ class Planner:
 
     def _measured(self, ways: Sequence[Placement], target: MeasuredPlace) -> Wrote:
         prepared, step_s = target.candidate.prepared, ways[0].step_s or 0.0
+        num_tokens = TRIAL_S / (step_s * len(ways))
         prompts = short_prompts(prepared)
-        length = int(TRIAL_S / (step_s * len(ways) * len(prompts)))
-        length = max(_LEAST_TOKENS, min(MOST_TOKENS, length))
+        prompts = prompts[: max(_LEAST_PROMPTS, int(num_tokens / MOST_TOKENS))]
+        length = max(_LEAST_TOKENS, min(MOST_TOKENS, int(num_tokens / len(prompts))))
         on_step = partial(self._progress, f"Trying drafters on {target.candidate.place}")
         return self._trial(ways, prompts, length, on_step)
 

@@ -53,7 +53,7 @@ MOST_TOKENS = 64  # of an answer to a short prompt
 MEASURE_S = 15.0  # for all places of a model together that are not known
 _MOST_S, _LEAST_S = 8.0, 3.0  # for one of them
 _TIMEOUT_S = 300.0  # more than a driver takes to compile its kernels, and we to measure
-_SHORT_PROMPTS = 3
+_SHORT_PROMPTS = 8
 _TEXTS, _TEXT_TOKENS = 2, 32
 _TEXT_ROWS = 32  # that are read in one pass
 _LEAST_AGREEING = 0.25  # of the tokens; other weights and kernels agree on most
@@ -173,10 +173,9 @@ def write_texts(place: Candidate) -> list[Text]:
 def short_prompts(prepared: PreparedModel) -> list[list[int]]:
     """Return the shortest packaged prompts, cut where MOST_TOKENS after them would not fit."""
     room = max(2, prepared.config.context_length - MOST_TOKENS)
-    prompts = read_prompts(OWN_PROMPTS, per_category=1)
-    return sorted((prepared.text.prompt_of(each.text)[:room] for each in prompts), key=len)[
-        :_SHORT_PROMPTS
-    ]
+    prompts = read_prompts(OWN_PROMPTS, per_category=2)
+    found = sorted((prepared.text.prompt_of(each.text)[:room] for each in prompts), key=len)
+    return found[:_SHORT_PROMPTS]
 
 
 def measure_described(request: Any, on_step: OnStep) -> Any:
