@@ -359,14 +359,15 @@ def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -
     """Adds what the checks of the device find, and returns whether all were made: Ctrl-C leaves
     what is there."""
     from edge_spec.diagnostics.device_check import DeviceCheckRequest, run_checks
+    from edge_spec.diagnostics.doctor.chosen import Chosen
     from edge_spec.diagnostics.doctor.report import files_sha256, note
 
-    chosen = report.chosen
+    chosen: Chosen | None = report.chosen
     if chosen is None:
         report.add("run", [note("run", "nothing was tried: the models would not be opened")])
         return True
     for opening in chosen.openings:
-        report.numbers.setdefault(opening.role, {})["sha256"] = files_sha256(opening.source)
+        report.numbers.setdefault(opening.role, {})["sha256"] = files_sha256(opening.plan.source)
     request = DeviceCheckRequest.of(chosen, asked.places, asked.soak_s)
     request.prepare(progress)
 
