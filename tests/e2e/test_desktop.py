@@ -47,7 +47,7 @@ def open_engine():
     print("loaded", flush=True)
     Event().wait()
 
-run(open_engine, print, title="nothing", plan=dict)
+run(open_engine, print, title="nothing")
 """
 LINKED = """
 import edge_spec, webview
@@ -66,7 +66,7 @@ def link():
     ''')
     print("linked", flush=True)
 
-run(lambda: edge_spec.load("smollm2"), lambda *_: Thread(target=link).start(), title="", plan=dict)
+run(lambda: edge_spec.load("smollm2"), lambda *_: Thread(target=link).start(), title="")
 """
 
 
