@@ -33,8 +33,8 @@ _OUTDATED, _HOPED = 0.7, 0.25  # see `_doubt_table`
 _IMPOSSIBLE = 0.2  # times the expected time: a faster pass is a fault of the clock
 _RECALLED = 4  # passes that a width counts for which earlier sessions have seen
 _LEAST_PRICE = 0.05
-# Of what rows cost beyond the table, and a width beyond the line, what is left after a plain step:
-# rows that seem dear are tried again.
+# What is left after a plain step of what rows cost above the table, and after any pass of what a
+# width costs beside the line: rows that seem expensive are tried again.
 _FADING = 0.998
 _TABLE_ROWS = 64  # that are asked for in every round
 _LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
@@ -78,7 +78,7 @@ class _Line:
         self.of_price -= with_price**2 / of_all
 
     def fade(self) -> None:
-        """Come closer to the table, where further rows seem dearer than it says."""
+        """Move the price of further rows towards the table's, where it is above that."""
         if self.price > self.first:
             self.price = self.first + _FADING * (self.price - self.first)
 
@@ -118,10 +118,10 @@ class RowCosts:
         self._own: dict[int, tuple[float, float]] = {}  # by rows, over the first: mean, variance
         # How many times longer passes took than expected: the last one, and the last of each width.
         self._last, self._last_of = 1.0, dict[int, float]()
-        # The line before a slow pass of a width, which a plain step will judge, and widths whose
-        # passes have been as quick as expected since one was.
-        self._accused: tuple[int, _Line] | None = None
-        self._reputable = set[int]()
+        # A width with a slow pass and the line before it, until the next pass; and the widths with
+        # a pass as quick as expected since their last slow one was put down to the machine.
+        self._suspect: tuple[int, _Line] | None = None
+        self._steady = set[int]()
 
     def at(self, rows: float) -> float:
         return self._first_s * self._firsts(rows)
@@ -171,7 +171,7 @@ class RowCosts:
         for _ in range(_RECALLED):
             for rows in sorted(seconds):
                 self.observe(rows, seconds[rows])
-                self._accused = None  # none was slow by chance
+                self._suspect = None  # none was slow by chance
         self._last, self.is_unsure = 1.0, False
         self._last_of.clear()
 
@@ -181,8 +181,9 @@ class RowCosts:
             self._first_s, self.is_scaled = max(seconds, _LEAST_S) / self._firsts(rows), True
         further = self._in_table(rows) - 1
         if further <= 0:
-            self._judge(seconds)
-        self._accused = None
+            self._clear_suspect(seconds)
+            self._line.fade()
+        self._suspect = None
         expected, (own, of_own) = self._firsts(rows), self._own_of(rows)
         ratio = min(max(seconds / (self._first_s * expected), 1 / _MOST_CHANGE), _MOST_CHANGE)
         believed = self._believed(rows, ratio)
@@ -198,10 +199,10 @@ class RowCosts:
         most = expected + sqrt(line.variance(further) + noise)
         self.is_unsure &= further > 0
         if ratio < _SLOW:
-            self._reputable.add(rows)
+            self._steady.add(rows)
         if error**2 > _JUMP * (line.variance(further) + noise):
-            if further > 0 and error > 0 and rows in self._reputable:
-                self._accused = rows, replace(line)
+            if further > 0 and error > 0 and rows in self._steady:
+                self._suspect = rows, replace(line)
             line.change((error / expected) ** 2)
             if further > 0:  # all rows, or further ones alone: a plain step will tell
                 line.of_price += (error / further) ** 2
@@ -217,16 +218,16 @@ class RowCosts:
             self._own[each] = _FADING * mean, variance
         return ratio * expected / most
 
-    def _judge(self, seconds: float) -> None:
-        """Count a plain step after a slow pass of more rows. Where it is as quick as before, that
-        pass was slow by itself: something else may have computed meanwhile, as happens all the
-        time, so it is put down to that once."""
-        if self._accused is not None:
-            rows, before = self._accused
+    def _clear_suspect(self, seconds: float) -> None:
+        """Look at a plain step after a slow pass of more rows. Where the step is as quick as
+        before, either these rows have become expensive, or another process took the processor for
+        a moment. The latter is far more frequent, so it is assumed the first time, and what the
+        slow pass changed is undone."""
+        if self._suspect is not None:
+            rows, before = self._suspect
             if seconds < _SLOW * self._first_s * before.first:
                 self._line = before
-                self._reputable.remove(rows)
-        self._line.fade()
+                self._steady.remove(rows)
 
     def _doubt_table(self) -> None:
         """Take further rows to be cheap, so that some are tried: passes are so much faster than the
