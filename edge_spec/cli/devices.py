@@ -97,9 +97,6 @@ def plan(
     out: Annotated[
         Path | None, typer.Option(help="Write the plan there, too; --plan takes it.")
     ] = None,
-    profiles: Annotated[
-        Path | None, typer.Option(help="Write what was measured there, for a pair's profiles/.")
-    ] = None,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Measure again what was measured before.")
     ] = False,
@@ -118,7 +115,6 @@ def plan(
     from edge_spec.placement.planner import Planner
     from edge_spec.scheduler.engine_plan import choose_plan, missing_reader, plans_for
     from edge_spec.scheduler.plan_file import plan_json, write_plan
-    from edge_spec.scheduler.profile import write_profiles
 
     asked = AskedOptions(draft=draft)
     with ProgressBar() as progress:
@@ -137,9 +133,6 @@ def plan(
         notes.append("all of this was known already: --refresh measures it again")
     if out is not None:
         write_plan(made, out)
-    if profiles is not None:
-        for source in filter(None, [target, pair]):
-            write_profiles(source, profiles)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print_result(json, loads(plan_json(made)), _plan_lines(made))

@@ -46,13 +46,6 @@ class DraftCounts(NamedTuple):
     draft_n_accepted: int
 
 
-class DraftRounds(NamedTuple):
-    """Rounds in which draft tokens of a drafter were verified, and those in which any was right."""
-
-    rounds: int = 0
-    right: int = 0
-
-
 @dataclass(frozen=True)
 class RoundStats:
     """One round = propose + forward + verify + commit. Times are in seconds."""
@@ -173,7 +166,6 @@ class Stats:
     plain_reasons: Counter[str] = field(default_factory=Counter)
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
     drafters: dict[str, DraftCounts] = field(default_factory=dict)
-    drafted_rounds: dict[str, DraftRounds] = field(default_factory=dict)  # by drafter
     near_ties: int = 0
     anticipated_n: int = 0  # speculative rounds whose draft tokens were ready when they began
     overlapped_n: int = 0  # speculative rounds in which a draft went on while the target scored
@@ -205,10 +197,6 @@ class Stats:
             self.plain_reasons[round_stats.plain_reason.value] += 1
         else:
             self.acceptance_histogram[round_stats.num_accepted] += 1
-            for name in round_stats.by_drafter:
-                rounds, right = self.drafted_rounds.get(name, DraftRounds())
-                right += round_stats.num_accepted > 0
-                self.drafted_rounds[name] = DraftRounds(rounds + 1, right)
             self.anticipated_n += round_stats.anticipated
             self.overlapped_n += round_stats.overlapped
             if round_stats.no_overlap is not None:

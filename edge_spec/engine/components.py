@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_spec.core.metrics import DraftRounds, RoundStats
+from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward, Model
 from edge_spec.core.tree import Verdict
 from edge_spec.drafters.draft.draft_model import Draft
@@ -149,7 +149,6 @@ class Upkeep:
     idle_work: IdleWork | None = None
     learner: TakesAnswers | None = None  # from answers, where that was asked for
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
-    keep_rounds: Callable[[DraftRounds], None] | None = None  # of the first draft
     round_times: RoundTimes | None = None
 
 

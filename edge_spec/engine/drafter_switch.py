@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
 
-from edge_spec.core.metrics import DraftRounds, Stats
 from edge_spec.core.model import SelfDrafting, Session
 from edge_spec.drafters import factory
 from edge_spec.drafters.composite import GuardedDrafter
@@ -44,7 +43,6 @@ class DrafterSwitch:
         self._moving = Lock()  # from when drafters are attached until `move_to` can find them
         self._stats: dict[str, list[float]] = {}  # of drafters that were used before
         self._counted = TextCounts()  # by the same
-        self._paired: set[str] = set()  # names of drafters, so far, that draft with a second model
         self._attach(parts.speculation)
 
     @property
@@ -199,12 +197,6 @@ class DrafterSwitch:
         """Keeps statistics for drafters that are offered later."""
         self._stats |= stats
 
-    def paired_rounds(self, stats: Stats) -> DraftRounds:
-        """Returns those in which a second model has drafted; others' tokens share no tree with
-        its."""
-        found = [rounds for name, rounds in stats.drafted_rounds.items() if name in self._paired]
-        return DraftRounds(sum(each.rounds for each in found), sum(each.right for each in found))
-
     def close(self) -> None:
         self.speculation.close()
         with self._lock:
@@ -215,5 +207,3 @@ class DrafterSwitch:
     def _attach(self, speculation: Speculation) -> None:
         for drafter in speculation.drafters:
             drafter.attach(self._parts.model, self._session)
-            if drafter.traits.draft_model:
-                self._paired.add(drafter.name)

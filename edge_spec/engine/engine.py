@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
-from edge_spec.core.metrics import DraftRounds, PlainRate, Stats
+from edge_spec.core.metrics import PlainRate, Stats
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.session_errors import close_quietly, translate_errors
 from edge_spec.drafters.protocol import TextCounts
@@ -67,7 +67,6 @@ class Engine:
             parts.prompts,
             keeps_places=parts.model.capabilities.rollback_rows is not None,
         )
-        self._paired = DraftRounds()
         self._running: Generation | None = None
         self._answering = False
         self._closed = False
@@ -103,8 +102,6 @@ class Engine:
             self._end_running()
 
     def _keep_learnt(self) -> None:
-        if self.parts.keep_rounds is not None:
-            self.parts.keep_rounds(self._paired)
         learnt = self._drafting.stats()
         if self.parts.keep_learnt is not None and self.last is not None and learnt:
             self.parts.keep_learnt(learnt)
@@ -495,8 +492,6 @@ class Engine:
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
         if self.parts.round_times is not None:
             self.parts.round_times.end(stats.prompt_n + stats.predicted_n)
-        new = self._drafting.paired_rounds(stats)
-        self._paired = DraftRounds(*map(sum, zip(self._paired, new, strict=True)))
 
     def _set_answering(self, answering: bool) -> None:
         work = self.parts.idle_work

@@ -51,7 +51,6 @@ from edge_spec.loader.prepare import PreparedEngine, TargetRefusedError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import free_bytes, processor
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import PairKey, add_rounds, first_acceptance, pair_key
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.idle_process import measure_when_idle
@@ -66,11 +65,9 @@ from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.profile import (
-    TYPICAL_TOKENS,
     PairFindings,
     Profile,
     ProfileKey,
-    draft_token_s,
     load_learnt,
     load_pair,
     load_profile,
@@ -233,7 +230,6 @@ class OpenModels:
     costs: Callable[[], RowCosts]  # of the target
     key: ProfileKey  # of the target
     begins_overlapped: bool = True  # whether the first draft goes on while the target verifies
-    pair: PairKey | None = None  # the target and its first draft
 
 
 def open_models(
@@ -243,14 +239,12 @@ def open_models(
     runtime may be asked for the target."""
     options, target = prepared.options, prepared.target
     key = profile_key(prepared.source, target, options.runtime_options)
-    profile = load_profile(key, target.profiles)
-    findings, pair = None, None
+    profile, findings = load_profile(key), None
     if prepared.drafts:
         how = options.draft_runtime_options
         findings = load_pair(key, profile_key(prepared.draft_sources[0], prepared.drafts[0], how))
-        pair = pair_key(prepared.source, prepared.draft_sources[0])
     drafts = []
-    for draft in _open_drafts(prepared, findings, pair):
+    for draft in _open_drafts(prepared, findings):
         opened.callback(draft.close)
         drafts.append(draft)
 
@@ -274,17 +268,14 @@ def open_models(
             options.drafts[0],
             drafts[0].step_s / costs().at(1),
         )
-    begins = findings is None or findings.overlap_saves_s(costs(), drafts[0].step_s) > 0
-    return OpenModels(loaded, drafts, drafters, context, costs, key, begins, pair)
+    begins = findings is None or findings.overlap_pays
+    return OpenModels(loaded, drafts, drafters, context, costs, key, begins)
 
 
-def _open_drafts(
-    prepared: PreparedEngine, findings: PairFindings | None, pair: PairKey | None
-) -> Iterator[Draft]:
-    """findings: of the first one beside its target. pair: of both."""
+def _open_drafts(prepared: PreparedEngine, findings: PairFindings | None) -> Iterator[Draft]:
+    """findings: of the first one beside its target."""
     options = prepared.options
     above = prepared.target
-    known = None if pair is None else first_acceptance(pair)
     for source, draft in zip(prepared.draft_sources, prepared.drafts, strict=True):
         translated: Callable[[Drafter], Drafter] | None = None
         vocab_size = above.config.vocab_size
@@ -295,14 +286,13 @@ def _open_drafts(
             vocab_size = draft.config.vocab_size
         model = draft.open(options.draft_runtime_options)
         key = profile_key(source, draft, options.draft_runtime_options)
-        profile = load_profile(key, draft.profiles)
-        costs = _costs(model, key, profile)
+        costs = _costs(model, key, load_profile(key))
         level = partial(stage_of, model, costs)
-        paired = findings if above is prepared.target else None
-        step_s = 0.0  # not known: its first draft tokens tell
-        if costs.is_scaled or (paired is not None and paired.draft_token_s is not None):
-            step_s = draft_token_s(costs, profile, paired)
-        anticipates = options.anticipates and above is prepared.target and translated is None
+        is_first = above is prepared.target
+        step_s = costs.at(1) if costs.is_scaled else 0.0  # else its first draft tokens tell
+        if is_first and findings is not None:
+            step_s = findings.draft_token_s
+        anticipates = options.anticipates and is_first and translated is None
         yield Draft(
             model,
             vocab_size,
@@ -311,14 +301,13 @@ def _open_drafts(
             translated,
             anticipates,
             key.digest,
-            known if above is prepared.target else None,
         )
         above = draft
 
 
 def _costs(model: Model, key: ProfileKey, profile: Profile | None) -> RowCosts:
     if profile is not None:
-        return profile.costs(TYPICAL_TOKENS)
+        return profile.costs()
     return begun_costs(model, rows_key(key, model.config))
 
 
@@ -445,7 +434,6 @@ def compose_engine(
         min_rows=factory.lossless.plain_width,
         drafts=models.drafts,
         keep_learnt=partial(save_learnt, key),
-        keep_rounds=None if models.pair is None else partial(add_rounds, models.pair),
         identity=prepared.source.identity,
         computing=key.digest if way is None else f"{key.digest} {way}",
         round_times=RoundTimes(

@@ -9,7 +9,6 @@ several formats:
     target/onnx/            an ordinary bundle, with a manifest.json
     target/gguf/model.gguf
     draft/...               the same
-    profiles/               what passes take on a device; added later, listed nowhere
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ MANIFEST = "manifest.json"
 PAIR_MANIFEST = "pair.json"
 TOKENIZER = "tokenizer.json"
 PARTS_FILE = "parts.json"  # is added later; a kill may leave it unlisted
-PROFILES = "profiles"
 ROLES = ("target", "draft")
 MAX_MANIFEST_BYTES = 16_000_000
 MAX_TEXT_CHARACTERS = 2000  # of one text in pair.json
@@ -369,9 +367,7 @@ def check_file(directory: Path, name: str, entry: FileEntry, hashed: bool = True
 def find_foreign(directory: Path, manifest: Manifest | PairManifest | None) -> list[str]:
     """Return files and links that are not listed, nor added later. manifest: None lists nothing."""
     known = {manifest.file_name, *manifest.files} if manifest else set()
-    if isinstance(manifest, PairManifest):
-        known |= {f"{PROFILES}/{path.name}" for path in (directory / PROFILES).glob("*.json")}
-    elif manifest:
+    if isinstance(manifest, Manifest):
         known.add(PARTS_FILE)
     found = (
         path.relative_to(directory).as_posix()
@@ -488,10 +484,6 @@ class PairMember:
         if self.role == ROLES[1] or self.pair.draft is None:
             return None
         return self.directory / ROLES[1]
-
-    @property
-    def profiles(self) -> Path:
-        return self.directory / PROFILES
 
     def path(self, format: str) -> Path:
         """Return the path of the variant in this format, whose files, or whose manifest, are what

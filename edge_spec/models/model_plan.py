@@ -63,7 +63,6 @@ class PreparedModel:
     source: Any  # what the runtime's `open` takes
     config: ModelConfig
     make_text: Callable[[], ChatFormat]
-    profiles: Path | None = None  # that came with it
     as_it_is: bool = False  # whether the runtime reads the very file that was named
     scored_tokens: ScoredTokens | None = None  # of a draft that need not score all
 
@@ -316,16 +315,12 @@ class ModelPlan:
 
     def _of_bundle(self, bundle: Bundle) -> PreparedModel:
         make_text = partial(text_of_bundle, bundle)
-        return PreparedModel(
-            *(self.source.name, self.runtime, bundle, bundle.config, make_text),
-            self.source.profiles,
-        )
+        return PreparedModel(self.source.name, self.runtime, bundle, bundle.config, make_text)
 
     def _of_info(self, info: ModelInfo, keeps: bool) -> PreparedModel:
         make_text = partial(text_of_info, info, self.runtime, keeps)
         return PreparedModel(
             *(self.source.name, self.runtime, info, info.config, make_text),
-            self.source.profiles,
             as_it_is=self.own is not None,
         )
 

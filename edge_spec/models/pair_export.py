@@ -25,7 +25,6 @@ from edge_spec.errors import (
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import (
     MAX_TEXT_CHARACTERS,
-    PROFILES,
     ROLES,
     TOKENIZER,
     Member,
@@ -229,7 +228,6 @@ def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairMani
         proof = prove_vocabulary(target.vocabulary, draft.vocabulary, *names)
     notes = list(request.choices.notes)
     with atomic_directory(out) as work:
-        (work / PROFILES).mkdir()
         (work / TOKENIZER).write_text(target.checkpoint.tokenizer_json(), encoding="utf-8")
         template = target.checkpoint.chat_template
         written = target.write(request, work, progress, notes)

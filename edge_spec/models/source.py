@@ -205,11 +205,6 @@ class Source:
         files = self.path.iterdir() if self.path.is_dir() else [self.path]
         return sum(file.stat().st_size for file in files)
 
-    @property
-    def profiles(self) -> Path | None:
-        """Returns where profiles that came with the model are, if any did."""
-        return None if self.member is None else self.member.profiles
-
     def at(self, reads: str) -> Path:
         """Returns where a runtime finds what it reads (`Runtime.reads`): the path, or the variant
         of a pair bundle. Raises as `member` does, and UsageError for a format that a pair bundle

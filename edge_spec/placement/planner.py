@@ -33,7 +33,7 @@ from edge_spec.placement.survey import (
     short_prompts,
 )
 from edge_spec.scheduler.engine_plan import default_drafter
-from edge_spec.scheduler.plan_file import Place, Placement, Plan
+from edge_spec.scheduler.plan_file import Placement, Plan
 from edge_spec.scheduler.profile import (
     USUAL_DRAFT_TOKENS,
     PairFindings,
@@ -155,7 +155,7 @@ def _ms(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and its draft at their places. step_s: with USUAL_DRAFT_TOKENS; None where a model
+    """A target and its draft at their places. step_s: with USUAL_DRAFT_TOKENS; None where the draft
     does not fit by itself."""
 
     target: MeasuredPlace
@@ -263,23 +263,15 @@ class Planner:
             raise self._nowhere(targets)
         places = rank_places([self._alone(each) for each in targets], self._free)
         self._expect(draft_s, TRIAL_S)
-        pairs = [] if self._draft is None else self._pairs(self._draft, targets, places)
+        drafts = [] if self._draft is None else self._survey_draft(self._draft)
         self._expect(TRIAL_S)
-        tried, failed = self._try(places, pairs, targets)
-        done = {_places(each) for each in tried}
-        others = [*places, *(each.placement for each in pairs)]
-        left = [
-            each
-            for each in others
-            if _places(each) not in done | failed and (each.target, None) not in failed
-        ]
         return Plan(
             version=1,
             model=readable(self._source.model),
             identity=self._source.identity,
             draft=self._draft.model if self._draft else None,
             draft_identity=self._draft.identity if self._draft else None,
-            placements=(*tried, *left) or places,
+            placements=self._try(places, targets, drafts),
             notes=tuple(self.notes),
         )
 
@@ -305,38 +297,29 @@ class Planner:
         )
 
     def _alone(self, target: MeasuredPlace) -> Placement:
-        candidate, profile = target.candidate, target.profile
+        candidate, profile, lossless = target.candidate, target.profile, target.lossless
         plain = Placement(candidate.place, None, "none", loss=candidate.prepared.loss)
         plain = self._surveyor.with_memory(plain, candidate)
         if profile is None:
             return plain
-        lossless = target.lossless
-        step_s = profile.step_s(lossless.plain_width if lossless else 1)
+        step_s = profile.costs().at(lossless.plain_width if lossless else 1)
         told = lossless.describe() if lossless else ""
         return replace(plain, step_s=step_s, tokens_per_s=1 / step_s, lossless=told)
 
-    def _pairs(
-        self, draft: Source, targets: Sequence[MeasuredPlace], places: Sequence[Placement]
-    ) -> list[Pair]:
-        """Return the pairs at the best place of the target, ranked, and the best one at each other
-        place. Those at the best place that fail together are left out."""
-        options = LoadOptions(draft=(draft.model,))
-        drafts = self._surveyor.survey(draft, options, "draft: ")
-        if not any(each.profile for each in drafts):
-            why = "does not fit" if drafts else "runs nowhere here"
-            self._surveyor.note(f"draft: {draft.name} {why}")
-            return []
-        beside = {each.candidate.place: _taking_turns(each) for each in targets}
-        found: list[Pair] = []
-        for place in places:
-            pairs = [self._pair(beside[place.target], each) for each in drafts]
-            pairs = rank_pairs(pairs, self._free)
-            if place is places[0]:
-                found += rank_pairs([*self._probed(pairs)], self._free)
-            else:
-                placement = replace(pairs[0].placement, reason=place.reason)
-                found.append(replace(pairs[0], placement=placement))
-        return found
+    def _survey_draft(self, draft: Source) -> list[MeasuredPlace]:
+        found = self._surveyor.survey(draft, LoadOptions(draft=(draft.model,)), "draft: ")
+        if any(each.profile for each in found):
+            return found
+        why = "does not fit" if found else "runs nowhere here"
+        self._surveyor.note(f"draft: {draft.name} {why}")
+        return []
+
+    def _pairs(self, target: MeasuredPlace, drafts: Sequence[MeasuredPlace]) -> list[Pair]:
+        """Return the pairs at one place of the target, the best first. Those that fail together are
+        left out."""
+        target = _taking_turns(target)
+        pairs = rank_pairs([self._pair(target, each) for each in drafts], self._free)
+        return rank_pairs([*self._probed(pairs)], self._free)
 
     def _pair(self, target: MeasuredPlace, draft: MeasuredPlace) -> Pair:
         drafter = ",".join(factory.auto_drafters(drafts=True, corpora=False))
@@ -374,25 +357,31 @@ class Planner:
     def _try(
         self,
         places: Sequence[Placement],
-        pairs: Sequence[Pair],
         targets: Sequence[MeasuredPlace],
-    ) -> tuple[tuple[Placement, ...], set[tuple[Place, Place | None]]]:
-        """Return what the drafters wrote at the best place that does not fail, and the places that
-        did."""
+        drafts: Sequence[MeasuredPlace],
+    ) -> tuple[Placement, ...]:
+        """Return what the drafters wrote at the best place that does not fail, and after it the
+        other places and pairs, without those that do."""
         measured = {each.candidate.place: each for each in targets}
-        failed: set[tuple[Place, Place | None]] = set()
-        fitting = [each for each in places if each.step_s and self._fits(each)]
-        for alone in fitting[:_MOST_TRIALS]:
-            there = (each for each in pairs if each.placement.target == alone.target)
-            paying = [each for each in there if each.can_pay and self._fits(each.placement)]
+        others, tried = list(places), list[Placement]()
+        for alone in [each for each in places if each.step_s and self._fits(each)][:_MOST_TRIALS]:
+            target = measured[alone.target]
+            pairs = self._pairs(target, drafts)
+            others += [each.placement for each in pairs]
+            paying = [each for each in pairs if each.can_pay and self._fits(each.placement)]
             for pair in (*paying[:1], None):
+                first = alone if pair is None else pair.placement
                 try:
-                    return self._write(alone, measured[alone.target], pair), failed
+                    tried += self._write(alone, target, pair)
+                    break
                 except IsolatedError as error:
-                    first = alone if pair is None else pair.placement
                     self._surveyor.note(f"{first}: {error}")
-                    failed.add(_places(first))
-        return (), failed
+                    others = [each for each in others if not _runs_at(each, first)]
+            if tried:
+                break
+        done = {(each.target, each.draft) for each in tried}
+        left = [each for each in others if (each.target, each.draft) not in done]
+        return (*tried, *left) or tuple(places)
 
     def _fits(self, placement: Placement) -> bool:
         return placement.shortage(self._free) is None
@@ -454,8 +443,9 @@ class Planner:
         return self._trial(ways, prompts, length, on_step)
 
 
-def _places(placement: Placement) -> tuple[Place, Place | None]:
-    return placement.target, placement.draft
+def _runs_at(placement: Placement, failed: Placement) -> bool:
+    """Return whether it needs the place that failed, or the pair of places."""
+    return placement.target == failed.target and failed.draft in (None, placement.draft)
 
 
 def _slowdown(alone: Placement, found: Wrote) -> float:

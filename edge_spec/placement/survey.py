@@ -25,7 +25,7 @@ from edge_spec.core.model import Model, Progress
 from edge_spec.core.modes import LosslessMode
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
-from edge_spec.models.devices import PLANNED_TOKENS, Device, Sizing, free_bytes, resident_bytes
+from edge_spec.models.devices import PLANNED_TOKENS, Device, Sizing, free_bytes
 from edge_spec.models.memory import DeviceMemories, FreeMemory, forecast
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.options import LoadOptions
@@ -104,19 +104,12 @@ def measure_place(
 ) -> Profile:
     """Measure a place that computes right, and keep its profile and what is found of its rows.
     max_s: of its passes. texts: that it has to agree with."""
-    before = resident_bytes()
     with closing(place.prepared.open(place.options)) as model:
         require_right(model, texts)
         key = rows_key(place.key, place.prepared.config)
-        rows = settle_rows(model, key, USUAL_WIDTHS, LosslessMode.AUTO)
+        settle_rows(model, key, USUAL_WIDTHS, LosslessMode.AUTO)
         profile = measure(model, max_s, on_step)
-        own_loop = own_loop_cost(model)
-        after = resident_bytes()
-        trees = model.capabilities.trees
-    # Memory that another model has left may be used again: then less than it takes is seen.
-    grown = None if before is None or after is None else max(0, after - before)
-    branches = trees and rows.batch_invariance.branch_invariant
-    profile = replace(profile, resident_bytes=grown, branches=branches, own_loop_cost=own_loop)
+        profile = replace(profile, own_loop_cost=own_loop_cost(model))
     save_profile(place.key, profile)
     return profile
 
@@ -268,11 +261,7 @@ class Surveyor:
             self.notes.append(line)
 
     def _known(self, place: Candidate) -> Profile | None:
-        if self.refresh or self._fault(place):
-            return None
-        # What came with the model was measured elsewhere: a driver may compute wrong here.
-        bundled = None if place.is_risky else place.prepared.profiles
-        return load_profile(place.key, bundled)
+        return None if self.refresh or self._fault(place) else load_profile(place.key)
 
     def _fault(self, place: Candidate) -> str:
         """Return why a place is not worth trying; "" where it is."""

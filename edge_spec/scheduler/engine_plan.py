@@ -32,7 +32,6 @@ from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 from edge_spec.scheduler.plan_file import is_open, pinned_options
 from edge_spec.scheduler.priors import row_shares
 from edge_spec.scheduler.profile import (
-    TYPICAL_TOKENS,
     Profile,
     ProfileKey,
     kept_profiles,
@@ -102,7 +101,7 @@ class EnginePlan:
         proportions that are usual for its kernels."""
         for key, profile in kept_profiles(self.source):
             if _is_of(key, self.target):
-                return profile.costs(TYPICAL_TOKENS)
+                return profile.costs()
         found = next(_seconds_of(self.target), None)
         if found is not None:
             return found
@@ -451,7 +450,7 @@ def _known_seconds(
         return {}  # not worth the time that it takes to read a header
 
     def profiled(way: ModelPlan) -> list[RowCosts]:
-        return [each.costs(TYPICAL_TOKENS) for key, each in profiles if _is_of(key, way)]
+        return [each.costs() for key, each in profiles if _is_of(key, way)]
 
     seconds = {}
     for i, way in enumerate(ways):
@@ -487,7 +486,7 @@ def _token_s(costs: RowCosts) -> float:
 
 def default_drafter(profile: Profile) -> str:
     """Return who drafts where nobody was asked for, and no second model."""
-    rows = widest_cheap(profile.costs(TYPICAL_TOKENS))
+    rows = widest_cheap(profile.costs())
     return ",".join(factory.auto_drafters(drafts=False, corpora=False, cheap_rows=rows))
 
 

@@ -38,7 +38,7 @@ from edge_spec.scheduler.cost import RowCosts, costs_of
 from edge_spec.scheduler.lossless import MOST_PADDING, Losslessness, keep_promise
 from edge_spec.scheduler.lossless import wider as widened
 from edge_spec.scheduler.machine import cpu_features, cpu_name
-from edge_spec.scheduler.measure import median_seconds, quick_passes, relative_cost, uncertainty
+from edge_spec.scheduler.measure import median_seconds, quick_passes, relative_cost, spread
 from edge_spec.scheduler.priors import row_shares
 from edge_spec.scheduler.profile import ProfileKey, Seconds, SecondsByRows, options_apart, was_busy
 from edge_spec.storage.measurements import Quantity
@@ -191,9 +191,8 @@ def row_costs(
     if seconds is None:
         passes = quick_passes(model, clock=clock)
         seconds = median_seconds(passes)
-        spread = max(map(uncertainty, passes.values()))
-        if not was_busy(spread):
-            SECONDS.keep(key, dict(seconds), min(map(len, passes.values())), spread)
+        if not was_busy(spread(passes)):
+            SECONDS.keep(key, dict(seconds), min(map(len, passes.values())), spread(passes))
     return costs_of(model.config, seconds)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.loader import open as opening
-from edge_spec.scheduler.profile import ContextCosts, Profile
+from edge_spec.scheduler.profile import Profile
 
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
@@ -20,13 +20,13 @@ MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-sp
 
 # By which further rows are free, however busy the machine is: all draft tokens are verified that
 # are likely at all. Passes that are observed scale it, which leaves nothing nothing.
-FREE_ROWS = Profile((ContextCosts(32, {1: 1.0, 8: 1.0}),), 1.0, 0.0, 0.0, rounds=1, spread=0.0)
+FREE_ROWS = Profile({1: 1.0, 8: 1.0}, rounds=1, spread=0.0)
 
 
 @pytest.fixture
 def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process: what pays here, and now, does not decide what is tested."""
-    monkeypatch.setattr(opening, "load_profile", lambda key, bundled=None: FREE_ROWS)
+    monkeypatch.setattr(opening, "load_profile", lambda key: FREE_ROWS)
 
 
 @pytest.fixture(scope="session")

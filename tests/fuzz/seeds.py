@@ -145,7 +145,6 @@ def described() -> Iterator[tuple[str, bytes]]:
     kept = {"version": 1, "vocabulary": "0" * 64, "answers": [[1, 5, 6], [7]]}
     yield "answers", json.dumps(kept).encode()
     yield "answers", json.dumps(kept | {"answers": [[-1, 2**70], []]}).encode()
-    yield "profile", json.dumps({"version": 1, "key": {"model": "m"}}).encode()
     yield "plan", json.dumps({"version": 1}).encode()
 
 

@@ -28,7 +28,6 @@ from edge_spec.exporters.stored_tensor import read_safetensors
 from edge_spec.models.bundle import find_member, open_bundle
 from edge_spec.models.hub import HubReference
 from edge_spec.scheduler.plan_file import read_plan
-from edge_spec.scheduler.profile import ProfileKey, load_profile
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.plain_messages import plain_messages
 from edge_spec.text.prompt_files import read_prompts
@@ -152,11 +151,6 @@ def answers(data: bytes) -> None:
         index.following(index.match([5, 6]))
 
 
-def profile(data: bytes) -> None:
-    key = ProfileKey("m", "abc", "Q4_0", "ort", "1.0", "", None, (), "a processor")
-    load_profile(key, _written(key.file_name, _sealed(data)).parent)
-
-
 def plan(data: bytes) -> None:
     read_plan(_written("plan.json", _sealed(data)))
 
@@ -193,7 +187,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
         target.__name__: target
         for target in (
             *(gguf, safetensors, directory, manifest, pair, tokenizer, template, prompts),
-            *(snapshot, answers, profile, plan, sidecar, reference),
+            *(snapshot, answers, plan, sidecar, reference),
         )
     }
 )

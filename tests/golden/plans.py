@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import patch
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.metrics import DraftRounds
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.diagnostics.doctor.chosen import choose
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
@@ -29,7 +28,6 @@ from edge_spec.models.devices import CPU, Device, Memory
 from edge_spec.models.memory import DeviceMemories, FreeMemory
 from edge_spec.models.model_plan import ModelPlan, ways_to_run
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import add_rounds, pair_key
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.planner import Pair, rank_drafters, rank_pairs, rank_places, why_no_draft
@@ -39,7 +37,6 @@ from edge_spec.scheduler.machine import cpu_name
 from edge_spec.scheduler.plan_file import Place, Placement
 from edge_spec.scheduler.priors import OWN_KERNELS
 from edge_spec.scheduler.profile import (
-    ContextCosts,
     PairFindings,
     Profile,
     ProfileKey,
@@ -53,7 +50,6 @@ from fixtures.silence import quiet
 MB = 1_000_000
 MACHINES = Path(__file__).parents[1] / "fixtures" / "machines.json"
 
-NUM_ROUNDS = 400  # with a draft token, that a share of right ones is of
 CHEAP_ROWS = {1: 1.0, 2: 1.03, 4: 1.16, 8: 1.8, 16: 3.2}  # times of a plain step
 DEAR_ROWS = {1: 1.0, 2: 1.9, 4: 3.2, 8: 5.5, 16: 11.0}
 GPU_ROWS = {1: 1.0, 2: 1.01, 4: 1.02, 8: 1.05, 16: 1.12}
@@ -150,7 +146,7 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
     free = FreeMemory(case["free_mb"] * MB, memories.free())
     alone = []
     for name, costs in case["costs"][target].items():
-        step_s = _of_table(costs).step_s()
+        step_s = _of_table(costs).seconds[1]
         plain = Placement(_place("llamacpp", name), None, "none", 1 / step_s, step_s=step_s)
         alone.append(sized(plain, (target, name)))
     places = rank_places(alone, free)
@@ -159,9 +155,8 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
     for name in case["costs"][draft]:
         on = best.target.device
         beside = case.get("pairs", {}).get(f"{on} {name}")
-        findings = beside and PairFindings(
-            beside["switch_ms"] / 1e3, beside["target_slowdown"], beside["draft_slowdown"]
-        )
+        costs = (_of_table(case["costs"][model][at]) for model, at in ((target, on), (draft, name)))
+        findings = beside and _together(*costs, beside)
         placement = replace(best, draft=_place("llamacpp", name), drafter="draft-model")
         placement = sized(placement, (target, on), (draft, name))
         pair = Pair(measured(target, on), measured(draft, name), placement, None)
@@ -171,7 +166,19 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
 
 def _of_table(costs: Any) -> Profile:
     seconds = {int(rows): ms / 1e3 for rows, ms in costs["ms"].items()}
-    return Profile((ContextCosts(256, seconds),), 1e3, 0.0, costs["row_ms"] / 1e3, 6, 0.0)
+    copied = {rows: each + rows * costs["row_ms"] / 1e3 for rows, each in seconds.items()}
+    return Profile(copied, rounds=6, spread=0.0)
+
+
+def _together(target: Profile, draft: Profile, beside: Any) -> PairFindings:
+    """Both in turns, and at the same time, where each slows the other down: the target waits for
+    half of a pass of the draft, one of which reads the token that the target adds."""
+    pass_s, token_s = target.costs().at(5), draft.costs().at(1)
+    turns_s = pass_s + 4 * token_s + beside["switch_ms"] / 1e3
+    slow_s = token_s * beside["draft_slowdown"]
+    waited_s = pass_s * beside["target_slowdown"] + slow_s / 2
+    saved_s = min(4, max(0, int(waited_s / slow_s) - 1)) * token_s - (waited_s - pass_s)
+    return PairFindings(token_s, turns_s, turns_s - saved_s)
 
 
 # One model at several places, with drafters that need no second one.
@@ -239,8 +246,8 @@ def _drafters() -> Iterator[tuple[str, Any]]:
 
 
 def _profile(step_s: float, rows: dict[int, float], **more: Any) -> Profile:
-    costs = ContextCosts(256, {width: step_s * times for width, times in rows.items()})
-    return Profile((costs,), 100.0, 0.0, 0.0, rounds=5, spread=0.0, **more)
+    costs = {width: step_s * times for width, times in rows.items()}
+    return Profile(costs, rounds=5, spread=0.0, **more)
 
 
 def _default_drafters() -> Iterator[tuple[str, str]]:
@@ -364,9 +371,6 @@ def _doctor(folder: Path) -> Iterator[tuple[str, Any]]:
         "a dear draft": {"times": (0.01, 0.006)},
         "a draft slower than its target": {"times": (0.01, 0.02)},
         "a cheap draft, dear rows": {"times": (0.01, 0.001), "rows": DEAR_ROWS},
-        "a cheap draft, used": {"times": (0.01, 0.001), "right": (0.7, 0.7)},
-        "a dear draft, used": {"times": (0.01, 0.006), "right": (0.5, 0.5)},
-        "a cheap draft that got worse": {"times": (0.01, 0.001), "right": (0.9, 0.4)},
     }
     for number, (name, case) in enumerate(cases.items()):
         with _empty_cache(folder / f"cache{number}"):
@@ -380,7 +384,6 @@ def _examined(
     times: tuple[float, ...] = (),
     rows: dict[int, float] = CHEAP_ROWS,
     own_loop: float | None = None,
-    right: tuple[float, ...] = (),
 ) -> dict[str, Any]:
     target = Source(str(paths["target"]), quiet)
     other = None if draft is None else Source(str(paths[draft]), quiet)
@@ -389,10 +392,6 @@ def _examined(
         assert opening.prepared is not None
         key = profile_key(opening.plan.source, opening.prepared, opening.plan.how)
         save_profile(key, _profile(step_s, rows, own_loop_cost=own_loop))
-    if other is not None and right:
-        for share in right:
-            rounds = DraftRounds(NUM_ROUNDS, round(share * NUM_ROUNDS))
-            add_rounds(pair_key(target, other), rounds)
     devices = [Device("ort", "cpu", "cpu", "the processor")]
     request = DiagnosisRequest(target.model, None if other is None else other.model)
     report = diagnose(request, quiet, lambda: devices)
@@ -405,5 +404,4 @@ def _examined(
             for each in report.findings
             if each.group in ("pair", "speed")
         ],
-        "speedup": report.numbers.get("speedup"),
     }

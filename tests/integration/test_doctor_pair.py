@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from edge_spec.core.metrics import DraftRounds
-from edge_spec.diagnostics.doctor.chosen import Costs, break_even, choose, expected_speedup
+from edge_spec.diagnostics.doctor.chosen import Costs, break_even, choose
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, read_manifest
 from edge_spec.models.devices import Device, Memory
-from edge_spec.models.pair_history import MAX_ROUNDS, add_rounds, pair_key
 from edge_spec.models.source import Source
 from edge_spec.scheduler.cost import RowCosts
-from edge_spec.scheduler.profile import ContextCosts, Profile, profile_key, save_profile
+from edge_spec.scheduler.profile import Profile, profile_key, save_profile
 from fixtures.manifests import rewrite
 from fixtures.silence import quiet
 
@@ -150,8 +148,6 @@ def test_break_even_is_where_a_token_costs_what_it_costs_alone() -> None:
     assert break_even(1, Costs(costs, 0.3)) == pytest.approx(0.5, abs=1e-3)
     assert break_even(1, Costs(costs, 0.8)) == pytest.approx(1.0, abs=1e-3)
     assert break_even(1, Costs(costs, 0.9)) is None
-    assert expected_speedup(0.0, Costs(costs, 0.3)) == 1.0  # plain rounds are always there
-    assert expected_speedup(1.0, Costs(costs, 0.0)) == pytest.approx(3.0)
 
 
 def profiled(model: Path, draft: Path, target_s: float, draft_s: float) -> None:
@@ -161,8 +157,7 @@ def profiled(model: Path, draft: Path, target_s: float, draft_s: float) -> None:
         assert opening.prepared is not None
         key = profile_key(opening.plan.source, opening.prepared, opening.plan.how)
         rows = {1: seconds, 2: 1.2 * seconds, 8: 2.4 * seconds}
-        made = Profile((ContextCosts(256, rows),), 100.0, 0.0, 0.0, rounds=5, spread=0.0)
-        save_profile(key, made)
+        save_profile(key, Profile(rows, rounds=5, spread=0.0))
 
 
 def test_break_even_comes_from_the_profiles_of_both(bundle: Callable[..., Path]) -> None:
@@ -183,17 +178,6 @@ def test_a_draft_that_is_slower_than_its_target_is_warned_of(bundle: Callable[..
     report = examined(target, draft)
     assert found(report, "speed", "step").found == "a step of the draft takes 2.00 of the target's"
     assert found(report, "speed", "break-even").found == "speculation never pays here"
-
-
-def test_what_use_has_shown_of_a_pair_is_told(bundle: Callable[..., Path]) -> None:
-    target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
-    profiled(target.path, draft.path, 0.01, 0.002)
-    rounds = DraftRounds(MAX_ROUNDS, round(0.65 * MAX_ROUNDS))
-    add_rounds(pair_key(target, draft), rounds)
-    report = examined(target.model, draft.model)
-    assert f"65% of {MAX_ROUNDS} rounds" in found(report, "speed", "use").found
-    speedup: Any = report.numbers["speedup"]
-    assert speedup["use"] == pytest.approx(1.65 / 1.4, abs=0.01)
 
 
 def test_a_fault_of_the_draft_ends_the_examination(bundle: Callable[..., Path]) -> None:

@@ -26,7 +26,7 @@ from edge_spec.runtimes.llamacpp import LlamaCppRuntime
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.scheduler.engine_plan import choose_plan, plan_engine, plans_for
 from edge_spec.scheduler.priors import LIBRARY_KERNELS
-from edge_spec.scheduler.profile import ContextCosts, Profile, profile_key, save_profile
+from edge_spec.scheduler.profile import Profile, profile_key, save_profile
 from edge_spec.scheduler.row_findings import SECONDS, rows_key
 from edge_spec.storage.measurements import DIRECTORY, FILE
 from fixtures.silence import quiet
@@ -140,8 +140,8 @@ def model(gguf: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def profile(step_s: float, rows: dict[int, float]) -> Profile:
-    costs = ContextCosts(256, {width: step_s * times for width, times in rows.items()})
-    return Profile((costs,), 100.0, 0.0, 0.0, rounds=5, spread=0.0)
+    costs = {width: step_s * times for width, times in rows.items()}
+    return Profile(costs, rounds=5, spread=0.0)
 
 
 def keep(source: Source, place: str, step_ms: float, rows: dict[int, float]) -> None:

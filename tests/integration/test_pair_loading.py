@@ -17,10 +17,6 @@ from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.source import Source
-from edge_spec.scheduler.profile import (
-    ContextCosts,
-    Profile,
-)
 from fixtures.silence import quiet
 
 FORMATS = {"ort": "onnx", "llamacpp": "gguf", "reference": "gguf"}
@@ -116,7 +112,3 @@ def test_a_variant_that_was_changed_is_not_opened(pair: Path) -> None:
     graph.write_bytes(graph.read_bytes() + b"x")
     with pytest.raises(BundleError, match=r"model\.onnx has"):
         load(str(pair), runtime="ort", draft="none")
-
-
-def profile(step_s: float) -> Profile:
-    return Profile((ContextCosts(32, {1: step_s}),), 100.0, 0.0, 0.0, rounds=5, spread=0.01)

@@ -229,10 +229,8 @@ def test_the_command_prints_a_table_or_json_and_writes_the_plan(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "plan.json"
-    profiles = tmp_path / "profiles"
-    assert run(["plan", model, "--json", "--out", str(out), "--profiles", str(profiles)]) == 0
-    keys = [key for key, _ in kept_profiles(Source(model, quiet))]
-    assert {path.name for path in profiles.iterdir()} == {key.file_name for key in keys} != set()
+    assert run(["plan", model, "--json", "--out", str(out)]) == 0
+    assert list(kept_profiles(Source(model, quiet)))
     document = json.loads(capsys.readouterr().out)
     written = json.loads(out.read_text())
     assert len(written.pop("sha256")) == 64 and document == written

@@ -23,7 +23,6 @@ from edge_spec.models.draft_choice import LARGEST_SHARE, cheapest
 from edge_spec.models.memory import forecast, what_fits
 from edge_spec.models.model_plan import ModelPlan, PreparedModel
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import counted_rounds, pair_key
 from edge_spec.models.source import Source
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 from edge_spec.scheduler.engine_plan import EnginePlan, choose_plan, plan_engine
@@ -222,10 +221,8 @@ _SMALLER = "a smaller quantization or no --draft"
 DRAFT_TOKENS = range(1, 9)
 _WIDTHS = range(1, DRAFT_TOKENS[-1] + 2)  # rows of the passes that verify them
 _COUNTS = (1, 2, 4, 8)  # of draft tokens
-_MIN_ROUNDS = 100  # with a draft token, before use tells anything
 _SLOW = 1.0  # steps of the target that one of the draft takes
 _PRECISION = 1e-4
-_NO_GAIN = 1.02  # times plain decoding: what rounds differ by anyway
 
 
 class Costs(NamedTuple):
@@ -241,7 +238,7 @@ class Costs(NamedTuple):
 
 
 def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]:
-    """Nothing is measured here: what profiles and use have left."""
+    """Nothing is measured here: what profiles have left."""
     numbers["plan"] = chosen.plan.explain()
     for line in chosen.plan.explain()[1:]:
         what, _, told = line.partition(": ")
@@ -259,7 +256,6 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
         yield note("break-even", found, f"Run {chosen.command('plan')}.")
     else:
         yield from _break_even(costs, numbers)
-    yield from _expected(chosen, costs, numbers)
 
 
 def _lossless(chosen: Chosen) -> Iterator[Finding]:
@@ -282,8 +278,8 @@ def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:
     found = [profile for profile in profiles if profile is not None]
     if len(found) < len(profiles):
         return None
-    costs = RowCosts({rows: found[0].step_s(rows) for rows in _WIDTHS})
-    draft_s = found[1].step_s() if len(found) > 1 else 0.0
+    costs = RowCosts({rows: found[0].costs().at(rows) for rows in _WIDTHS})
+    draft_s = found[1].costs().at(1) if len(found) > 1 else 0.0
     if chosen.tokens is not None and chosen.is_retokenized:
         draft_s *= chosen.tokens.ratio  # draft tokens for each of the target's
     return Costs(costs, draft_s)
@@ -293,7 +289,7 @@ def _profile(opening: Opening) -> Profile | None:
     if opening.prepared is None:
         return None
     key = profile_key(opening.plan.source, opening.prepared, opening.plan.how)
-    return load_profile(key, opening.prepared.profiles)
+    return load_profile(key)
 
 
 def break_even(num_guesses: int, costs: Costs) -> float | None:
@@ -339,36 +335,6 @@ def _break_even(costs: Costs, numbers: dict[str, object]) -> Iterator[Finding]:
             f"a step of the draft takes {share:.2f} of the target's",
             "Choose a smaller draft, or another --draft-runtime or --draft-device.",
         )
-
-
-def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -> Iterator[Finding]:
-    expected: dict[str, object] = {"use": None}
-    numbers["speedup"] = expected
-    rounds, right = 0, 0
-    if chosen.asked is not None:
-        rounds, right = counted_rounds(pair_key(chosen.plan.source, chosen.asked))
-    if rounds >= _MIN_ROUNDS:
-        acceptance = right / rounds
-        expected["acceptance"] = acceptance
-        found = f"the first draft token was right in {acceptance:.0%} of {rounds} rounds"
-        if costs is not None and chosen.plan.options.drafts:
-            expected["use"] = gain = expected_speedup(acceptance, costs)
-            found += f": about {gain:.2f} times plain decoding, if the others are right as often"
-        yield ok("use", found)
-        if costs is not None and costs.draft_s and expected_speedup(acceptance, costs) <= _NO_GAIN:
-            found = f"the draft gains nothing at that: a draft token takes {costs.draft_share:.2f}"
-            remedy = "Choose a smaller draft, one that is right more often, or --draft none."
-            yield warning("use", f"{found} of a step", remedy)
-
-
-def expected_speedup(acceptance: float, costs: Costs) -> float:
-    return max(
-        1.0,
-        *(
-            forecast_speedup([acceptance] * count, costs.rows, count * costs.draft_s)
-            for count in DRAFT_TOKENS
-        ),
-    )
 
 
 def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]:

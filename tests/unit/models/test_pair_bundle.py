@@ -172,14 +172,11 @@ def test_what_is_no_pair_json_is_refused(directory: Path, content: bytes) -> Non
         Source(str(directory), quiet).name  # noqa: B018 -- the property is what is tested
 
 
-def test_only_profiles_may_be_added(directory: Path) -> None:
-    (directory / "profiles").mkdir()
-    (directory / "profiles" / "phone.json").touch()
+def test_what_is_not_listed_is_foreign(directory: Path) -> None:
     assert find_foreign(directory, read_listing(directory, PairManifest)) == []
-    (directory / "profiles" / "notes.txt").touch()
     (directory / "target" / "extra").touch()
     (directory / "link").symlink_to(directory.parent)
-    expected = ["link", "profiles/notes.txt", "target/extra"]
+    expected = ["link", "target/extra"]
     assert find_foreign(directory, read_listing(directory, PairManifest)) == expected
 
 

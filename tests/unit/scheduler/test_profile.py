@@ -1,12 +1,11 @@
-"""Profiles: how they are measured on a disturbed machine, interpolated, kept, and made again."""
+"""Profiles: how they are measured on a disturbed machine, kept, and made again."""
 
 from __future__ import annotations
 
-import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,9 @@ import pytest
 
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree
-from edge_spec.scheduler.measure import USUAL_ROUNDS, WIDTHS, measure
+from edge_spec.scheduler import profile as profile_module
+from edge_spec.scheduler.measure import CONTEXT, USUAL_ROUNDS, WIDTHS, measure
 from edge_spec.scheduler.profile import (
-    ContextCosts,
     PairFindings,
     Profile,
     ProfileKey,
@@ -26,19 +25,11 @@ from edge_spec.scheduler.profile import (
     save_learnt,
     save_pair,
     save_profile,
-    write_profiles,
 )
 from edge_spec.testing import ScriptedModel, ScriptedSession
 
 KEY = ProfileKey("m", "abc", "Q4_0", "ort", "1.0", "cpu", None, (), "a processor")
-PROFILE = Profile(
-    contexts=(ContextCosts(100, {1: 1.0, 4: 2.0}), ContextCosts(300, {1: 2.0, 4: 4.0})),
-    prefill_tokens_per_s=100.0,
-    commit_s=0.0,
-    logits_row_s=0.0,
-    rounds=6,
-    spread=0.01,
-)
+PROFILE = Profile({1: 1.0, 4: 2.0}, rounds=6, spread=0.01)
 STEP_S, PREFILL_S, OPEN_ROWS = 0.010, 0.001, 0.002
 
 
@@ -101,15 +92,12 @@ def expected(rows: int, context: int) -> float:
     return STEP_S + OPEN_ROWS * (rows - 1) + 1e-5 * context
 
 
-def test_on_a_quiet_machine_every_width_is_measured_exactly_at_both_contexts() -> None:
+def test_on_a_quiet_machine_every_width_is_measured_exactly() -> None:
     model = TimedModel()
     profile = measured(model)
-    assert [costs.context_tokens for costs in profile.contexts] == [32, 1024]
-    for costs in profile.contexts:
-        assert tuple(costs.seconds) == WIDTHS
-        for rows, seconds in costs.seconds.items():
-            assert seconds == pytest.approx(expected(rows, costs.context_tokens))
-    assert profile.prefill_tokens_per_s == pytest.approx(1 / PREFILL_S)
+    assert tuple(profile.seconds) == WIDTHS
+    for rows, seconds in profile.seconds.items():
+        assert seconds == pytest.approx(expected(rows, CONTEXT))
     assert profile.spread < 1e-6 and profile.rounds == USUAL_ROUNDS  # stable at once
     assert all(session.is_closed for session in model.opened)
 
@@ -118,9 +106,8 @@ def test_passes_that_something_disturbed_do_not_count() -> None:
     rng = np.random.default_rng(1)
     slow = rng.random(100_000) < 0.15
     profile = measured(TimedModel(lambda n: 8.0 if slow[n] else 1.0))
-    for costs in profile.contexts:
-        for rows, seconds in costs.seconds.items():
-            assert seconds == pytest.approx(expected(rows, costs.context_tokens))
+    for rows, seconds in profile.seconds.items():
+        assert seconds == pytest.approx(expected(rows, CONTEXT))
 
 
 def test_the_time_is_bounded_but_for_two_rounds() -> None:
@@ -146,28 +133,17 @@ def test_a_profile_of_a_busy_machine_is_not_used_again() -> None:
     ("context_length", "max_rows", "widest"), [(8, 64, 4), (2, 64, 1), (64, 3, 3), (512, 64, 32)]
 )
 def test_what_does_not_fit_is_not_measured(context_length: int, max_rows: int, widest: int) -> None:
-    profile = measured(TimedModel(context_length=context_length, max_rows=max_rows))
-    assert max(profile.contexts[0].seconds) == widest
-    assert profile.contexts[-1].context_tokens < context_length
+    model = TimedModel(context_length=context_length, max_rows=max_rows)
+    assert max(measured(model).seconds) == widest
+    assert max(model.prefilled) + widest <= context_length
 
 
 def test_an_ended_measurement_closes_its_sessions() -> None:
     model = TimedModel()
-    steps = iter(range(12))
+    steps = iter(range(3))
     with pytest.raises(StopIteration):
         measure(model, 20.0, lambda share: next(steps), model.clock)
     assert model.opened and all(session.is_closed for session in model.opened)
-
-
-@pytest.mark.parametrize(
-    ("context", "step"), [(0, 1.0), (100, 1.0), (200, 1.5), (300, 2.0), (500, 3.0)]
-)
-def test_costs_are_interpolated_between_contexts_and_go_on_beyond(
-    context: int, step: float
-) -> None:
-    costs = PROFILE.costs(context)
-    assert costs.at(1) == pytest.approx(step)
-    assert costs.at(4) == pytest.approx(2 * step)
 
 
 @pytest.fixture(autouse=True)
@@ -192,64 +168,18 @@ def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
     assert load_learnt(newer) == {"suffix": [0.5], "jacobi": [0.25]}
 
 
-def test_what_a_pair_takes_is_measured_again_with_its_target() -> None:
-    draft, found = replace(KEY, identity="xyz"), PairFindings(0.001, 1.1, 1.2)
-    save_profile(KEY, PROFILE)
+def test_a_pair_is_known_by_both_of_its_models() -> None:
+    draft, found = replace(KEY, identity="xyz"), PairFindings(0.001, 0.02, 0.015)
     save_pair(KEY, draft, found)
-    assert load_pair(KEY, draft) == found and load_profile(KEY) == PROFILE
+    assert load_pair(KEY, draft) == found and found.overlap_pays
     assert load_pair(replace(KEY, library="2.0"), draft) is None
     assert load_pair(KEY, replace(draft, library="2.0")) is None
-    save_profile(KEY, PROFILE)
-    assert load_pair(KEY, draft) is None
-
-
-def test_profiles_that_came_with_the_model_hold_where_none_was_made_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_profile(KEY, PROFILE)
-    save_profile(replace(KEY, identity="another"), PROFILE)
-    model: Any = SimpleNamespace(identity=KEY.identity)
-    write_profiles(model, tmp_path / "profiles")
-    assert [path.name for path in (tmp_path / "profiles").iterdir()] == [KEY.file_name]
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "another cache"))
-    assert load_profile(KEY) is None
-    assert load_profile(KEY, tmp_path / "profiles") == PROFILE
-    assert load_profile(replace(KEY, library="2.0"), tmp_path / "profiles") is None
-    own = replace(PROFILE, rounds=9)
-    save_profile(KEY, own)
-    assert load_profile(KEY, tmp_path / "profiles") == own
-
-
-# As the version before the store wrote it, with what it had learnt.
-BUNDLED = """{"sha256": "DIGEST",
- "version": 1, "key": {"model": "m", "identity": "abc", "weights": "Q4_0", "runtime": "ort",
- "library": "1.0", "device": "cpu", "threads": null, "options": [], "cpu": "a processor"},
- "profile": {"contexts": [{"context_tokens": 100, "seconds": {"1": 1.0, "4": 2.0}},
- {"context_tokens": 300, "seconds": {"1": 2.0, "4": 4.0}}], "prefill_tokens_per_s": 100.0,
- "commit_s": 0.0, "logits_row_s": 0.0, "rounds": 6, "spread": 0.01},
- "learnt": {"suffix": [0.5]}, "pairs": {}}
-"""
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("", "", PROFILE),
-        ('"rounds": 6', '"rounds": 0', None),
-        ('"1": 1.0', '"1": 0', None),
-        ('"spread": 0.01', '"spread": 2.0', None),
-        ('"version": 1', '"version": 2', None),
-        ("Q4_0", "Q8_0", None),
-    ],
+    "change", [{"rounds": 0}, {"seconds": {1: 0.0}}, {"seconds": {}}, {"spread": math.nan}]
 )
-def test_bundled_files_stay_as_they_were_and_a_damaged_one_is_not_used(
-    old: str, new: str, expected: Profile | None, tmp_path: Path
-) -> None:
-    first, _, body = BUNDLED.replace(old, new).partition("\n")
-    digest = hashlib.sha256(b"{" + body.encode()).hexdigest()
-    path = tmp_path / KEY.file_name
-    path.write_text(f"{first.replace('DIGEST', digest)}\n{body}")
-    assert load_profile(KEY, tmp_path) == expected
-    path.write_text(BUNDLED)
-    assert load_profile(KEY, tmp_path) is None
-    assert path.read_text() == BUNDLED
+def test_times_that_cannot_be_are_not_known(change: dict[str, Any]) -> None:
+    save_profile(KEY, PROFILE)
+    profile_module._PROFILE.keep(KEY, replace(PROFILE, **change))
+    assert load_profile(KEY) is None
