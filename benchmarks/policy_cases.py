@@ -120,11 +120,6 @@ class ReplayedDraft(Drafter):
         self._learnt = LearntAcceptance([0.6] * 8)
         self._behind = 0
         self._number, self._is_prepared = -1, False
-        self.reported: Sequence[float] = ()
-
-    @property
-    def reported_acceptance(self) -> Sequence[float]:
-        return self.reported
 
     def prepare(self, prompt: Sequence[int]) -> None:
         self._is_prepared = True
@@ -234,8 +229,6 @@ class Kept:
     key: RowsKey = field(default_factory=lambda: RowsKey(HOW, uuid4().hex, (), ()))
     stats: Mapping[str, np.ndarray] = field(default_factory=dict)  # of drafters
     draft_token_s: float | None = None
-    rounds: float = 0.0  # with a draft token of the draft model
-    right: float = 0.0  # of those, the first one
 
 
 @dataclass(frozen=True)
@@ -268,11 +261,8 @@ class Session:
             costs = RowCosts(USUAL, is_measured=False)
             costs.recall(SECONDS.known(kept.key) or {})
             for drafter in drafters:
-                if isinstance(drafter, ReplayedDraft):
-                    if kept.draft_token_s is not None:
-                        draft_token_s[drafter.name] = kept.draft_token_s
-                    if kept.rounds >= 100:
-                        drafter.reported = (kept.right / kept.rounds,) * 4
+                if isinstance(drafter, ReplayedDraft) and kept.draft_token_s is not None:
+                    draft_token_s[drafter.name] = kept.draft_token_s
         free = {each.name for each in drafters if not isinstance(each, ReplayedDraft)}
         policy = AdaptivePolicy(
             costs, draft_token_s, free, branches=False, clock=clock, named=self.named
@@ -298,9 +288,6 @@ class Session:
             if kept is not None and times is not None:
                 for each in rounds:
                     times.observe(each)
-                    if "draft-model" in each.by_drafter:
-                        kept.rounds += 1
-                        kept.right += each.by_drafter["draft-model"].draft_n_accepted > 0
                 times.end(len(text.tokens))
         if kept is not None:
             kept.stats = stats_of(drafters)
