@@ -3,13 +3,18 @@
 The threads of a pass wait for each other many times: where another process takes one of the cores,
 all of them wait for the thread that was there, now and then for a tenth of a second, and fewer
 threads are faster. Nothing tells that as well as the passes do: where they have become slow, a
-smaller number is tried for a few, and now and then a larger one again; the faster one stays.
+smaller number is tried for a few. A larger one is tried again once cores are idle, or where the
+system does not tell, now and then. The faster one stays.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from edge_spec.core.spaced_retries import SpacedRetries
 
@@ -23,6 +28,9 @@ _WATCHED = 16  # passes that tell whether the machine is busy
 _TRIED = 6  # passes of a trial, after one that is not counted
 _FIRST_REST, _LONGEST_REST = 64, 512  # passes between two trials
 _AGEING = 1.002  # by which the usual duration grows with each pass, as a text does
+_IDLE = 0.7  # of the cores that more threads would use, which have to be idle
+_IDLE_S = 0.1  # that cores are watched at least: the system counts in hundredths of a second
+_STAT, _IDLE_FIELD = Path("/proc/stat"), 4  # proc(5): its first line, split
 
 
 class ThreadGovernor:
@@ -37,9 +45,12 @@ class ThreadGovernor:
         num_threads: int,
         steps: int | None = None,
         is_ready: Callable[[int], bool] = lambda threads: True,
+        clock: Callable[[], float] = time.monotonic,
+        idle_time: Callable[[], float | None] | None = None,
     ) -> None:
         """steps: that it may go down. is_ready: whether passes may have that number of threads by
-        now; asked before each trial."""
+        now; asked before each trial. idle_time: seconds of all cores together, which the system
+        counts by default."""
         self.threads = num_threads  # of the next pass
         self._ladder = _ladder(num_threads)[: None if steps is None else steps + 1]
         self._is_ready = is_ready
@@ -53,6 +64,9 @@ class ThreadGovernor:
         # In passes, before the next trial: the first ones bind buffers.
         self._rests = SpacedRetries(_FIRST_REST, _LONGEST_REST, resting=_WATCHED)
         self._alike = 0  # passes since the last trial
+        self._clock = clock
+        self._idle_time = idle_time or count_idle_time
+        self._watched_from: tuple[float, float] | None = None  # clock and idle time
 
     def observe(self, rows: int, seconds: float) -> int:
         """Returns the threads of the next pass."""
@@ -78,10 +92,25 @@ class ThreadGovernor:
     def _consider(self) -> None:
         """Begins a trial where one may pay: of more threads now and then, of fewer where passes
         have become slow."""
-        if self._rung and self._alike >= self._rests.length:
+        if self._rung and self._alike % _WATCHED == 0 and self._has_room():
             self._try(self._rung - 1)
         elif self._rung + 1 < len(self._ladder) and self._is_slow():
             self._try(self._rung + 1)
+
+    def _has_room(self) -> bool:
+        """Says whether cores are idle that more threads would use. Where the system does not tell,
+        or others have them for long, it may be so now and then."""
+        idle_s = self._idle_time()
+        if idle_s is None or self._alike >= _LONGEST_REST:
+            return self._alike >= self._rests.length
+        now = self._clock()
+        before, before_idle_s = self._watched_from or (now, idle_s)
+        if now - before < _IDLE_S:
+            self._watched_from = before, before_idle_s
+            return False
+        self._watched_from = now, idle_s
+        wanted = self._ladder[self._rung - 1] - self._ladder[self._rung]
+        return idle_s - before_idle_s > _IDLE * wanted * (now - before)
 
     def _consider_early(self, rows: int, seconds: float) -> None:
         """Begins a first trial where passes scatter as beside other work: a first answer would be
@@ -107,6 +136,7 @@ class ThreadGovernor:
         if not self._is_ready(self._ladder[rung]):
             return
         self._trial, self._tried_rung, self._alike = [], rung, 0
+        self._watched_from = None
         self._early = None
         self.threads = self._ladder[rung]
 
@@ -133,6 +163,15 @@ class ThreadGovernor:
             seconds / self._usual[rows] for rows, seconds in passes if self._usual.get(rows, 0.0)
         ]
         return sum(ratios) / len(ratios) if ratios else 1.0
+
+
+def count_idle_time() -> float | None:
+    """Returns the seconds that all cores together have been idle since the system started; None
+    where it does not tell (other systems than Linux)."""
+    with suppress(OSError, ValueError, IndexError):
+        first = _STAT.read_text(encoding="ascii").partition("\n")[0]
+        return int(first.split()[_IDLE_FIELD]) / os.sysconf("SC_CLK_TCK")
+    return None
 
 
 def _ladder(num_threads: int) -> list[int]:
