@@ -144,7 +144,7 @@ class EnginePlan:
         if self.drafter == "none":
             return "none: nothing is drafted, as asked for" if asked else "none"
         names = self.drafter.replace(",", ", ")
-        paid = f"{'each' if ',' in names else 'it'} is asked while that pays"
+        paid = f"{'each' if ',' in names else 'it'} is used while it pays off"
         if self.drafts:
             drafts = ", then ".join(f"{each.source.name} on {each.name}" for each in self.drafts)
             return f"{names}, with the draft {drafts}; {paid}"
