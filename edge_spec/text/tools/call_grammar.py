@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import (
     ANY,
+    ARGUMENTS,
+    ID,
+    INDEX,
+    NAME,
     TEXT,
     Keyed,
     alternatives,
@@ -20,8 +24,9 @@ from edge_spec.text.tools.arguments import (
     listed,
     types_of,
 )
-from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
-from edge_spec.text.tools.reader import FENCE, NAMES, TAGS
+
+if TYPE_CHECKING:
+    from edge_spec.text.tools.formats import CallFormat
 
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
 ANYTHING = "/(.|\\n)*/"
@@ -31,16 +36,6 @@ _SINGLE = r"/'([^'\\]|\\[nrtbf\\'\"])*'/"
 
 _PYTHON_WORDS: Mapping[Any, Sequence[Any]] = {"boolean": (True, False), "null": (None,)}
 
-# What the expressions have for %. More space could become an answer of nothing else.
-_SPACE = r"[ \t\r\n]{0,12}"
-# Text with none but whole blocks of code. What follows a fence in a block tells if it ends it.
-_PLAIN = "[^`]|`[^`]|``[^`]"
-_BLOCK = f"{FENCE}({_PLAIN}|{FENCE}[a-zA-Z])*{FENCE}"
-_OUTSIDE = f"({_PLAIN})*({_BLOCK}(([^`a-zA-Z]|`[^`]|``[^`])({_PLAIN})*)?)*"
-_END = rf"%\}}(%\}})?(%\])?(%<\/({'|'.join(NAMES)})>)?(%{FENCE})?".replace("%", _SPACE)
-_NAME = r'\{%(\{%)?("type"%:%"function"%,%)?"name"%:%"'
-_ARGUMENTS = r'"%,%"(arguments|parameters)"%:%'.replace("%", _SPACE)
-
 
 def literal(text: str) -> str:
     """Return what the answer has in these letters or as special tokens; "" for no text."""
@@ -48,7 +43,7 @@ def literal(text: str) -> str:
 
 
 def call_grammar(
-    form: CallShape, tools: Tools, *, required: bool, several: bool, text: Grammar | None
+    form: CallFormat, tools: Tools, *, required: bool, several: bool, text: Grammar | None
 ) -> Grammar:
     """Hold an answer to a format, as `CallFormat.grammar` says."""
     rules = ["%llguidance {}", *_calls(form, tools, several), *_functions(form, tools)]
@@ -56,59 +51,18 @@ def call_grammar(
         rules += ["start: calls"]
     elif text is not None:
         rules += ["start: calls | text", f"text: %json {as_lark(text.held().schema)}"]
-    elif form.is_bare and form.keyed is not None:
-        begun = _begun(form, form.opening, tools)
+    elif form.is_bare:  # what begins a call of a tool is no text
+        names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
+        before, after = form.opening + form.before_name, form.after_name.rstrip()
+        begun = f"{regex_of(before)}({names}){regex_of(after)}"
         rules += ["start: TEXT | calls", f"TEXT: {ANYTHING} & ~/{begun}(.|\\n)*/"]
     else:
-        rules += _answers(form, tools, several)
+        rules += ["start: TEXT | opened rest", f"TEXT: {ANYTHING}"]
+        rules += [f"opened[lazy]: TEXT {literal(form.marker)}"]
     return Grammar.lark("\n".join(rules))
 
 
-def _answers(form: CallShape, tools: Tools, several: bool) -> list[str]:
-    """Return rules of text, or of text and then calls, or of calls as they are read where their
-    tags are missing."""
-    inner = form.inner_marker  # text has no calls in it whose outer tag is missing
-    without = f" & ~/(.|\\n)*{_begun(form, inner, tools)}(.|\\n)*/" if inner else ""
-    rules = [f"TEXT: {ANYTHING}{without}"]
-    kinds = ["TEXT", "calls" if form.is_bare else "opened rest"]
-    if not form.is_bare:
-        rules.append(f"opened[lazy]: TEXT {literal(form.marker)}")
-    if form.is_named:
-        kinds.append("untagged")
-        rules += _untagged(form, [tool["function"]["name"] for tool in tools], several)
-    return [f"start: {' | '.join(kinds)}", *rules]
-
-
-def _begun(form: CallShape, opening: str, tools: Tools) -> str:
-    """Return a regular expression of what begins a call."""
-    names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
-    return f"{regex_of(opening)}({names}){regex_of(form.after_name.rstrip())}"
-
-
-def _untagged(form: CallShape, names: Sequence[str], several: bool) -> Iterator[str]:
-    """Yield rules of one call, as models repeat it, unless the format itself has no tags. The name
-    tells it from other text."""
-    own_tag = "" if form.is_bare else form.marker
-    spelled = list(map(regex_of, names))
-    other = "OTHER" if form.is_bare else "OTHER | reopened rest"
-    if form.is_bare and several and form.between is not None:
-        more = f"({literal(form.between)} call){{0,{MAX_CALLS - 2}}} {literal(form.closing)}"
-        other += f" | named {literal('}' + form.between)} call {more}"
-    tags = "|".join(tag[1:-1] for tag in TAGS if tag != own_tag)
-    wrapping = f"(<({tags})>%|{FENCE}(json|xml)?%(<({tags})>%)?)"
-    head = rf"(%|{_OUTSIDE}(\n|{wrapping}))(\[%)?{_NAME}".replace("%", _SPACE)
-    yield f"untagged: head (named END | {other})"
-    yield f"head[lazy]: /{head}/"
-    yield f"END: /{_END}/"
-    yield f"OTHER: {ANYTHING} & ~/({'|'.join(spelled)}){_ARGUMENTS}(.|\\n)*/"
-    if not form.is_bare:
-        yield f"reopened[lazy]: OTHER {literal(form.marker)}"
-    yield "named: " + " | ".join(f"NAMED{n} arguments{n}" for n in range(len(names)))
-    for index, name in enumerate(spelled):
-        yield f"NAMED{index}: /{name}{_ARGUMENTS}/"
-
-
-def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
+def _calls(form: CallFormat, tools: Tools, several: bool) -> list[str]:
     rest = literal(form.closing)
     if several and form.between is not None:
         rest = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}} {rest}"
@@ -122,7 +76,7 @@ def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
     return [f"calls: {literal(marker)} rest", f"rest: {opening} call {rest}"]
 
 
-def _functions(form: CallShape, tools: Tools) -> list[str]:
+def _functions(form: CallFormat, tools: Tools) -> list[str]:
     rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
         function = tool["function"]

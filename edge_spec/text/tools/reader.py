@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge_spec.text.parts.part import (
     CallHead,
@@ -18,18 +18,25 @@ from edge_spec.text.parts.part import (
     first_of,
 )
 from edge_spec.text.plain_messages import Tools
-from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json, unescaped
-from edge_spec.text.tools.call_shape import (
+from edge_spec.text.tools.arguments import (
+    ANY,
     ARGUMENTS,
     ID,
     INDEX,
     NAME,
     SHORT_ID,
     TAG,
-    CallShape,
+    TEXT,
+    Keyed,
+    argument_types,
+    as_json,
     marker_of,
     new_id,
+    unescaped,
 )
+
+if TYPE_CHECKING:
+    from edge_spec.text.tools.formats import CallFormat
 
 _SLOTS = {
     NAME: re.compile(r"[a-zA-Z0-9_.-]{1,128}"),
@@ -148,7 +155,7 @@ class KeyedSteps(CallSteps):
     quotes are told while they are written, other values when they are complete: their types are
     those of the schema."""
 
-    def __init__(self, form: CallShape) -> None:
+    def __init__(self, form: CallFormat) -> None:
         self._form = form
         self._keyed = form.keyed or Keyed()
         # What may end a call, in order: signs, and tags.
@@ -302,18 +309,18 @@ _ID_KEY = re.compile(r'"(\w+)": "\$ID"')
 _PYTHON_TAGS = ("", "<|python_start|>", "<|python_tag|>")  # before calls of Llama
 
 # What models write around a call whose tags they have left out.
-FENCE = "```"
-NAMES = ("tool_call", "function_call", "tools", "tool", "response", "json", "JSON", "xml")
-TAGS = tuple(f"<{name}>" for name in NAMES)
-_ENDS = [f"</{name}>" for name in NAMES]
+_FENCE = "```"
+_NAMES = ("tool_call", "function_call", "tools", "tool", "response", "json", "JSON", "xml")
+_TAGS = tuple(f"<{name}>" for name in _NAMES)
+_ENDS = [f"</{name}>" for name in _NAMES]
 _LEFT = ("}", "]", ",", ";", ")")  # what a model may write too much of after a call
 _BRACES = ("{", "[{")
-_FENCES = ("", FENCE, f"{FENCE}json", f"{FENCE}xml")
+_FENCES = ("", _FENCE, f"{_FENCE}json", f"{_FENCE}xml")
 _OPENINGS = [
-    f"{fence}{tag}{brace}" for fence in _FENCES for tag in ("", *TAGS) for brace in _BRACES
+    f"{fence}{tag}{brace}" for fence in _FENCES for tag in ("", *_TAGS) for brace in _BRACES
 ]
 _FIRST_OPENINGS = [*_OPENINGS, *(f"<|python_tag|>{brace}" for brace in _BRACES)]
-_STARTS = (FENCE, *TAGS, "\n{", "\n[{")
+_STARTS = (_FENCE, *_TAGS, "\n{", "\n[{")
 
 
 class _NoCallError(Exception):
@@ -344,7 +351,7 @@ class CallReader(KeyedSteps):
     of code.
     """
 
-    def __init__(self, form: CallShape, tools: Tools) -> None:
+    def __init__(self, form: CallFormat, tools: Tools) -> None:
         """tools: those that may be called; none where they are not known."""
         self._tools = {tool["function"]["name"]: tool for tool in tools}
         self._markers = [marker_of(opening) for opening in form.openings]
@@ -362,7 +369,7 @@ class CallReader(KeyedSteps):
                 try:
                     yield from steps()
                 except _NoCallError as error:
-                    self._is_in_code |= self._held.lstrip().startswith(FENCE)
+                    self._is_in_code |= self._held.lstrip().startswith(_FENCE)
                     self._show(error.length)
                 steps = self._read_next
         except EndedError:
@@ -413,10 +420,10 @@ class CallReader(KeyedSteps):
         if not self._is_in_code and (yield from self._read_untagged(_OPENINGS)):
             return
         length = 1
-        if self._held.startswith(FENCE):
-            while self._held == FENCE:
+        if self._held.startswith(_FENCE):
+            while self._held == _FENCE:
                 yield from self._more()
-            length = len(FENCE)
+            length = len(_FENCE)
             self._is_in_code = not self._is_in_code or self._held[length].isalpha()
         self._show(length)
 
@@ -604,13 +611,13 @@ class CallReader(KeyedSteps):
         """Return the length of what is left of a call here; 0 where something else comes, such as
         the fence that opens another block."""
         ends = self._ends if self._form.keyed else _LEFT
-        ends = (*ends, *_ENDS, FENCE) if is_untagged else ends
+        ends = (*ends, *_ENDS, _FENCE) if is_untagged else ends
         while True:
             rest = self._held[place:]
             end = next((each for each in ends if rest.startswith(each)), "")
-            if end == FENCE and len(rest) > len(FENCE):
-                return len(FENCE) if rest[len(FENCE)].isspace() else 0
-            if end != FENCE and (end or not any(each.startswith(rest) for each in ends)):
+            if end == _FENCE and len(rest) > len(_FENCE):
+                return len(_FENCE) if rest[len(_FENCE)].isspace() else 0
+            if end != _FENCE and (end or not any(each.startswith(rest) for each in ends)):
                 return len(end)
             yield from self._more()
 
