@@ -162,14 +162,15 @@ class ThoughtReader(StepReader):
                 self._add_thought(len(self._held[:place].rstrip()))
                 if not mark:
                     yield from self._more()
-            # What may be calls is held back until it is known whether the thought goes on.
-            while (place := self._held.find(closing)) < 0:
+            # What may be calls is held back until something follows that is none.
+            while mark != closing and not self._held.partition(closing)[2].strip():
                 yield from self._more()
-            self._add_thought(len(self._held[:place].rstrip()))
         except EndedError:
-            if not self._read_last_calls():
+            is_call = self._read_last_calls()
+            if is_call or closing not in self._held:
                 self._add_thought(len(self._held))
-            raise
+                raise
+        self._add_thought(len(self._held.partition(closing)[0].rstrip()))
         self._add(PartKind.REASONING, "")
         self._held = self._held.lstrip().removeprefix(closing)
 
@@ -177,7 +178,8 @@ class ThoughtReader(StepReader):
         """Read the calls of an answer whose thought was not ended before them, as some models write
         them. They are calls where nothing else follows, else the model has thought of them."""
         reader, names = self._form.following(), self._form.tool_names
-        parts = [*reader.push(self._held.strip()), *reader.finish()]
+        text = self._held.partition(self._thought.closing)[0].strip()
+        parts = [*reader.push(text), *reader.finish()]
         calls = [part for part in parts if part.kind is PartKind.CALL]
         heads = [part.call for part in calls if part.call is not None]
         others = "".join(part.text for part in parts if part.kind is not PartKind.CALL)
