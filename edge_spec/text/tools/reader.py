@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_spec.text.parts.part import (
@@ -45,7 +44,6 @@ _SLOTS = {
 }
 _MAX_HEAD = 2000  # characters of a call before its arguments
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
-_AFTER = ",)}]<"  # a value
 Types = Mapping[str | None, frozenset[str]]
 
 
@@ -101,11 +99,10 @@ class CallSteps(StepReader):
         """Return where the value ends that begins here, and what is missing to close it.
 
         JSON ends before "<" outside of a text, too, where the tag after a call begins: the model
-        has forgotten a brace. quote: of values that are no JSON, beside ' and "; what follows a
-        text tells whether it ends there. tells: tell arguments while they are read.
+        has forgotten a brace. quote: of values that are no JSON, beside ' and ". tells: tell
+        arguments while they are read.
         """
-        quotes, after = ((quote, '"', "'"), _AFTER) if quote else (('"',), ",}]< \t\r\n")
-        closing = tuple(each for each in _CLOSING.values() if each in after)
+        quotes, ends = ((quote, '"', "'"), ",)}]<") if quote else (('"',), ",}]< \t\r\n")
         nested, within = list[str](), ""  # what closes each array that is open, and the text
         is_begun = False
         while True:
@@ -116,190 +113,26 @@ class CallSteps(StepReader):
                     self._add_arguments(self._take(len(self._held)))
                 yield from self._more()
                 continue
-            character = ahead[0]
-            if within:
-                if character == "\\" and len(within) == 1:
-                    place += 2
-                elif self._held.startswith(within, place):
-                    place += len(within)
-                    if nested:
-                        within = ""
-                        continue
-                    if not quote or len(within) > 1:
-                        return place, ""
-                    end = yield from self._after_space(place)
-                    if self._held[end] in after:
-                        return place, ""
-                else:
-                    place += 1
-            elif (nested or not is_begun or ahead == quote) and (
-                opened := next((each for each in quotes if ahead.startswith(each)), "")
-            ):
-                within = opened
-                place += len(opened)
-            elif (not nested and character in after) or (not quote and character == "<"):
+            sign, may_open = ahead[0], bool(nested) or not is_begun
+            if within and not ahead.startswith(within):
+                place += 2 if sign == "\\" and len(within) == 1 else 1
+            elif within:
+                place, within = place + len(within), ""
+                if not nested:
+                    return place, ""
+            elif may_open and (opened := next(filter(ahead.startswith, quotes), "")):
+                place, within = place + len(opened), opened
+            elif nested and sign in _CLOSING.values():
+                place += 1
+                nested.pop()
+                if not nested:
+                    return place, ""
+            elif (not nested and sign in ends) or (not quote and sign == "<"):
                 return place, "".join(reversed(nested))
             else:
                 place += 1
-                if _CLOSING.get(character) in closing and (nested or quote or not is_begun):
-                    nested.append(_CLOSING[character])
-                elif character in nested[-1:] or (nested and not quote and character in closing):
-                    nested.pop()
-                    if not nested:
-                        return place, ""
+                nested += [_CLOSING[sign]] if may_open and sign in _CLOSING else []
             is_begun = True
-
-
-class KeyedSteps(CallSteps):
-    """Reads arguments that are written one by one, and tells them as JSON. Texts of formats without
-    quotes are told while they are written, other values when they are complete: their types are
-    those of the schema."""
-
-    def __init__(self, form: CallFormat) -> None:
-        self._form = form
-        self._keyed = form.keyed or Keyed()
-        # What may end a call, in order: signs, and tags.
-        closing = form.closing.strip()
-        self._ends = (*closing.partition("<")[0], *TAG.findall(closing))
-        super().__init__(short_ids=form.short_ids)
-
-    def _read_arguments(self, types: Types) -> Steps[None]:
-        """Read up to the end of the call."""
-        keyed, names = self._keyed, set[str]()
-        while (yield from self._goes_on(is_first=not names)):
-            key = yield from self._name()
-            if key is None:
-                continue
-            allowed = types.get(key) or types.get(None) or (ANY if keyed.quote else TEXT)
-            is_new = key not in names
-            if is_new:
-                self._add_arguments(f"{', ' if names else '{'}{as_json(key)}: ")
-            names.add(key)
-            # An argument that was there before is left out.
-            tell = self._add_arguments if is_new else lambda text: None
-            if keyed.quote:
-                self._take((yield from self._after_space()))
-                end, _ = yield from self._value_end(0, keyed.quote)
-                tell(_quoted(self._take(end), keyed, allowed))
-            else:
-                yield from self._raw(allowed, tell)
-        self._add_arguments("}" if names else "{}")
-
-    def _goes_on(self, *, is_first: bool) -> Steps[bool]:
-        """Return True at the name of an argument, False at the end of the call."""
-        comma = self._keyed.comma.strip()
-        while True:
-            self._take((yield from self._after_space()))
-            if comma and not is_first and self._held.startswith(comma):
-                self._take(len(comma))
-                self._take((yield from self._after_space()))
-            if self._held.startswith(self._ends):
-                return False
-            if any(each.startswith(self._held) for each in self._ends):
-                yield from self._more()
-                continue
-            opening = yield from self._find([self._keyed.opening])
-            if opening is not None:
-                self._take(opening.end)
-                return True
-            while (next_tag := self._held.find("<", 1)) < 0:  # nothing is between arguments
-                self._held = self._held[:1]
-                yield from self._more()
-            self._take(next_tag)
-
-    def _name(self) -> Steps[str | None]:
-        """Return the name of the argument, None where there is none."""
-        keyed, ending = self._keyed, self._ends[0]
-        first, last = keyed.colon.strip()[:1], keyed.colon.rstrip()[-1]
-        while (place := self._held.find(first)) < 0 and ending not in self._held:
-            yield from self._more()
-        end = self._held.find(ending)
-        if end >= 0 and (place < 0 or end < place):
-            self._take(end)
-            return None
-        key = self._take(place).strip().strip("\"'")
-        found = yield from self._find([keyed.colon])
-        if found is None:  # the value begins after the first sign of the same kind
-            while last not in self._held:
-                yield from self._more()
-        self._take(self._held.find(last) + 1 if found is None else found.end)
-        space = keyed.colon[len(keyed.colon.rstrip()) :]
-        if space and not keyed.quote:
-            while not self._held:
-                yield from self._more()
-            self._take(len(space) if self._held.startswith(space) else 0)
-        return key
-
-    def _raw(self, types: frozenset[str], tell: Callable[[str], None]) -> Steps[None]:
-        """Read a value that is written as it is, up to what closes it."""
-        keyed, ending = self._keyed, self._ends[0]
-        core = keyed.closing.strip()
-        lead = keyed.closing[: len(keyed.closing) - len(keyed.closing.lstrip())]
-        streams, may_end, searched = types == TEXT, False, 0
-        if streams:
-            tell('"')
-        try:
-            while True:
-                place = self._held.find(core, max(0, searched - len(core)))
-                while place >= 0 and "string" not in types and _is_in_text(self._held[:place]):
-                    place = self._held.find(core, place + 1)
-                if place >= 0:
-                    break
-                if streams and not may_end:
-                    ends = (lead + core, core, lead + ending, ending)
-                    tell(as_json(self._take(first_of(ends, self._held)[0]))[1:-1])
-                    may_end = ending in self._held
-                searched = len(self._held)
-                yield from self._more()
-        except EndedError:  # it may be that the model has closed the call and not the value
-            place, core = self._held.find(ending), ""
-            if place < 0:
-                raise
-        value = self._held[:place]
-        value = value.removesuffix(lead) if lead else value
-        self._take(place + len(core))
-        tell(f'{as_json(value)[1:-1]}"' if streams else keyed.meant(value, types))
-
-
-def _quoted(text: str, keyed: Keyed, types: frozenset[str]) -> str:
-    """Return a literal as JSON."""
-    quote = next((each for each in (keyed.quote, '"', "'") if text.startswith(each)), "")
-    if not quote:
-        return keyed.meant(text, types)
-    text = text.removeprefix(quote).removesuffix(quote)
-    text = unescaped(text) if len(quote) == 1 else text
-    return as_json(text) if "string" in types else keyed.meant(as_json(text), types)
-
-
-def _is_in_text(text: str) -> bool:
-    """Return True if JSON that begins so is within a text."""
-    if not text.lstrip().startswith(("[", "{")):
-        return False
-    return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
-
-
-def _matched(head: Sequence[str], text: str) -> Found | bool:
-    """Return True if the text may still become the head, False if it cannot."""
-    place = 0
-    values: dict[str, str] = {}
-    for piece in head:
-        slot = _SLOTS.get(piece)
-        for part in [piece] if slot else "".join(piece.split()):
-            place = after_space(text, place)
-            if place > _MAX_HEAD:
-                return False
-            if place == len(text):
-                return True
-            if slot is None:
-                if text[place] != part:
-                    return False
-                place += 1
-                continue
-            found = slot.match(text, place)
-            if found is None or found.end() == len(text):
-                return found is not None
-            values[part], place = found.group(), found.end()
-    return Found(place, values)
 
 
 _FUNCTION = re.compile(r"[a-zA-Z0-9_.-]+")
@@ -330,36 +163,30 @@ class _NoCallError(Exception):
         self.length = length
 
 
-@dataclass
-class _Object:
-    """What is known of a call that is a JSON object. place: what was read of the held text."""
-
-    place: int
-    is_untagged: bool
-    name: str | None = None
-    id: str | None = None
-    arguments: str | None = None
-    is_told: bool = False
-
-
-class CallReader(KeyedSteps):
+class CallReader(CallSteps):
     """Splits an answer into text and calls of a format. What looks like a call and has no name
     stays text, so nothing that the model wrote is lost.
 
     Many a small model leaves the tags out: a JSON object with the name and the arguments of a
     function that may be called is a call all the same where it begins the answer, a line or a block
-    of code.
+    of code. Arguments that are written one by one are told as JSON: texts of formats without quotes
+    while they are written, other values when they are complete.
     """
 
     def __init__(self, form: CallFormat, tools: Tools) -> None:
         """tools: those that may be called; none where they are not known."""
+        self._form = form
+        self._keyed = form.keyed or Keyed()
+        # What may end a call, in order: signs, and tags.
+        closing = form.closing.strip()
+        self._ends = (*closing.partition("<")[0], *TAG.findall(closing))
         self._tools = {tool["function"]["name"]: tool for tool in tools}
         self._markers = [marker_of(opening) for opening in form.openings]
         self._reads_untagged = form.is_named and bool(tools)
         self._is_in_code = False
         # Where the answer ends here, what is held is text, or a call is cut, or neither.
         self._within: PartKind | None = PartKind.TEXT
-        super().__init__(form)
+        super().__init__(short_ids=form.short_ids)
 
     def _read(self) -> Steps[None]:
         steps = self._read_first
@@ -500,79 +327,77 @@ class CallReader(KeyedSteps):
         order of its members. Raises _NoCallError for one that is none.
 
         is_untagged: another member, another name, or arguments before the name tell so."""
-        call = _Object(start + 1, is_untagged)
         self._begin(is_sure=not is_untagged or bool(self._num_calls))
-        while (yield from self._read_member(call)):
-            pass
-        is_whole = self._held[call.place : call.place + 1] == "}"
-        if not call.is_told:
-            is_named = call.name is not None and _FUNCTION.fullmatch(call.name) is not None
-            if not (is_whole and is_named) or (is_untagged and call.arguments is None):
-                raise _NoCallError(call.place + is_whole)
-            self._begin_call(str(call.name), call.id)
-            self._add_arguments("{}" if call.arguments is None else call.arguments)
-        self._take(call.place + is_whole)
+        found: dict[str, str] = {}  # values as JSON, by what they are
+        place, is_told = start + 1, False
+        while True:
+            place = yield from self._after_space(place)
+            if self._held[place] == "{" and not found:
+                place += 1  # some templates show calls in two pairs of braces
+                continue
+            role, place = yield from self._read_key(place, found, is_untagged)
+            if role is None:
+                break
+            name = _loaded(found.get(NAME, ""))
+            if role == ARGUMENTS and isinstance(name, str) and not is_told:
+                self._begin_named(name, found)
+                yield from self._tell_value(place)
+                place, is_told = 0, True
+            else:
+                end, missing = yield from self._value_end(place)
+                found.setdefault(role, self._held[place:end] + missing)
+                place = end
+                if role == NAME and not self._is_name(found[NAME], is_untagged):
+                    break
+            place = yield from self._after_space(place)
+            if self._held[place] != ",":
+                break
+            place += 1
+        is_whole = self._held[place : place + 1] == "}"
+        if not is_told:
+            name = _loaded(found.get(NAME, ""))
+            is_call = is_whole and isinstance(name, str) and self._is_name(found[NAME], is_untagged)
+            if not is_call or (is_untagged and ARGUMENTS not in found):
+                raise _NoCallError(place + is_whole)
+            self._begin_named(str(name), found)
+            self._add_arguments(_as_object(found.get(ARGUMENTS, "{}")))
+        self._take(place + is_whole)
 
-    def _read_member(self, call: _Object) -> Steps[bool]:
-        """Read the next member; return whether another one follows."""
-        call.place = yield from self._after_space(call.place)
-        if self._held[call.place] == "{" and call.name is None and call.arguments is None:
-            call.place += 1  # some templates show calls in two pairs of braces
-            return True
-        role = yield from self._read_key(call)
-        if role is None:
-            return False
-        if role == ARGUMENTS and call.name is not None and not call.is_told:
-            if not _FUNCTION.fullmatch(call.name):
-                return False
-            call.is_told = True
-            self._begin()
-            self._begin_call(call.name, call.id)
-            yield from self._tell_value(call.place)
-            call.place = 0
-        else:
-            end, missing = yield from self._value_end(call.place)
-            text, call.place = self._held[call.place : end] + missing, end
-            value = _loaded(text)
-            if role == NAME:
-                call.name = value if isinstance(value, str) else None
-                is_other = bool(self._tools) and call.name not in self._tools
-                if call.name is None or (call.is_untagged and is_other):
-                    return False
-                self._begin()
-            elif role == ID and isinstance(value, str):
-                call.id = value
-            elif role == ARGUMENTS and call.arguments is None:
-                call.arguments = _as_object(text)
-        call.place = yield from self._after_space(call.place)
-        goes_on = self._held[call.place] == ","
-        call.place += goes_on
-        return goes_on
-
-    def _read_key(self, call: _Object) -> Steps[str | None]:
-        """Return what the next member says, whose value then comes next; None where there is no
-        member, or none of a call."""
+    def _read_key(
+        self, place: int, found: dict[str, str], is_untagged: bool
+    ) -> Steps[tuple[str | None, int]]:
+        """Return what the member says that begins here, and where its value does; None where there
+        is no member, or none of a call."""
         form = self._form
-        if self._held[call.place] != '"':
-            return None
-        end, _ = yield from self._value_end(call.place)
-        key, call.place = str(_loaded(self._held[call.place : end])), end
+        if self._held[place] != '"':
+            return None, place
+        end, _ = yield from self._value_end(place)
+        key = str(_loaded(self._held[place:end]))
+        colon = yield from self._after_space(end)
         role = _ROLES.get(key, "")
-        if (found := _ID_KEY.search(form.call)) and key == found[1]:
+        if (own := _ID_KEY.search(form.call)) and key == own[1]:
             role = ID
-        if form.call.startswith(f'{{"{NAME}"') and call.name is None:
-            call.name, role = key, ARGUMENTS
-        if (
-            call.is_untagged
-            and key != "type"
-            and (not role or (role == ARGUMENTS and not call.name))
-        ):
-            return None
-        call.place = yield from self._after_space(call.place)
-        if self._held[call.place] != ":":
-            return None
-        call.place = yield from self._after_space(call.place + 1)
-        return None if self._held[call.place] in ",:}]" else role
+        if form.call.startswith(f'{{"{NAME}"') and NAME not in found:
+            found[NAME], role = json.dumps(key), ARGUMENTS
+        is_other = not role or (role == ARGUMENTS and NAME not in found)
+        if self._held[colon] != ":" or (is_untagged and key != "type" and is_other):
+            return None, end
+        place = yield from self._after_space(colon + 1)
+        return (None if self._held[place] in ",:}]" else role), place
+
+    def _is_name(self, written: str, is_untagged: bool) -> bool:
+        """Return True for the name of a function, as JSON. A call has begun with it."""
+        name = _loaded(written)
+        is_known = not (is_untagged and self._tools) or name in self._tools
+        if not isinstance(name, str) or not is_known or not _FUNCTION.fullmatch(name):
+            return False
+        self._begin()
+        return True
+
+    def _begin_named(self, name: str, found: Mapping[str, str]) -> None:
+        id = _loaded(found.get(ID, ""))
+        self._begin()
+        self._begin_call(name, id if isinstance(id, str) else None)
 
     def _tell_value(self, place: int) -> Steps[None]:
         """Tell the arguments that begin here; those of an object while they are written."""
@@ -620,6 +445,143 @@ class CallReader(KeyedSteps):
             if end != _FENCE and (end or not any(each.startswith(rest) for each in ends)):
                 return len(end)
             yield from self._more()
+
+    # Arguments that are written one by one
+
+    def _read_arguments(self, types: Types) -> Steps[None]:
+        """Read up to the end of the call."""
+        keyed, names = self._keyed, set[str]()
+        while (yield from self._goes_on(is_first=not names)):
+            key = yield from self._name()
+            if key is None:
+                continue
+            allowed = types.get(key) or types.get(None) or (ANY if keyed.quote else TEXT)
+            is_new = key not in names
+            if is_new:
+                self._add_arguments(f"{', ' if names else '{'}{as_json(key)}: ")
+            names.add(key)
+            # An argument that was there before is left out.
+            tell = self._add_arguments if is_new else lambda text: None
+            if keyed.quote:
+                self._take((yield from self._after_space()))
+                end, _ = yield from self._value_end(0, keyed.quote)
+                tell(_quoted(self._take(end), keyed, allowed))
+            else:
+                yield from self._raw(allowed, tell)
+        self._add_arguments("}" if names else "{}")
+
+    def _goes_on(self, *, is_first: bool) -> Steps[bool]:
+        """Return True at the name of an argument, False at the end of the call."""
+        comma = self._keyed.comma.strip()
+        while True:
+            self._take((yield from self._after_space()))
+            if comma and not is_first and self._held.startswith(comma):
+                self._take(len(comma))
+                self._take((yield from self._after_space()))
+            if self._held.startswith(self._ends):
+                return False
+            if any(each.startswith(self._held) for each in self._ends):
+                yield from self._more()
+                continue
+            opening = yield from self._find([self._keyed.opening])
+            if opening is not None:
+                self._take(opening.end)
+                return True
+            self._take(1)  # nothing is between arguments
+
+    def _name(self) -> Steps[str | None]:
+        """Return the name of the argument, None where there is none."""
+        keyed, ending = self._keyed, self._ends[0]
+        first, last = keyed.colon.strip()[:1], keyed.colon.rstrip()[-1]
+        while (place := self._held.find(first)) < 0 and ending not in self._held:
+            yield from self._more()
+        end = self._held.find(ending)
+        if end >= 0 and (place < 0 or end < place):
+            self._take(end)
+            return None
+        key = self._take(place).strip().strip("\"'")
+        found = yield from self._find([keyed.colon])
+        if found is None:  # the value begins after the first sign of the same kind
+            while last not in self._held:
+                yield from self._more()
+        self._take(self._held.find(last) + 1 if found is None else found.end)
+        space = keyed.colon[len(keyed.colon.rstrip()) :]
+        if space and not keyed.quote:
+            while not self._held:
+                yield from self._more()
+            self._take(len(space) if self._held.startswith(space) else 0)
+        return key
+
+    def _raw(self, types: frozenset[str], tell: Callable[[str], None]) -> Steps[None]:
+        """Read a value that is written as it is, up to what closes it."""
+        keyed, ending = self._keyed, self._ends[0]
+        core = keyed.closing.strip()
+        lead = keyed.closing[: len(keyed.closing) - len(keyed.closing.lstrip())]
+        streams, may_end, searched = types == TEXT, False, 0
+        if streams:
+            tell('"')
+        try:
+            while True:
+                place = self._held.find(core, max(0, searched - len(core)))
+                while place >= 0 and "string" not in types and _is_in_text(self._held[:place]):
+                    place = self._held.find(core, place + 1)
+                if place >= 0:
+                    break
+                if streams and not may_end:
+                    ends = (lead + core, core, lead + ending, ending)
+                    tell(as_json(self._take(first_of(ends, self._held)[0]))[1:-1])
+                    may_end = ending in self._held
+                searched = len(self._held)
+                yield from self._more()
+        except EndedError:  # it may be that the model has closed the call and not the value
+            place, core = self._held.find(ending), ""
+            if place < 0:
+                raise
+        value = self._held[:place]
+        value = value.removesuffix(lead) if lead else value
+        self._take(place + len(core))
+        tell(f'{as_json(value)[1:-1]}"' if streams else keyed.meant(value, types))
+
+
+def _quoted(text: str, keyed: Keyed, types: frozenset[str]) -> str:
+    """Return a literal as JSON."""
+    quote = next((each for each in (keyed.quote, '"', "'") if text.startswith(each)), "")
+    if not quote:
+        return keyed.meant(text, types)
+    text = text.removeprefix(quote).removesuffix(quote)
+    text = unescaped(text) if len(quote) == 1 else text
+    return as_json(text) if "string" in types else keyed.meant(as_json(text), types)
+
+
+def _is_in_text(text: str) -> bool:
+    """Return True if JSON that begins so is within a text."""
+    if not text.lstrip().startswith(("[", "{")):
+        return False
+    return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
+
+
+def _matched(head: Sequence[str], text: str) -> Found | bool:
+    """Return True if the text may still become the head, False if it cannot."""
+    place = 0
+    values: dict[str, str] = {}
+    for piece in head:
+        slot = _SLOTS.get(piece)
+        for part in [piece] if slot else "".join(piece.split()):
+            place = after_space(text, place)
+            if place > _MAX_HEAD:
+                return False
+            if place == len(text):
+                return True
+            if slot is None:
+                if text[place] != part:
+                    return False
+                place += 1
+                continue
+            found = slot.match(text, place)
+            if found is None or found.end() == len(text):
+                return found is not None
+            values[part], place = found.group(), found.end()
+    return Found(place, values)
 
 
 def _loaded(text: str) -> object:
