@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_spec.errors import UsageError
@@ -175,14 +175,6 @@ def joined(message: Message, other: Message) -> Message:
     joined: dict[str, Any] = {**message, **other, "content": _GAP.join(contents)}
     calls = [*(message.get("tool_calls") or ()), *(other.get("tool_calls") or ())]
     return {**joined, "tool_calls": calls} if calls else joined
-
-
-def shape_of(message: Message) -> Hashable:
-    """Returns the speaker, and whether the arguments of each call are a text, and something is
-    said."""
-    calls = message.get("tool_calls") or ()
-    are_texts = [isinstance(_given_arguments(call), str) for call in calls]
-    return message["role"], *are_texts, bool(calls and not message.get("content"))
 
 
 def _given_arguments(call: Mapping[str, Any]) -> Any:

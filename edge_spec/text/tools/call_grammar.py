@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.text.grammar import Grammar
@@ -27,6 +29,8 @@ from edge_spec.text.tools.arguments import (
 
 if TYPE_CHECKING:
     from edge_spec.text.tools.formats import CallFormat
+
+_log = logging.getLogger(__name__)
 
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
 ANYTHING = "/(.|\\n)*/"
@@ -177,21 +181,21 @@ class _ValueRules:
         """Return a text and what closes it: it ends where that comes first."""
         schema = schema if isinstance(schema, Mapping) else {}
         quote, closing = self._keyed.quote, self._keyed.closing
+        texts = _listed(schema)
         if self._keyed.is_python:
-            given = {**schema, "type": "string"}
-            found = [self._rule(f"%json {as_lark(given, self._definitions)}")]
-            if not schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength", "format"}:
+            found = [self._json({**schema, "type": "string"})]
+            if not schema.keys() - {"type"}:
                 found.append(_SINGLE)
-            singles = [each for each in _listed(schema) or () if re.fullmatch(r"[^'\\\n]*", each)]
+            singles = [each for each in texts or () if re.fullmatch(r"[^'\\\n]*", each)]
             found += [json.dumps(f"'{each}'", ensure_ascii=False) for each in singles]
             return f"{_one_of(found)} {literal(closing)}"
+        if others := schema.keys() - {"type", "enum", "const"}:
+            _tell_not_held(", ".join(sorted(others)))
         closing, core = quote + closing, (quote + closing).strip()
-        texts = _listed(schema)
-        if texts is not None and not schema.keys() & {"pattern", "minLength", "maxLength"}:
+        if texts is not None:
             texts = [json.dumps(each, ensure_ascii=False) for each in texts if core not in each]
             return f"{literal(quote)} {_one_of(texts)} {literal(closing)}"
-        allowed = " & ".join(f"/{each}/" for each in _patterns(schema)) or ANYTHING
-        text = self._terminal(f"{allowed} & ~/(.|\\n)*{regex_of(core)}(.|\\n)*/")
+        text = self._terminal(f"{ANYTHING} & ~/(.|\\n)*{regex_of(core)}(.|\\n)*/")
         name = self._name()
         self.rules.append(f"{name}[lazy]: {text} {literal(closing)}")
         return f"{literal(quote)} {name}"
@@ -210,6 +214,11 @@ class _ValueRules:
         return f"{self._prefix}_{len(self.rules)}"
 
 
+@cache
+def _tell_not_held(keywords: str) -> None:
+    _log.warning("of arguments without JSON's quotes, texts are not held to %s", keywords)
+
+
 def _one_of(expressions: Sequence[str]) -> str:
     found = list(dict.fromkeys(expressions))
     return found[0] if len(found) == 1 else f"({' | '.join(found)})" if found else _NOTHING
@@ -219,35 +228,6 @@ def _listed(schema: Mapping[str, Any]) -> list[str] | None:
     """Return the texts that a schema lists, if it does."""
     values = listed(schema)
     return None if values is None else [each for each in values if isinstance(each, str)]
-
-
-def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield regular expressions that the whole of a text matches. One that is not anchored as a
-    whole is none of them: the text is then not held to it."""
-    for each in schema.get("allOf", [schema]):
-        if not isinstance(each, Mapping):
-            continue
-        if "minLength" in each or "maxLength" in each:
-            yield f"(.|\\n){{{each.get('minLength', 0)},{each.get('maxLength', '')}}}"
-        if texts := _listed(each):
-            yield f"(?:{'|'.join(map(regex_of, texts))})"
-        whole = _whole(each["pattern"]) if isinstance(each.get("pattern"), str) else None
-        if whole is not None:
-            yield whole
-
-
-def _whole(pattern: str) -> str | None:
-    """Return what the whole text matches where the pattern is found in it."""
-    if "|" in re.sub(r"\\.|\((?:[^()\\]|\\.|\([^()]*\))*\)|\[[^]]*\]", "", pattern):
-        return None
-    start = "" if pattern.startswith("^") else "(.|\\n)*"
-    is_anchored = pattern.endswith("$") and not pattern.endswith("\\$")
-    inner = pattern.removeprefix("^")[: -1 if is_anchored else None]
-    if re.search(r"\^|\$", re.sub(r"\\.|\[\^", "", inner)):
-        return None
-    escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", inner)
-    end = "" if is_anchored else "(.|\\n)*"
-    return f"{start}(?:{escaped}){end}"
 
 
 def regex_of(text: str) -> str:
