@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -161,33 +161,27 @@ class _Checker:
         given = self._keywords(raw, path)
         if given.get("not") is False:
             return False
+        self._rewrite(given, path)
         ways = sum(len(given[k]) if k == "allOf" else 1 for k in _IN_PLACE if k in given)
         is_joined = ways > 1 or (ways and any(keyword in given for keyword in _MEMBERS))
+        is_plain = is_whole and not is_joined
+        found: dict[str, Any] = {}
+        for keyword, value in given.items():
 
-        def child(keyword: str, *step: str | int, is_whole: bool = True) -> Any:
-            value = given[keyword][step[0]] if step else given[keyword]
-            return self._part(value, path + _pointer(keyword, *step), depth + 1, is_whole=is_whole)
+            def part(each: Any, *step: str | int, keyword: str = keyword) -> Any:
+                is_own = is_plain if keyword in _IN_PLACE else True
+                return self._part(each, path + _pointer(keyword, *step), depth + 1, is_whole=is_own)
 
-        def in_place(keyword: str, *step: str | int) -> Any:
-            return child(keyword, *step, is_whole=is_whole and not is_joined)
-
-        found = self._plain_keywords(given, path)
-        self._hold_array(given, found, child)
-        self._hold_object(given, found, path, child)
-        if "$ref" in given:
-            found |= self._reference(given["$ref"], path, depth, is_whole and not is_joined)
-        if "allOf" in given:
-            members = [in_place("allOf", index) for index in range(len(given["allOf"]))]
-            found["allOf"] = [*found.get("allOf", ()), *members]
-        if "oneOf" in given and not isinstance(raw.get("discriminator"), Mapping):
-            self._ignore(path, "oneOf", "held as anyOf: a value may fit two members")
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in given:
-                members = [in_place(keyword, index) for index in range(len(given[keyword]))]
-                if "anyOf" in found:  # beside oneOf
-                    found.setdefault("allOf", []).append({"anyOf": members})
-                else:
-                    found["anyOf"] = members
+            if keyword == "$ref":
+                found |= self._reference(value, path, depth, is_plain)
+            elif keyword in ("properties", "patternProperties"):
+                found[keyword] = {name: part(each, name) for name, each in value.items()}
+            elif keyword in ("allOf", "anyOf", "prefixItems"):
+                found[keyword] = [part(each, index) for index, each in enumerate(value)]
+            elif keyword in ("items", "additionalProperties"):
+                found[keyword] = part(value)
+            elif keyword != "nullable":
+                found[keyword] = value
         if is_whole and (is_joined or "properties" in given or "required" in given):
             self._close(raw, found)
         elif is_whole and "patternProperties" in found:
@@ -222,8 +216,10 @@ class _Checker:
                 self._ignore(path, keyword, "the text in the string is free")
             else:
                 self._ignore(path, str(keyword), "no keyword of JSON Schema")
-        if given.get("uniqueItems"):
+        if given.pop("uniqueItems", False):
             self._ignore(path, "uniqueItems", "items may be alike")
+        if "oneOf" in given and not isinstance(raw.get("discriminator"), Mapping):
+            self._ignore(path, "oneOf", "held as anyOf: a value may fit two members")
         return given
 
     # References
@@ -254,32 +250,69 @@ class _Checker:
                 return None
         return found
 
-    # Keywords of types
+    # Keywords as llguidance takes them
 
-    def _plain_keywords(self, given: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """Return the keywords of a value that are no parts of their own."""
-        found: dict[str, Any] = {"type": given["type"]} if "type" in given else {}
+    def _rewrite(self, given: dict[str, Any], path: str) -> None:
         for keyword in ("minLength", "minItems", *_MOST):
             if keyword in given:
-                found[keyword] = int(min(given[keyword], _MOST.get(keyword, MAX_LENGTH)))
+                given[keyword] = int(min(given[keyword], _MOST.get(keyword, MAX_LENGTH)))
         for keyword in ("enum", "const"):
             if keyword in given:
-                found |= self._values(given[keyword], path, keyword)
-        found |= self._bounds(given)
-        if "multipleOf" in given:
-            if _is_countable(given["multipleOf"]):
-                found["multipleOf"] = given["multipleOf"]
+                given |= self._values(given.pop(keyword), path, keyword)
+        self._rewrite_numbers(given, path)
+        self._rewrite_texts(given, path)
+        self._rewrite_members(given, path)
+        others = given.pop("additionalItems", None)
+        if isinstance(given.get("items"), list):  # before draft 2020-12
+            given["prefixItems"] = given.pop("items")
+            given |= {} if others is None else {"items": others}
+        if "prefixItems" in given:
+            given["prefixItems"] = given["prefixItems"][: given.get("maxItems")]
+        if "anyOf" in given and "oneOf" in given:
+            both = [{"anyOf": given.pop("anyOf")}, {"anyOf": given.pop("oneOf")}]
+            given["allOf"] = [*given.get("allOf", ()), *both]
+        if "oneOf" in given:
+            given["anyOf"] = given.pop("oneOf")
+
+    def _rewrite_texts(self, given: dict[str, Any], path: str) -> None:
+        patterns = (
+            [self._pattern(given.pop("pattern"), path, "pattern")] if "pattern" in given else []
+        )
+        name = given.pop("format", None)
+        if name in FORMATS:
+            patterns.append(f"^(?:{FORMATS[name]})$")
+        elif name in _NATIVE_FORMATS:
+            given["format"] = name
+        elif name is not None and name not in _FREE_FORMATS and name not in BOUNDS:
+            self._ignore(path, "format", f"{name[:40]} is not known")
+        for pattern in filter(None, patterns):
+            if "pattern" in given:
+                given["allOf"] = [*given.get("allOf", ()), {"pattern": pattern}]
             else:
-                self._cannot_hold(path, "multipleOf", "it has too many digits")
-        patterns = [self._pattern(given["pattern"], path, "pattern")] if "pattern" in given else []
-        if "format" in given:
-            patterns.append(self._hold_format(given, found, path))
-        held = [each for each in patterns if each is not None]
-        if held:
-            found["pattern"] = held[0]
-        if len(held) > 1:
-            found["allOf"] = [{"pattern": held[1]}]
-        return found
+                given["pattern"] = pattern
+
+    def _rewrite_members(self, given: dict[str, Any], path: str) -> None:
+        patterns = given.get("patternProperties", {}).items()
+        written = {self._pattern(each, path, "patternProperties"): part for each, part in patterns}
+        if patterns:
+            given["patternProperties"] = {each: part for each, part in written.items() if each}
+        names = given.pop("propertyNames", None)
+        if (ref := _known(names).get("$ref")) is not None:
+            names = self._target(ref)
+        listed = _known(names).get("enum")
+        if listed is not None and "properties" not in given:
+            others = given.get("additionalProperties", True)
+            given["properties"] = {name: others for name in listed if isinstance(name, str)}
+            given["additionalProperties"] = False
+        elif names is not None and names not in ({"type": "string"}, {}, True):
+            self._cannot_hold(path, "propertyNames", "names are not told apart; list them")
+        if given.get("minProperties", 0) > 1:
+            self._ignore(path, "minProperties", "names may be alike")
+        counts = {"minProperties", "maxProperties"} & given.keys()
+        if counts and set(given.get("properties", ())) - set(given.get("required", ())):
+            self._cannot_hold(path, min(counts), "not all members are required")
+            for keyword in counts:
+                del given[keyword]
 
     def _values(self, value: Any, path: str, keyword: str) -> dict[str, Any]:
         values = value if keyword == "enum" else [value]
@@ -293,18 +326,21 @@ class _Checker:
         self._ignore(path, keyword, "a control character is never written")
         return {"enum": written}
 
-    def _bounds(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return bounds as llguidance holds them exactly."""
-        above, within = given.get("exclusiveMinimum"), given.get("exclusiveMaximum")
+    def _rewrite_numbers(self, given: dict[str, Any], path: str) -> None:
+        """Say bounds as llguidance holds them exactly."""
+        if "multipleOf" in given and not _is_countable(given["multipleOf"]):
+            del given["multipleOf"]
+            self._cannot_hold(path, "multipleOf", "it has too many digits")
+        above, within = given.pop("exclusiveMinimum", None), given.pop("exclusiveMaximum", None)
         lows: list[tuple[float, bool]] = []
         highs: list[tuple[float, bool]] = []
         if given.get("format") in BOUNDS:
             least, most = BOUNDS[given["format"]]
             lows, highs = [(least, False)], [(most, True)]
         if "minimum" in given:
-            lows.append((given["minimum"], above is True))  # true is draft 4's
+            lows.append((given.pop("minimum"), above is True))  # true is draft 4's
         if "maximum" in given:
-            highs.append((given["maximum"], within is not True))
+            highs.append((given.pop("maximum"), within is not True))
         lows += [] if above is None or isinstance(above, bool) else [(above, True)]
         highs += [] if within is None or isinstance(within, bool) else [(within, False)]
         low, is_above = max([(-_GREATEST, False), *lows])
@@ -316,21 +352,10 @@ class _Checker:
                 low, is_above = low + margin, False
             if not is_within and high == int(high):
                 high, is_within = high - margin, True
-        found = {"exclusiveMinimum" if is_above else "minimum": low} if lows else {}
-        return found | ({"maximum" if is_within else "exclusiveMaximum": high} if highs else {})
-
-    def _hold_format(
-        self, given: Mapping[str, Any], found: dict[str, Any], path: str
-    ) -> str | None:
-        """Return the pattern of a format that llguidance does not hold itself."""
-        name = given["format"]
-        if name in FORMATS:
-            return f"^(?:{FORMATS[name]})$"
-        if name in _NATIVE_FORMATS:
-            found["format"] = name
-        elif name not in _FREE_FORMATS and name not in BOUNDS:
-            self._ignore(path, "format", f"{name[:40]} is not known")
-        return None
+        if lows:
+            given["exclusiveMinimum" if is_above else "minimum"] = low
+        if highs:
+            given["maximum" if is_within else "exclusiveMaximum"] = high
 
     def _pattern(self, pattern: str, path: str, keyword: str) -> str | None:
         """Return it as Rust has it; None if it is ignored."""
@@ -340,51 +365,6 @@ class _Checker:
             return written
         self._cannot_hold(path, keyword, f"{pattern[:100]!r}: {fault}")
         return None
-
-    def _hold_array(
-        self, given: Mapping[str, Any], found: dict[str, Any], child: Callable[..., Any]
-    ) -> None:
-        first, rest = "prefixItems", "items"
-        if isinstance(given.get("items"), list):  # before draft 2020-12
-            first, rest = "items", "additionalItems"
-        if first in given:
-            items = [child(first, index) for index in range(len(given[first]))]
-            found["prefixItems"] = items[: found.get("maxItems")]
-        if rest in given:
-            found["items"] = child(rest)
-
-    def _hold_object(
-        self, given: Mapping[str, Any], found: dict[str, Any], path: str, child: Callable[..., Any]
-    ) -> None:
-        if "properties" in given:
-            found["properties"] = {name: child("properties", name) for name in given["properties"]}
-        if "additionalProperties" in given:
-            found["additionalProperties"] = child("additionalProperties")
-        if "patternProperties" in given:
-            found["patternProperties"] = patterns = {}
-            for pattern in given["patternProperties"]:
-                written = self._pattern(pattern, path, "patternProperties")
-                if written is not None:
-                    patterns[written] = child("patternProperties", pattern)
-        if given.get("required"):
-            found["required"] = list(dict.fromkeys(given["required"]))
-        names = given.get("propertyNames")
-        if (ref := _known(names).get("$ref")) is not None:
-            names = self._target(ref)
-        listed = _known(names).get("enum")
-        if listed is not None and "properties" not in found:
-            others = found.get("additionalProperties", True)
-            found["properties"] = {name: others for name in listed if isinstance(name, str)}
-            found["additionalProperties"] = False
-        elif names is not None and names not in ({"type": "string"}, {}, True):
-            self._cannot_hold(path, "propertyNames", "names are not told apart; list them")
-        if found.get("minProperties", 0) > 1:
-            self._ignore(path, "minProperties", "names may be alike")
-        counts = {"minProperties", "maxProperties"} & found.keys()
-        if counts and set(given.get("properties", ())) - set(given.get("required", ())):
-            self._cannot_hold(path, min(counts), "not all members are required")
-            for keyword in counts:
-                del found[keyword]
 
     def _close(self, raw: Any, found: dict[str, Any]) -> None:
         """Forbid members without a name, in an object some of whose members are named."""
