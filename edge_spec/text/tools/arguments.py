@@ -1,12 +1,10 @@
-"""What calls are made of, and their arguments: their schema, as grammars and readers have it, and
-their values where they are written one by one: as JSON, as Python, in quotes of a model's own, or
-as bare text."""
+"""Arguments of calls: their schema, as grammars and readers have it, and their values where they
+are written one by one: as JSON, as Python, in quotes of a model's own, or as bare text."""
 
 from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,10 +17,6 @@ from edge_spec.text.grammar import JSON_STYLE, tell_passed_over
 if TYPE_CHECKING:
     from edge_spec.text.json_schema import HeldSchema
 
-NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"  # slots of a call
-SLOTS = re.compile(r"(\$(?:NAME|ARGUMENTS|ID|INDEX))")
-TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
 _MAX_ALTERNATIVES = 200
 ANY = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
@@ -34,16 +28,6 @@ _NAMING = (
 )
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None, "null": None}
-
-
-def marker_of(opening: str) -> str:
-    """Return the part of what calls begin with that tells them from text."""
-    tag = TAG.match(opening)
-    return tag.group() if tag else opening.rstrip()
-
-
-def new_id(is_short: bool) -> str:
-    return secrets.token_hex(5)[:9] if is_short else f"call_{secrets.token_hex(12)}"
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,16 +7,12 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import (
     ANY,
-    ARGUMENTS,
-    ID,
-    INDEX,
-    NAME,
     TEXT,
     Keyed,
     alternatives,
@@ -26,9 +22,7 @@ from edge_spec.text.tools.arguments import (
     listed,
     types_of,
 )
-
-if TYPE_CHECKING:
-    from edge_spec.text.tools.formats import CallFormat
+from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +41,9 @@ def literal(text: str) -> str:
 
 
 def call_grammar(
-    form: CallFormat, tools: Tools, *, required: bool, several: bool, text: Grammar | None
+    form: CallShape, tools: Tools, *, required: bool, several: bool, text: Grammar | None
 ) -> Grammar:
-    """Hold an answer to a format, as `CallFormat.grammar` says."""
+    """Hold an answer to a format, as `CallShape.grammar` says."""
     rules = ["%llguidance {}", *_calls(form, tools, several), *_functions(form, tools)]
     if required:
         rules += ["start: calls"]
@@ -66,7 +60,7 @@ def call_grammar(
     return Grammar.lark("\n".join(rules))
 
 
-def _calls(form: CallFormat, tools: Tools, several: bool) -> list[str]:
+def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
     rest = literal(form.closing)
     if several and form.between is not None:
         rest = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}} {rest}"
@@ -80,7 +74,7 @@ def _calls(form: CallFormat, tools: Tools, several: bool) -> list[str]:
     return [f"calls: {literal(marker)} rest", f"rest: {opening} call {rest}"]
 
 
-def _functions(form: CallFormat, tools: Tools) -> list[str]:
+def _functions(form: CallShape, tools: Tools) -> list[str]:
     rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
         function = tool["function"]

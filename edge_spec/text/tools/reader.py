@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from edge_spec.text.parts.part import (
     CallHead,
@@ -19,23 +19,23 @@ from edge_spec.text.parts.part import (
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import (
     ANY,
+    TEXT,
+    Keyed,
+    argument_types,
+    as_json,
+    unescaped,
+)
+from edge_spec.text.tools.call_shape import (
     ARGUMENTS,
     ID,
     INDEX,
     NAME,
     SHORT_ID,
     TAG,
-    TEXT,
-    Keyed,
-    argument_types,
-    as_json,
+    CallShape,
     marker_of,
     new_id,
-    unescaped,
 )
-
-if TYPE_CHECKING:
-    from edge_spec.text.tools.formats import CallFormat
 
 _SLOTS = {
     NAME: re.compile(r"[a-zA-Z0-9_.-]{1,128}"),
@@ -173,7 +173,7 @@ class CallReader(CallSteps):
     while they are written, other values when they are complete.
     """
 
-    def __init__(self, form: CallFormat, tools: Tools) -> None:
+    def __init__(self, form: CallShape, tools: Tools) -> None:
         """tools: those that may be called; none where they are not known."""
         self._form = form
         self._keyed = form.keyed or Keyed()
