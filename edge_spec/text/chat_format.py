@@ -29,10 +29,9 @@ from edge_spec.text.parts.answer_form import (
     thought_budget,
     thought_form,
 )
-from edge_spec.text.plain_messages import Message, Tools, plain_messages
+from edge_spec.text.plain_messages import Message, Tools, plain_messages, with_ordered_results
 from edge_spec.text.template_traits import TemplateTraits, fitted, with_arguments
 from edge_spec.text.token_pieces import TokenPieces
-from edge_spec.text.tool_results import with_ordered_results
 
 if TYPE_CHECKING:
     from edge_spec.text.tools.detection import ToolForm

@@ -1,6 +1,5 @@
-"""Chat templates: Jinja programs that come with a model, so they run in a sandbox.
-
-Runs a chat template in jinja2's immutable sandbox, for a limited time.
+"""Runs chat templates, which are Jinja programs that come with a model, in jinja2's immutable
+sandbox, for a limited time.
 
 The sandbox keeps a template from what it must not touch, not from running for ever. It is ended
 between two steps of Python. Products and powers that would make a single step long, such as
@@ -30,7 +29,8 @@ from edge_spec.text.parts.answer_form import Reasoning
 from edge_spec.text.plain_messages import THOUGHTS, Message, Tools, plain_messages
 
 _MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
-_MAX_CHARACTERS = 10_000_000  # of a product or a prompt
+_MAX_CHARACTERS = 10_000_000  # of a product
+_MAX_PROMPT = 16_000_000  # characters
 _MAX_BITS = 4096  # of an integer
 _Result = TypeVar("_Result")
 
@@ -85,19 +85,15 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise LimitError(f"has more than {_MAX_SOURCE_CHARACTERS:,} characters")
         return _run_within(seconds, lambda: self.from_string(source))
 
-    def render_within(
-        self, seconds: float, template: Template, given: Mapping[str, Any], num_characters: int
-    ) -> str:
-        """Raises LimitError, and whatever the template does. num_characters: of what is given,
-        which a prompt may show several times."""
-        limit = _MAX_CHARACTERS + 16 * num_characters
+    def render_within(self, seconds: float, template: Template, given: Mapping[str, Any]) -> str:
+        """Raises LimitError, and whatever the template does."""
 
         def render() -> str:
             parts, size = [], 0
             for part in template.generate(given):
                 size += len(part)
-                if size > limit:
-                    raise LimitError(f"writes more than {limit:,} characters")
+                if size > _MAX_PROMPT:
+                    raise LimitError(f"writes more than {_MAX_PROMPT:,} characters")
                 parts.append(part)
             return "".join(parts)
 
@@ -168,7 +164,7 @@ def _interrupt(thread: int, error: type[BaseException] | None) -> None:
 
 
 # Of the wall clock, for one run of a template: published ones take milliseconds.
-_SECONDS, _SECONDS_A_CHARACTER = 5.0, 2e-5
+_SECONDS = 10.0
 _SHOWN = 500  # characters of a template's own error
 _MAX_PATTERN_CHARACTERS = 100
 # Ends the text of a message that is continued. A template that strips it of its last space would
@@ -205,8 +201,6 @@ class ChatTemplate:
     ) -> None:
         """special_tokens: by name, such as pad_token, which go before the others. One that is empty
         is not given to the template at all."""
-        from edge_spec.text.chat_template import LimitError, TemplateSandbox
-
         if source is None:
             raise UnsupportedModelError(
                 "this model has no chat template",
@@ -236,8 +230,6 @@ class ChatTemplate:
     @cached_property
     def literals(self) -> tuple[str, ...]:
         """Returns the texts in the template, in its expressions and between them."""
-        from jinja2 import nodes
-
         tree = self._environment.parse(self.source)
         constants = [each.value for each in tree.find_all(nodes.Const)]
         data = [each.data for each in tree.find_all(nodes.TemplateData)]
@@ -300,19 +292,11 @@ class ChatTemplate:
     def _rendered(
         self, messages: Sequence[Message], tools: Tools, variables: Mapping[str, Any]
     ) -> str:
-        from edge_spec.text.chat_template import LimitError
-
-        try:
-            length = _num_characters((messages, tools, variables))
-        except RecursionError:
-            raise UsageError(
-                "the messages or tools are nested too deeply", remedy="Give them fewer levels."
-            ) from None
-        given = {"tools": list(tools) or None, **self._older(tools), **variables}
+        given = {"tools": list(tools) or None, **variables}
         try:
             if self.reads_parts:
                 messages = [_in_parts(message) for message in messages]
-            return self._run({"messages": messages, **given}, length)
+            return self._run({"messages": messages, **given})
         except LimitError as error:
             raise UnsupportedModelError(
                 f"the chat template {error}",
@@ -324,22 +308,8 @@ class ChatTemplate:
                 remedy="Check the order of roles, or use `generate --raw`.",
             ) from error
 
-    def _run(self, given: Mapping[str, Any], length: int) -> str:
-        seconds = _SECONDS + length * _SECONDS_A_CHARACTER
-        return self._environment.render_within(seconds, self._template, given, length)
-
-    def _older(self, tools: Tools) -> dict[str, str]:
-        """Returns what templates read that are older than `tools`: what JSON has of them, and when
-        it is."""
-        values = {}
-        if self._reads("functions"):
-            values["functions"] = json.dumps(list(tools), indent=2) if tools else ""
-        if self._reads("datetime"):
-            values["datetime"] = _now("%b %d %Y %H:%M:%S")
-        return values
-
-    def _reads(self, name: str) -> bool:
-        return name in self.source and name in self.variables
+    def _run(self, given: Mapping[str, Any]) -> str:
+        return self._environment.render_within(_SECONDS, self._template, given)
 
     @cached_property
     def reads_parts(self) -> bool:
@@ -351,7 +321,7 @@ class ChatTemplate:
     def _shows(self, message: Message) -> bool:
         given = {"messages": [message], "tools": None, **_variables({})}
         try:
-            return _PROBE in self._run(given, len(_PROBE))
+            return _PROBE in self._run(given)
         except Exception:
             return False
 
@@ -379,15 +349,6 @@ def _variables(options: PromptOptions) -> dict[str, Any]:
     if asked is None:
         asked = not options.get("continue_final_message")
     return {"documents": None, **own, "add_generation_prompt": asked}
-
-
-def _num_characters(value: Any) -> int:
-    """Counts the characters in messages or tools, with all that is nested in them."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict | Mapping):  # dict first: it is told fast
-        return sum(map(_num_characters, value.values()))
-    return sum(map(_num_characters, value)) if isinstance(value, list | tuple) else 0
 
 
 def _cut(error: BaseException) -> str:

@@ -1,9 +1,8 @@
 """Encodes a text in which some added tokens are text like any other, by a tokenizer of the
 `tokenizers` library.
 
-The library reads an added token wherever a text spells it, or nowhere. So the tokens that are to be
-read get other texts, which the rest cannot have, in a tokenizer that knows no others: it cuts the
-text at the same places, and makes of what is between them what it always does.
+The library reads an added token wherever a text spells it. So the text is cut within those that are
+not to be read, and its pieces are encoded one by one.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ import json
 import re
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import AddedToken
 
 _NO_STEPS = {"type": "Sequence", "normalizers": []}
 _PRIVATE = range(0xE000, 0x110000)  # most of it means nothing in any text
 _END = ""  # of a token, in a tree of their characters
+_SIGN = "\u263a"
 
 
 class Place(NamedTuple):
@@ -76,25 +76,42 @@ def _written(node: dict[str, Any]) -> str:
 
 
 def encode_given(
-    tokenizer: tokenizers.Tokenizer,
-    text: str,
-    given: Sequence[int],
-    control: Collection[int],
-    renamed: Callable[[], tokenizers.Tokenizer],
+    tokenizer: tokenizers.Tokenizer, text: str, given: Sequence[int], control: Collection[int]
 ) -> list[int]:
-    """As `TextCodec.encode_given`. renamed: makes `without_names` of the tokenizer, which takes
-    long for a large vocabulary."""
-    encoded = _encoded(tokenizer, text)
-    places = [each for each in _places(tokenizer, encoded, text) if each.token in control]
-    read = [each for each in places if not touches(given, each.start, each.end)]
-    if len(read) == len(places):
-        ids: list[int] = encoded.ids
-        return ids
-    ids = _encoded_reading(tokenizer, tokenizer, text, read, control)
-    if sum(token in control for token in ids) > len(read):
-        # The vocabulary has them beside its other tokens, as that of a Unigram model has.
-        ids = _encoded_reading(renamed(), tokenizer, text, read, control)
-    return ids
+    """As `TextCodec.encode_given`."""
+    cuts: set[int] = set()
+    while True:
+        ids, places = _encode_pieces(tokenizer, text, sorted(cuts))
+        forged = {
+            (each.start + each.end) // 2
+            for each in places
+            if each.token in control and touches(given, each.start, each.end)
+        }
+        if forged <= cuts:
+            return ids
+        cuts |= forged
+
+
+def _encode_pieces(
+    tokenizer: tokenizers.Tokenizer, text: str, cuts: Sequence[int]
+) -> tuple[list[int], list[Place]]:
+    """Return the tokens of a text that is cut at these places, and where added tokens were read. A
+    piece that goes on with another one is encoded after a sign, so that no space is put before it.
+    """
+    ids: list[int] = []
+    places: list[Place] = []
+    sign = _encoded(tokenizer, _SIGN).ids
+    for start, end in pairwise([0, *cuts, len(text)]):
+        piece, before = text[start:end], _SIGN if start and sign else ""
+        encoded = _encoded(tokenizer, before + piece)
+        own = len(sign) if before else 0
+        if encoded.ids[:own] != sign[:own]:  # it is joined to what follows it
+            own, before, encoded = 0, "", _encoded(tokenizer, piece)
+        ids += encoded.ids[own:]
+        move = start - len(before)
+        read = _places(tokenizer, encoded, before + piece)
+        places += [Place(each.start + move, each.end + move, each.token) for each in read]
+    return ids, places
 
 
 def changes_text(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
@@ -108,23 +125,13 @@ def without_added_from(tokenizer: tokenizers.Tokenizer, first: int) -> tokenizer
     added = tokenizer.get_added_tokens_decoder()
     if all(token < first for token in added):
         return tokenizer
-    made = _alike(tokenizer, tokenizer, "decoder")
+    made = tokenizers.Tokenizer(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if getattr(tokenizer, part) is not None:
+            setattr(made, part, getattr(tokenizer, part))
     made.add_tokens([one for token, one in sorted(added.items()) if token < first])
     is_same = all(made.token_to_id(one.content) == id for id, one in added.items() if id < first)
     return made if is_same else tokenizer
-
-
-def without_names(tokenizer: tokenizers.Tokenizer, tokens: Collection[int]) -> tokenizers.Tokenizer:
-    """Returns the tokenizer without added tokens, and with these under names that no text has."""
-    told = json.loads(tokenizer.to_str())
-    told["added_tokens"], told["post_processor"] = [], None
-    names = {
-        added.content: f"{secrets.token_hex(16)}{token}"
-        for token, added in tokenizer.get_added_tokens_decoder().items()
-        if token in tokens
-    }
-    _rename(told["model"], names)
-    return tokenizers.Tokenizer.from_str(json.dumps(told))
 
 
 def json_of_text(tokenizer: tokenizers.Tokenizer) -> str:
@@ -141,20 +148,6 @@ def json_of_text(tokenizer: tokenizers.Tokenizer) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, dict):
-        model["vocab"] = {names.get(text, text): token for text, token in vocabulary.items()}
-    else:
-        model["vocab"] = [[names.get(text, text), score] for text, score in vocabulary]
-    if model.get("unk_token") in names:
-        model["unk_token"] = names[model["unk_token"]]
-    if "merges" in model:
-        model["merges"] = [
-            pair for pair in model["merges"] if not names.keys() & {*pair, "".join(pair)}
-        ]
 
 
 def _encoded(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
@@ -184,69 +177,3 @@ def _places(
             if spelled == content:  # or it stands for what the vocabulary does not know
                 places.append(Place(start, end, token))
     return places
-
-
-def _encoded_reading(
-    like: tokenizers.Tokenizer,
-    tokenizer: tokenizers.Tokenizer,
-    text: str,
-    read: Sequence[Place],
-    control: Collection[int],
-) -> list[int]:
-    """like: whose model is used, which knows no added tokens."""
-    edge = next(fresh_characters(text))
-    names = {token: f"{edge}{token}{edge}" for token in {each.token for each in read}}
-    added = tokenizer.get_added_tokens_decoder()
-    made = _knowing(like, tokenizer, names, control)
-    ids = {made.token_to_id(one.content): id for id, one in added.items() if id not in control}
-    ids |= {made.token_to_id(name): token for token, name in names.items()}
-    parts, end = [], 0
-    for each in read:
-        parts += [text[end : each.start], names[each.token]]
-        end = each.end
-    found = _encoded(made, "".join([*parts, text[end:]])).ids
-    return [ids.get(token, token) for token in found]
-
-
-def _knowing(
-    like: tokenizers.Tokenizer,
-    tokenizer: tokenizers.Tokenizer,
-    names: Mapping[int, str],
-    control: Collection[int],
-) -> tokenizers.Tokenizer:
-    """Returns one that knows tokens of `control` by these names alone, with ids of its own."""
-    added, num_unused = tokenizer.get_added_tokens_decoder(), 0
-    while True:
-        made = _alike(like, tokenizer)
-        unused = [AddedToken(f"{secrets.token_hex(16)}{n}") for n in range(num_unused)]
-        named = [_renamed(added[token], name, made) for token, name in names.items()]
-        made.add_tokens([one for token, one in added.items() if token not in control])
-        made.add_tokens([*unused, *named])
-        # The library numbers them from the count of the vocabulary on, which may have gaps.
-        if all(like.model.id_to_token(made.token_to_id(name)) is None for name in names.values()):
-            return made
-        num_unused = 2 * num_unused + 64
-
-
-def _alike(
-    like: tokenizers.Tokenizer, tokenizer: tokenizers.Tokenizer, *more: str
-) -> tokenizers.Tokenizer:
-    """Returns one with the model of `like`, and without added tokens."""
-    made = tokenizers.Tokenizer(like.model)
-    for part in ("normalizer", "pre_tokenizer", *more):
-        if getattr(tokenizer, part) is not None:
-            setattr(made, part, getattr(tokenizer, part))
-    return made
-
-
-def _renamed(one: AddedToken, name: str, made: tokenizers.Tokenizer) -> AddedToken:
-    normalizer = made.normalizer
-    is_kept = normalizer is None or name in normalizer.normalize_str(name)
-    return AddedToken(
-        name,
-        single_word=one.single_word,
-        lstrip=one.lstrip,
-        rstrip=one.rstrip,
-        normalized=one.normalized and is_kept,
-        special=True,
-    )

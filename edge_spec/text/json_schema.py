@@ -1,8 +1,9 @@
-"""Prepares people's JSON Schemas for llguidance, whose compiler holds answers to them.
+"""Checks people's JSON Schemas before llguidance, whose compiler holds answers to them.
 
-What llguidance holds wrongly or not at all is refused, or passed over, in a line with its place.
-The rest becomes anyOf of parts of one type each: llguidance reads keywords beside a reference, and
-members of a union that are references, in fewer ways than people write them.
+One walk refuses, with its place, what llguidance does not hold or holds wrongly, reports what is
+ignored, and rewrites what llguidance spells otherwise: nullable, exclusive bounds of draft 4,
+tuples before draft 2020-12, formats, discriminators. An object whose members are named has no
+others, unless the schema says what these are like.
 """
 
 from __future__ import annotations
@@ -10,44 +11,33 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Annotated, Any, Literal, NoReturn, get_args
+from typing import Annotated, Any, Literal, NoReturn
 from urllib.parse import unquote
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from edge_spec.errors import MissingDependencyError, UsageError
-from edge_spec.text import json_formats as formats
 
-MAX_LEVELS = 600  # of text, with that of references: llguidance runs out of stack at some thousands
-MAX_DEPTH = 60  # of parts within each other
+MAX_DEPTH = 100  # of parts, through references: llguidance runs out of stack at some hundreds
 MAX_PARTS = 20_000
-MAX_PAIRS = 200_000
 MAX_ITEMS = 1000  # of an array, each of which is a part of the grammar
 MAX_LENGTH = 100_000  # of a string
-_GREATEST = 10**15 - 1  # of bounds, which become regular expressions of digits
 _EXACT = 2**53  # whole numbers up to it are floats, as which llguidance reads values
+_GREATEST = 10**15 - 1  # of bounds, which become regular expressions of digits
 _MAX_STEP = 10_000  # of multipleOf without its point: remainders are counted
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _Type = Literal["null", "boolean", "number", "integer", "string", "array", "object"]
-# They say something about values of all types.
-_GENERAL = _words("$ref allOf anyOf const enum not nullable oneOf uniqueItems")
-# They say nothing about a value, or belong to another keyword.
-_ANNOTATIONS = _words(
-    "$anchor $comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary components "
-    "contentEncoding contentMediaType default definitions deprecated description discriminator "
-    "else example examples externalDocs id markdownDescription maxContains minContains readOnly "
-    "strict then title writeOnly xml"
+_ANNOTATIONS = re.compile(
+    r"\$(anchor|comment|defs|dynamicAnchor|id|recursiveAnchor|schema|vocabulary)|components"
+    r"|content(Encoding|MediaType)|default|definitions|deprecated|description|discriminator|else"
+    r"|examples?|externalDocs|id|markdownDescription|(max|min)Contains|readOnly|strict|then|title"
+    r"|writeOnly|xml|x-.*"
 )
-_UNHELD = {
+_NOT_HELD = {
     **dict.fromkeys(("if", "not"), "what does not fit a schema is not known"),
     "contains": "items are not told apart",
     **dict.fromkeys(
@@ -58,45 +48,42 @@ _UNHELD = {
     "unevaluatedProperties": "say additionalProperties",
     **dict.fromkeys(("$dynamicRef", "$recursiveRef"), "only $ref is followed"),
 }
-
-
-def _is_number(value: Any) -> bool:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return is_whole or (isinstance(value, float) and math.isfinite(value))
-
+_IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
+_OTHERS = ("additionalProperties", "patternProperties", "propertyNames")
+_MEMBERS = ("properties", "required", *_OTHERS)
 
 _Number = Annotated[float, Field(allow_inf_nan=False)] | int
 _Schema = dict[Any, Any] | bool
 _MANY = Field(max_length=MAX_PARTS)
-# What values keywords have.
-_KINDS: tuple[tuple[str, Any], ...] = (
-    ("type", _Type | Annotated[list[_Type], Field(min_length=1)]),
-    ("enum allOf anyOf oneOf prefixItems", Annotated[list[Any], _MANY]),
-    ("const", Any),
-    ("required", list[str]),
-    ("minimum maximum", _Number),
-    ("exclusiveMinimum exclusiveMaximum", _Number | bool),
-    ("multipleOf", Annotated[_Number, Field(gt=0)]),
-    ("minLength", Annotated[_Number, Field(ge=0, le=MAX_LENGTH, multiple_of=1)]),
-    ("minItems", Annotated[_Number, Field(ge=0, le=MAX_ITEMS, multiple_of=1)]),
-    (
-        "maxItems maxLength minProperties maxProperties",
-        Annotated[_Number, Field(ge=0, multiple_of=1)],
-    ),
-    ("properties", Annotated[dict[Any, Any], _MANY]),
-    ("patternProperties", Annotated[dict[Any, Any], Field(max_length=100)]),
-    ("items", _Schema | Annotated[list[Any], _MANY]),
-    ("additionalItems additionalProperties propertyNames", _Schema),
-    ("$ref format pattern", Annotated[str, _MANY]),
-    ("nullable uniqueItems", bool),
+_COUNT = Annotated[_Number, Field(ge=0, multiple_of=1)]
+_VALUE_TYPES: dict[str, Any] = {
+    "type": _Type | Annotated[list[_Type], Field(min_length=1)],
+    **dict.fromkeys(("enum", *_IN_PLACE[1:], "prefixItems"), Annotated[list[Any], _MANY]),
+    "const": Any,
+    "required": list[str],
+    **dict.fromkeys(("minimum", "maximum"), _Number),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _Number | bool),
+    "multipleOf": Annotated[_Number, Field(gt=0)],
+    "minLength": Annotated[_COUNT, Field(le=MAX_LENGTH)],
+    "minItems": Annotated[_COUNT, Field(le=MAX_ITEMS)],
+    **dict.fromkeys(("maxItems", "maxLength", "minProperties", "maxProperties"), _COUNT),
+    "properties": Annotated[dict[Any, Any], _MANY],
+    "patternProperties": Annotated[dict[Any, Any], Field(max_length=100)],
+    "items": _Schema | Annotated[list[Any], _MANY],
+    **dict.fromkeys(("additionalItems", "additionalProperties", "propertyNames"), _Schema),
+    **dict.fromkeys(("$ref", "format", "pattern"), Annotated[str, _MANY]),
+    **dict.fromkeys(("nullable", "uniqueItems"), bool),
+}
+_ADAPTERS = {keyword: TypeAdapter(kind) for keyword, kind in _VALUE_TYPES.items()}
+_MOST = {"maxLength": MAX_LENGTH, "minProperties": MAX_ITEMS} | dict.fromkeys(
+    ("maxItems", "maxProperties"), MAX_ITEMS
 )
-_SHAPES = {each: TypeAdapter(kind) for keywords, kind in _KINDS for each in keywords.split()}
 
 
 @dataclass(frozen=True)
 class HeldSchema:
-    """schema: what fits it fits the one that was given, but for what is passed over.
-    passed_over: a line each, with keyword and place."""
+    """schema: what fits it fits the one that was given, except for what is ignored. passed_over: a
+    line each, with keyword and place."""
 
     schema: dict[str, Any]
     passed_over: tuple[str, ...]
@@ -105,72 +92,36 @@ class HeldSchema:
 def held_schema(
     schema: Any, *, is_strict: bool = True, is_object: bool = False, name: str = "#"
 ) -> HeldSchema:
-    """Raises UsageError for what is no JSON Schema, what nothing fits, and, if `is_strict`, for a
-    keyword that cannot be held.
+    """Raises UsageError for what is no JSON Schema and, if `is_strict`, for a keyword that cannot
+    be held.
 
     is_object: only objects are meant. name: of the schema, in messages.
     """
-    writer = _Writer(schema, is_strict, name)
+    checker = _Checker(schema, is_strict, name)
     try:
-        return HeldSchema(writer.whole(is_object=is_object), tuple(writer.passed_over))
+        return HeldSchema(checker.checked(is_object=is_object), tuple(checker.passed_over))
     except RecursionError:
-        writer.wrong("", "too many levels")
+        checker.wrong("", "too many levels")
 
 
-class _Writer:
+class _Checker:
     def __init__(self, schema: Any, is_strict: bool, name: str) -> None:
         self.passed_over: dict[str, None] = {}
         self._schema = schema
         self._is_strict = is_strict
         self._name = name
         self._num_parts = 0
-        self._num_pairs = 0  # of what oneOf chooses from
         self._definitions: dict[str, Any] = {}
-        # Which part of the schema a definition is, and what is said before and after that.
-        self._sources: dict[str, tuple[str, Any, Any]] = {}
-        self._names: dict[str, str] = {}
-        self._waiting: list[str] = []
-        self._unions: list[tuple[str, list[Any]]] = []  # members of oneOf
+        self._names: dict[tuple[str, bool], str] = {}  # of definitions, by place and wholeness
 
-    def whole(self, *, is_object: bool) -> dict[str, Any]:
-        root = self._written(self._schema, "")
-        if is_object:
-            root = self._both(root, {"type": "object"}, "")
-            if root is False:
-                self.wrong("", "arguments are an object, and no object fits")
-        while self._waiting:
-            name = self._waiting.pop()
-            path, before, after = self._sources[name]
-            found = self._both(before, self._written(self._pointed(path), path), path)
-            self._definitions[name] = self._both(found, after, path)
-        for path, members in self._unions:
-            pairs = ((a, b) for n, a in enumerate(members) for b in members[:n])
-            if not all(self._are_apart(a, b) for a, b in pairs):
-                self._cannot_hold(path, "oneOf", "a value may fit two members; anyOf allows it")
-        finite = self._finite()
-        root = _finished(root, finite)
+    def checked(self, *, is_object: bool) -> dict[str, Any]:
+        root = self._part(self._schema, "", 0)
+        if is_object and root is not False:
+            root = _as_object(root)
         if root is False:
             self.wrong("", "Unsatisfiable schema (nothing fits it)")
-        parts = {n: _finished(each, finite) for n, each in self._definitions.items() if n in finite}
         root = {} if root is True else root
-        if _num_levels(root, parts) > MAX_LEVELS:
-            self.wrong("", f"more than {MAX_LEVELS} levels, with those of references,")
-        return {**root, "$defs": parts} if parts else root
-
-    def _finite(self) -> set[str]:
-        """The definitions that some value fits, unlike a node that always has another one."""
-        users: dict[str, set[str]] = {}
-        for name, each in self._definitions.items():
-            for used in re.findall(r'"#/\$defs/(\d+)"', json.dumps(each)):
-                users.setdefault(used, set()).add(name)
-        finite: set[str] = set()
-        waiting = list(self._definitions)
-        while waiting:
-            name = waiting.pop()
-            if name not in finite and _finished(self._definitions[name], finite) is not False:
-                finite.add(name)
-                waiting += users.get(name, ())
-        return finite
+        return {**root, "$defs": self._definitions} if self._definitions else root
 
     # What is wrong
 
@@ -181,119 +132,117 @@ class _Writer:
         )
 
     def _cannot_hold(self, path: str, keyword: str, why: str) -> None:
-        """Passes a keyword over where the schema is not strict."""
+        """Ignores a keyword where the schema is not strict."""
         if self._is_strict:
             raise UsageError(
                 f"answers cannot be held to {keyword} at {self._name}{path}/{keyword} ({why})",
                 remedy="Leave it out, or say strict: false, so that it is passed over.",
             )
-        self._pass_over(path, keyword, why)
+        self._ignore(path, keyword, why)
 
-    def _pass_over(self, path: str, keyword: str, why: str) -> None:
+    def _ignore(self, path: str, keyword: str, why: str) -> None:
         self.passed_over.setdefault(f"{keyword} at #{path}/{keyword} ({why})")
-
-    def _malformed(self, path: str, keyword: str, why: str) -> None:
-        if self._is_strict:
-            self.wrong(f"{path}/{keyword}", f"{keyword} {why}")
-        self._pass_over(path, keyword, f"{keyword} {why}")
-
-    def _count_part(self) -> None:
-        self._num_parts += 1
-        if self._num_parts > MAX_PARTS:
-            self.wrong("", f"more than {MAX_PARTS} parts")
 
     # Parts of the schema
 
-    def _written(self, raw: Any, path: str, depth: int = 0) -> Any:
-        """Returns true, false, a reference, anyOf, allOf of one type, or keywords of one type."""
+    def _part(self, raw: Any, path: str, depth: int, *, is_whole: bool = True) -> Any:
+        """Return a part as llguidance takes it. is_whole: all that is said about the value is in
+        this part, so that it may forbid members that it does not name."""
         if isinstance(raw, bool):
             return raw
         if not isinstance(raw, Mapping):
             kind = {str: "a string", list: "a list", type(None): "null"}.get(type(raw), "a number")
             self.wrong(path, f"a schema is an object or a truth value, not {kind}")
-        self._count_part()
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            self.wrong("", f"more than {MAX_PARTS} parts")
         if depth > MAX_DEPTH:
             self.wrong("", f"more than {MAX_DEPTH} levels")
+        given = self._keywords(raw, path)
+        if given.get("not") is False:
+            return False
+        self._rewrite(given, path)
+        ways = sum(len(given[k]) if k == "allOf" else 1 for k in _IN_PLACE if k in given)
+        is_joined = ways > 1 or (ways and any(keyword in given for keyword in _MEMBERS))
+        is_plain = is_whole and not is_joined
+        found: dict[str, Any] = {}
+        for keyword, value in given.items():
 
-        def child(keyword: str, *step: str | int) -> Any:
-            value = given[keyword][step[0]] if step else given[keyword]
-            return self._written(value, path + _pointer(keyword, *step), depth + 1)
+            def part(each: Any, *step: str | int, keyword: str = keyword) -> Any:
+                is_own = is_plain if keyword in _IN_PLACE else True
+                return self._part(each, path + _pointer(keyword, *step), depth + 1, is_whole=is_own)
 
-        given = self._checked(raw, path)
-        found = self._typed(given, path, child) if given.get("not", True) else False
-        if "enum" in given:
-            found = self._both(found, self._listed(given["enum"], path, "enum"), path)
-        if "const" in given:
-            found = self._both(found, self._listed([given["const"]], path, "const"), path)
-        if "$ref" in given:
-            found = self._both(found, self._target(given["$ref"], path), path)
-        for index in range(len(given.get("allOf", ()))):
-            found = self._both(found, child("allOf", index), path)
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in given:
-                members = [
-                    self._both(child(keyword, index), _tag(raw, member), path)
-                    for index, member in enumerate(given[keyword])
-                ]
-                members = [self._both(found, member, path) for member in members]
-                self._unions += [(path, members)] if keyword == "oneOf" else []
-                found = _any_of(members)
+            if keyword == "$ref":
+                found |= self._reference(value, path, depth, is_plain)
+            elif keyword in ("properties", "patternProperties"):
+                found[keyword] = {name: part(each, name) for name, each in value.items()}
+            elif keyword in ("allOf", "anyOf", "prefixItems"):
+                found[keyword] = [part(each, index) for index, each in enumerate(value)]
+            elif keyword in ("items", "additionalProperties"):
+                found[keyword] = part(value)
+            elif keyword != "nullable":
+                found[keyword] = value
+        if is_whole and (is_joined or "properties" in given or "required" in given):
+            self._close(raw, found)
+        elif is_whole and "patternProperties" in found:
+            found.setdefault("additionalProperties", False)
         is_null = given.get("nullable") and not {"enum", "const"} & given.keys()
-        return _any_of([found, {"const": None}]) if is_null else found
+        return {"anyOf": [found, {"type": "null"}]} if is_null else found
 
-    def _checked(self, raw: Mapping[Any, Any], path: str) -> dict[str, Any]:
-        """The keywords that say something about a value and can be held. One of null is none:
-        programs write so what was not set."""
+    def _keywords(self, raw: Mapping[Any, Any], path: str) -> dict[str, Any]:
+        """Return the keywords that say something about a value and can be held. One of null is
+        none: programs write so what was not set."""
         given: dict[str, Any] = {}
-        for keyword, value in raw.items():
-            if keyword in _ANNOTATIONS or (value is None and keyword != "const"):
+        for keyword, value in _with_tags(raw).items():
+            is_unset = value is None and keyword != "const"
+            if is_unset or _ANNOTATIONS.fullmatch(str(keyword)):
                 continue
             if keyword in ("properties", "patternProperties"):
                 value = value or {}  # PHP writes an empty list
-            if keyword in ("properties", "patternProperties", "enum", "const", "pattern"):
-                self._require_characters(path, keyword, value)
             if keyword == "required" and isinstance(value, bool):  # draft 3, beside a property
-                self._pass_over(path, keyword, "it is a list of names")
+                self._ignore(path, keyword, "it is a list of names")
             elif keyword == "not" and value in ({}, True):  # as zod says that nothing fits
                 given[keyword] = False
-            elif keyword == "unevaluatedProperties" and not _IN_PLACE & raw.keys():
+            elif keyword == "unevaluatedProperties" and raw.keys().isdisjoint(_IN_PLACE):
                 given.setdefault("additionalProperties", value)
-            elif keyword in _UNHELD:
-                self._cannot_hold(path, keyword, _UNHELD[keyword])
-            elif keyword in _SHAPES:
-                try:
-                    _SHAPES[keyword].validate_python(value, strict=True)
+            elif keyword in _NOT_HELD:
+                self._cannot_hold(path, keyword, _NOT_HELD[keyword])
+            elif keyword in _ADAPTERS:
+                if fault := _value_fault(keyword, value):
+                    self._cannot_hold(path, keyword, fault)
+                else:
                     given[keyword] = value
-                except ValidationError as error:
-                    self._malformed(path, keyword, f"is malformed: {error.errors()[0]['msg']}")
             elif keyword == "contentSchema":
-                self._pass_over(path, keyword, "the text in the string is free")
-            elif not str(keyword).startswith("x-"):
-                self._pass_over(path, str(keyword), "no keyword of JSON Schema")
-        if given.get("uniqueItems"):
-            self._pass_over(path, "uniqueItems", "items may be alike")
+                self._ignore(path, keyword, "the text in the string is free")
+            else:
+                self._ignore(path, str(keyword), "no keyword of JSON Schema")
+        if given.pop("uniqueItems", False):
+            self._ignore(path, "uniqueItems", "items may be alike")
+        if "oneOf" in given and not isinstance(raw.get("discriminator"), Mapping):
+            self._ignore(path, "oneOf", "held as anyOf: a value may fit two members")
         return given
-
-    def _require_characters(self, path: str, keyword: str, value: Any) -> None:
-        is_named = keyword in ("properties", "patternProperties") and isinstance(value, Mapping)
-        try:
-            json.dumps(list(value) if is_named else value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            self.wrong(f"{path}/{keyword}", "half a character (a surrogate alone)")
 
     # References
 
-    def _target(self, ref: str, path: str) -> Any:
-        if isinstance(self._schema.get("$id"), str):
-            ref = ref.removeprefix(self._schema["$id"])
-        if not re.match(r"#(/|$)", ref) or self._pointed(ref[1:]) is None:
-            self._malformed(path, "$ref", f"{ref[:100]!r} is not in the schema")
-            return True
-        return self._reference(ref[1:], True, True)
+    def _reference(self, ref: str, path: str, depth: int, is_whole: bool) -> dict[str, Any]:
+        place = ref[1:]
+        target = self._target(ref)
+        if target is None:
+            self._cannot_hold(path, "$ref", f"{ref[:100]!r} is not in the schema")
+            return {}
+        key = place, is_whole
+        if key not in self._names:
+            name = self._names[key] = str(len(self._names))
+            self._definitions[name] = True
+            self._definitions[name] = self._part(target, place, depth + 1, is_whole=is_whole)
+        return {"$ref": f"#/$defs/{self._names[key]}"}
 
-    def _pointed(self, path: str) -> Any:
-        found = self._schema
-        for step in path.split("/")[1:]:
+    def _target(self, ref: str) -> Any:
+        """Return None for a reference to nothing in the schema."""
+        if not re.match(r"#(/|$)", ref):
+            return None
+        found: Any = self._schema
+        for step in ref[1:].split("/")[1:]:
             name = unquote(step).replace("~1", "/").replace("~0", "~")
             try:
                 found = found[int(name) if isinstance(found, list) else name]
@@ -301,102 +250,115 @@ class _Writer:
                 return None
         return found
 
-    def _reference(self, path: str, before: Any, after: Any) -> Any:
-        key = json.dumps([path, before, after])
-        if key not in self._names:
-            self._count_part()
-            name = self._names[key] = str(len(self._definitions))
-            self._definitions[name] = True
-            self._sources[name] = path, before, after
-            self._waiting.append(name)
-        return {"$ref": f"#/$defs/{self._names[key]}"}
+    # Keywords as llguidance takes them
 
-    # Keywords of types
+    def _rewrite(self, given: dict[str, Any], path: str) -> None:
+        for keyword in ("minLength", "minItems", *_MOST):
+            if keyword in given:
+                given[keyword] = int(min(given[keyword], _MOST.get(keyword, MAX_LENGTH)))
+        for keyword in ("enum", "const"):
+            if keyword in given:
+                given |= self._values(given.pop(keyword), path, keyword)
+        self._rewrite_numbers(given, path)
+        self._rewrite_texts(given, path)
+        self._rewrite_members(given, path)
+        others = given.pop("additionalItems", None)
+        if isinstance(given.get("items"), list):  # before draft 2020-12
+            given["prefixItems"] = given.pop("items")
+            given |= {} if others is None else {"items": others}
+        if "prefixItems" in given:
+            given["prefixItems"] = given["prefixItems"][: given.get("maxItems")]
+        if "anyOf" in given and "oneOf" in given:
+            both = [{"anyOf": given.pop("anyOf")}, {"anyOf": given.pop("oneOf")}]
+            given["allOf"] = [*given.get("allOf", ()), *both]
+        if "oneOf" in given:
+            given["anyOf"] = given.pop("oneOf")
 
-    def _typed(self, given: dict[str, Any], path: str, child: Callable[..., Any]) -> Any:
-        if given.keys() <= _GENERAL:
-            return True
-        asked = given.get("type", get_args(_Type))
-        types = dict.fromkeys([asked] if isinstance(asked, str) else asked)
-        if "number" in types:
-            types.pop("integer", None)
-        is_number = "number" in types or "integer" in types
-        writers: dict[str, Callable[[], Any]] = {
-            "null": lambda: {"const": None},
-            "boolean": lambda: {"type": "boolean"},
-            "number": lambda: self._number(given, path),
-            "integer": lambda: self._number(given, path, is_whole=True),
-            "string": lambda: self._string(given, path, is_number=is_number),
-            "array": lambda: _array(given, child),
-            "object": lambda: self._object(given, path, child),
-        }
-        return _any_of([writers[each]() for each in types])
+    def _rewrite_texts(self, given: dict[str, Any], path: str) -> None:
+        patterns = (
+            [self._pattern(given.pop("pattern"), path, "pattern")] if "pattern" in given else []
+        )
+        name = given.pop("format", None)
+        if name in FORMATS:
+            patterns.append(f"^(?:{FORMATS[name]})$")
+        elif name in _NATIVE_FORMATS:
+            given["format"] = name
+        elif name is not None and name not in _FREE_FORMATS and name not in BOUNDS:
+            self._ignore(path, "format", f"{name[:40]} is not known")
+        for pattern in filter(None, patterns):
+            if "pattern" in given:
+                given["allOf"] = [*given.get("allOf", ()), {"pattern": pattern}]
+            else:
+                given["pattern"] = pattern
 
-    def _number(self, given: dict[str, Any], path: str, *, is_whole: bool = False) -> Any:
-        """With bounds as llguidance holds them exactly."""
-        above, within = given.get("exclusiveMinimum"), given.get("exclusiveMaximum")
+    def _rewrite_members(self, given: dict[str, Any], path: str) -> None:
+        patterns = given.get("patternProperties", {}).items()
+        written = {self._pattern(each, path, "patternProperties"): part for each, part in patterns}
+        if patterns:
+            given["patternProperties"] = {each: part for each, part in written.items() if each}
+        names = given.pop("propertyNames", None)
+        if (ref := _known(names).get("$ref")) is not None:
+            names = self._target(ref)
+        listed = _known(names).get("enum")
+        if listed is not None and "properties" not in given:
+            others = given.get("additionalProperties", True)
+            given["properties"] = {name: others for name in listed if isinstance(name, str)}
+            given["additionalProperties"] = False
+        elif names is not None and names not in ({"type": "string"}, {}, True):
+            self._cannot_hold(path, "propertyNames", "names are not told apart; list them")
+        if given.get("minProperties", 0) > 1:
+            self._ignore(path, "minProperties", "names may be alike")
+        counts = {"minProperties", "maxProperties"} & given.keys()
+        if counts and set(given.get("properties", ())) - set(given.get("required", ())):
+            self._cannot_hold(path, min(counts), "not all members are required")
+            for keyword in counts:
+                del given[keyword]
+
+    def _values(self, value: Any, path: str, keyword: str) -> dict[str, Any]:
+        values = value if keyword == "enum" else [value]
+        texts = list(map(json.dumps, values))
+        if any(_MANY_DIGITS.search(_TEXT.sub("", text)) for text in texts):
+            self._cannot_hold(path, keyword, "a number of more than 15 digits")
+            return {}
+        written = [v for v, text in zip(values, texts, strict=True) if not _CONTROL.search(text)]
+        if len(written) == len(values):
+            return {keyword: value}
+        self._ignore(path, keyword, "a control character is never written")
+        return {"enum": written}
+
+    def _rewrite_numbers(self, given: dict[str, Any], path: str) -> None:
+        """Say bounds as llguidance holds them exactly."""
+        if "multipleOf" in given and not _is_countable(given["multipleOf"]):
+            del given["multipleOf"]
+            self._cannot_hold(path, "multipleOf", "it has too many digits")
+        above, within = given.pop("exclusiveMinimum", None), given.pop("exclusiveMaximum", None)
         lows: list[tuple[float, bool]] = []
         highs: list[tuple[float, bool]] = []
-        if given.get("format") in formats.BOUNDS:
-            is_whole, (least, most) = True, formats.BOUNDS[given["format"]]
+        if given.get("format") in BOUNDS:
+            least, most = BOUNDS[given["format"]]
             lows, highs = [(least, False)], [(most, True)]
         if "minimum" in given:
-            lows.append((given["minimum"], above is True))  # true is draft 4's
+            lows.append((given.pop("minimum"), above is True))  # true is draft 4's
         if "maximum" in given:
-            highs.append((given["maximum"], within is not True))
+            highs.append((given.pop("maximum"), within is not True))
         lows += [] if above is None or isinstance(above, bool) else [(above, True)]
         highs += [] if within is None or isinstance(within, bool) else [(within, False)]
         low, is_above = max([(-_GREATEST, False), *lows])
         high, is_within = min([(_GREATEST, True), *highs])
-        if is_whole:
-            low = math.floor(low) + 1 if is_above else math.ceil(low)
-            high = math.floor(high) if is_within else math.ceil(high) - 1
-            is_above, is_within = False, True
-        if low > high or (low == high and (is_above or not is_within)):
-            return False
-        if low != high and int(low) == int(high):
+        if low < high and int(low) == int(high):
             # A whole number that is left out is taken for a value: by a millionth it is not.
             margin = 10.0 ** (math.floor(math.log10(high - low)) - 6)
             if is_above and low == int(low):
                 low, is_above = low + margin, False
             if not is_within and high == int(high):
                 high, is_within = high - margin, True
-        schema: dict[str, Any] = {"type": "integer" if is_whole else "number"}
         if lows:
-            schema["exclusiveMinimum" if is_above else "minimum"] = low
+            given["exclusiveMinimum" if is_above else "minimum"] = low
         if highs:
-            schema["maximum" if is_within else "exclusiveMaximum"] = high
-        if "multipleOf" in given:
-            step = shifted = given["multipleOf"]
-            while shifted != int(shifted) and shifted < _MAX_STEP:  # as llguidance reads it
-                shifted *= 10
-            if shifted <= _MAX_STEP or str(int(shifted)).strip("0") == "1":
-                schema["multipleOf"] = step
-            else:
-                self._cannot_hold(path, "multipleOf", "it has too many digits")
-        return schema
-
-    def _string(self, given: dict[str, Any], path: str, *, is_number: bool) -> Any:
-        schema: dict[str, Any] = {"type": "string"}
-        if given.get("minLength"):
-            schema["minLength"] = int(given["minLength"])
-        if "maxLength" in given:
-            schema["maxLength"] = min(int(given["maxLength"]), MAX_LENGTH)
-        pattern = self._pattern(given["pattern"], path, "pattern") if "pattern" in given else None
-        if pattern is not None:
-            schema["pattern"] = pattern
-        name = given.get("format", "text")
-        if name in formats.PATTERNS:
-            form = {"type": "string", "pattern": f"^(?:{formats.PATTERNS[name]})$"}
-            return _all_of(schema, form) if pattern is not None else {**schema, **form}
-        if name in formats.NATIVE:
-            schema["format"] = name
-        elif name not in formats.FREE and not (is_number and name in formats.NUMBERS):
-            self._pass_over(path, "format", f"{name[:40]} is not known")
-        return schema
+            given["maximum" if is_within else "exclusiveMaximum"] = high
 
     def _pattern(self, pattern: str, path: str, keyword: str) -> str | None:
-        """Returns it as Rust has it; None if it is passed over."""
+        """Return it as Rust has it; None if it is ignored."""
         written = _without_lookahead(pattern)
         fault = "a set of characters in a set" if _SETS.search(written) else _fault_of(written)
         if not fault:
@@ -404,367 +366,102 @@ class _Writer:
         self._cannot_hold(path, keyword, f"{pattern[:100]!r}: {fault}")
         return None
 
-    def _object(self, given: dict[str, Any], path: str, child: Callable[..., Any]) -> Any:
-        schema: dict[str, Any] = {"type": "object"}
-        if "properties" in given:
-            schema["properties"] = {name: child("properties", name) for name in given["properties"]}
-        if "patternProperties" in given:
-            schema["patternProperties"] = patterns = {}
-            for pattern in given["patternProperties"]:
-                written = self._pattern(pattern, path, "patternProperties")
-                if written is not None:
-                    patterns[written] = child("patternProperties", pattern)
-        if "additionalProperties" in given:
-            schema["additionalProperties"] = child("additionalProperties")
-        if given.get("required"):
-            schema["required"] = list(dict.fromkeys(given["required"]))
-        if "propertyNames" in given:
-            self._hold_names(given["propertyNames"], schema, path)
-        return self._counted(given, schema, path)
+    def _close(self, raw: Any, found: dict[str, Any]) -> None:
+        """Forbid members without a name, in an object some of whose members are named."""
+        names = self._member_names(raw)
+        if names is not None and found.get("minProperties", 0) <= len(names):
+            found["properties"] = {**dict.fromkeys(names, True), **found.get("properties", {})}
+            found["additionalProperties"] = False
 
-    def _hold_names(self, raw: Any, schema: dict[str, Any], path: str) -> None:
-        """propertyNames: those that are listed become members, others are a pattern."""
-        for _ in range(MAX_DEPTH):
-            if isinstance(raw, Mapping) and isinstance(raw.get("$ref"), str):
-                raw = self._pointed(raw["$ref"].removeprefix("#"))
-        names = self._written(raw, f"{path}/propertyNames")
-        names = self._both(names, {"type": "string"}, path)
-        others = schema.get("additionalProperties", True)
-        kinds = names.keys() if isinstance(names, dict) else set()
-        is_beside = bool(schema.get("properties")) or "patternProperties" in schema
-        if names == {"type": "string"}:
-            return
-        if not is_beside and kinds == {"enum"}:
-            schema["properties"] = dict.fromkeys(names["enum"], others)
-        elif not is_beside and kinds and kinds <= {"type", "minLength", "maxLength"}:
-            length = f"{names.get('minLength', 0)},{names.get('maxLength', '')}"
-            schema["patternProperties"] = {f"^(?s:.{{{length}}})$": others}
-        elif not is_beside and kinds == {"type", "pattern"}:
-            schema["patternProperties"] = {names["pattern"]: others}
-        else:
-            why = "names are listed, one pattern, or of a length, and no others are named"
-            self._cannot_hold(path, "propertyNames", why)
-            return
-        schema["additionalProperties"] = False
+    def _member_names(self, raw: Any, seen: set[str] | None = None) -> dict[str, None] | None:
+        """Return the members of objects that fit a part; None where it says what others are."""
+        seen = set() if seen is None else seen
+        given = _known(raw)
+        if any(keyword in given for keyword in _OTHERS):
+            return None
+        names = dict.fromkeys([*given.get("properties", ()), *given.get("required", ())])
+        parts = [each for key in ("allOf", "anyOf", "oneOf") for each in given.get(key, ())]
+        for each in [*parts, *self._unseen(given, seen)]:
+            more = self._member_names(each, seen)
+            if more is None:
+                return None
+            names |= more
+        return names
 
-    def _counted(self, given: dict[str, Any], schema: dict[str, Any], path: str) -> Any:
-        """minProperties and maxProperties: llguidance counts members that have no names."""
-        least, most = int(given.get("minProperties", 0)), given.get("maxProperties", math.inf)
-        properties, required = schema.get("properties", {}), schema.get("required", ())
-        named = {*properties, *required}
-        others = schema.get("additionalProperties", not properties or least > len(named))
-        is_open = others is not False or bool(schema.get("patternProperties"))
-        if most < max(least, len(required)) or (not is_open and least > len(named)):
-            return False
-        counts: dict[str, Any] = {}
-        if least > len(required):
-            counts["minProperties"] = min(least, MAX_ITEMS)
-        if most < math.inf and (is_open or most < len(named)):
-            counts["maxProperties"] = min(int(most), MAX_ITEMS)
-        is_one = least <= len(required) + 1 and most in (math.inf, len(required) + 1)
-        if counts and len(named) > len(required) and (is_open or not is_one):
-            self._cannot_hold(path, next(iter(counts)), "not all members are required")
-            return schema
-        if is_open and counts.get("minProperties", 0) > 1:
-            self._pass_over(path, "minProperties", "names may be alike")
-        return schema | counts
-
-    def _listed(self, values: Sequence[Any], path: str, keyword: str) -> Any:
-        texts = dict.fromkeys(value for value in values if isinstance(value, str))
-        kept = [text for text in texts if not _UNWRITTEN.search(text)]
-        numbers = [value for value in values if _is_number(value)]
-        found: list[Any] = [{"enum": each} for each in (kept, numbers) if each]
-        if len(kept) < len(texts):
-            self._pass_over(path, keyword, "a control character is never written")
-        if any(abs(value) > _EXACT for value in numbers):
-            self._cannot_hold(path, keyword, "a number of more than 15 digits")
-            found[-1] = {"type": "number"}
-        for value in values:
-            if isinstance(value, float) and not math.isfinite(value):
-                self.wrong(f"{path}/{keyword}", "a value that is no JSON")
-            if value is None or isinstance(value, bool):
-                found.append({"const": value})
-            elif isinstance(value, list):
-                counts = {"minItems": len(value), "maxItems": len(value), "items": False}
-                items = [self._listed([each], path, keyword) for each in value]
-                found.append({"type": "array", "prefixItems": items, **counts})
-            elif isinstance(value, dict):
-                members = {name: self._listed([value[name]], path, keyword) for name in value}
-                names = {"required": list(value), "additionalProperties": False}
-                found.append({"type": "object", "properties": members, **names})
-        return _any_of(found)
-
-    # What fits two parts
-
-    def _both(self, a: Any, b: Any, path: str) -> Any:
-        if a is True or b is False or a == b:
-            return b
-        if b is True or a is False:
-            return a
-        self._count_part()
-        if "anyOf" in a or "anyOf" in b:
-            pairs = [(x, y) for x in a.get("anyOf", [a]) for y in b.get("anyOf", [b])]
-            return _any_of([self._both(x, y, path) for x, y in pairs])
-        if "$ref" in a:
-            place, before, after = self._sources[_name(a)]
-            return self._reference(place, before, self._both(after, b, path))
-        if "$ref" in b:
-            place, before, after = self._sources[_name(b)]
-            return self._reference(place, self._both(a, before, path), after)
-        if _kind(a) != _kind(b):
-            return False
-        values, others = _values(a), _values(b)
-        if values is not None and others is not None and "allOf" not in {*a, *b}:
-            left = [value for value in values if value in others]
-            return False if not left else a if "const" in a else {"enum": left}
-        for listed, other in ((a, b), (b, a)):
-            if "enum" in listed and other.get("type") == "integer":
-                listed = {"enum": [value for value in listed["enum"] if value == int(value)]}
-                return _all_of(listed, other) if listed["enum"] else False
-            if _values(listed) is not None and other == {"type": _kind(listed)}:
-                return listed
-        if {"enum", "allOf"} & (a.keys() | b.keys()) or _kind(a) == "array":
-            return _all_of(a, b)
-        if _kind(a) == "object":
-            return self._both_objects(a, b, path)
-        if _kind(a) == "number":
-            return self._both_numbers(a, b, path)
-        is_said_twice = any(a[k] != b[k] for k in a.keys() & b.keys())
-        return _all_of(a, b) if is_said_twice else {**a, **b}
-
-    def _both_numbers(self, a: Any, b: Any, path: str) -> Any:
-        merged = {**a, **b}
-        merged |= {k: t(a[k], b[k]) for k, t in _TIGHTER.items() if k in a and k in b}
-        if "multipleOf" in a and "multipleOf" in b and a["multipleOf"] != b["multipleOf"]:
-            self._cannot_hold(path, "multipleOf", "of two numbers")
-        return self._number(merged, path, is_whole="integer" in (a["type"], b["type"]))
-
-    def _both_objects(self, a: dict[str, Any], b: dict[str, Any], path: str) -> Any:
-        for each, other in ((a, b), (b, a)):
-            if each.get("patternProperties") and _MEMBERS & other.keys():
-                self._cannot_hold(path, "patternProperties", "beside members of another schema")
-        merged = {**a, **b}
-        merged |= {k: t(a[k], b[k]) for k, t in _TIGHTER.items() if k in a and k in b}
-        if "required" in merged:
-            names = [*a.get("required", ()), *b.get("required", ())]
-            merged["required"] = list(dict.fromkeys(names))
-        others, more = (each.get("additionalProperties", True) for each in (a, b))
-        for keyword in ("properties", "patternProperties"):
-            if keyword not in merged:
-                continue
-            left, right = a.get(keyword, {}), b.get(keyword, {})
-            merged[keyword] = {
-                name: self._both(left.get(name, others), right.get(name, more), path)
-                for name in dict.fromkeys([*left, *right])
-            }
-        if "additionalProperties" in merged:
-            merged["additionalProperties"] = self._both(others, more, path)
-        return merged
-
-    # Unions of which one member fits
-
-    def _choices(self, schema: Any, seen: tuple[str, ...] = ()) -> Iterator[Any]:
-        if isinstance(schema, bool):
-            yield from [True] if schema else []
-        elif "$ref" in schema:
-            if (name := _name(schema)) not in seen:
-                yield from self._choices(self._definitions[name], (*seen, name))
-        elif "anyOf" in schema:
-            for each in schema["anyOf"]:
-                yield from self._choices(each, seen)
-        else:
-            yield schema
-
-    def _are_apart(self, a: Any, b: Any, depth: int = 0) -> bool:
-        """Says whether surely nothing that is written under one fits the other."""
-        self._num_pairs += 1
-        if self._num_pairs > MAX_PAIRS:
-            self.wrong("", f"more than {MAX_PAIRS} pairs of what oneOf chooses from")
-        others = list(self._choices(b))
-        pairs = ((x, y) for x in self._choices(a) for y in others)
-        return depth < 4 and all(self._differ(x, y, depth) for x, y in pairs)
-
-    def _differ(self, a: Any, b: Any, depth: int) -> bool:
-        if a is True or b is True or _kind(a) != _kind(b):
-            return a is not True and b is not True
-        values, others = _values(a), _values(b)
-        if values is not None and others is not None:
-            return not any(value in others for value in values)
-        if _kind(a) != "object":
-            return False
-        left, right = a.get("properties", {}), b.get("properties", {})
-        required = {*a.get("required", ()), *b.get("required", ())}
-        tags = required & left.keys() & right.keys()
-        if any(self._are_apart(left[name], right[name], depth + 1) for name in tags):
-            return True
-        if {"patternProperties", "minProperties"} & (a.keys() | b.keys()):
-            return False
-        # Members that the other one does not name, which then has no more than it names.
-        is_beyond = [
-            not {*x.get("required", ())} <= {*y.get("properties", ()), *y.get("required", ())}
-            for x, y in ((a, b), (b, a))
-        ]
-        ways = [each.get("additionalProperties") for each in (b, a)]
-        is_stated = any(found and way is False for found, way in zip(is_beyond, ways, strict=True))
-        return is_stated or (all(is_beyond) and ways == [None, None] and bool(left and right))
+    def _unseen(self, given: Mapping[str, Any], seen: set[str]) -> list[Any]:
+        """Return what a part refers to, once."""
+        ref = given.get("$ref")
+        if ref is None or ref in seen:
+            return []
+        seen.add(ref)
+        return [self._target(ref)]
 
 
-_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-_TIGHTER: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(("minimum", "exclusiveMinimum", "minItems", "minProperties"), max),
-    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxItems", "maxProperties"), min),
-}
-_MEMBERS = {"properties", "patternProperties", "additionalProperties"}
-_IN_PLACE = {"$ref", "allOf", "anyOf", "oneOf"}
+def _known(raw: Any) -> Mapping[str, Any]:
+    """Return the keywords of a part whose values are not malformed."""
+    if not isinstance(raw, Mapping):
+        return {}
+    told = _with_tags(raw).items()
+    return {key: value for key, value in told if key in _ADAPTERS and not _value_fault(key, value)}
 
 
-def _tag(union: Mapping[Any, Any], member: Any) -> Any:
-    """A discriminator's property has to be there, with a value of this member."""
-    told = union.get("discriminator")
+def _value_fault(keyword: str, value: Any) -> str:
+    try:
+        _ADAPTERS[keyword].validate_python(value, strict=True)
+    except ValidationError as error:
+        return error.errors()[0]["msg"]
+    return ""
+
+
+def _with_tags(raw: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the same where the members of a union have the property that tells them apart."""
+    told = raw.get("discriminator")
     name = told.get("propertyName") if isinstance(told, Mapping) else None
-    if not isinstance(told, Mapping) or not isinstance(name, str):
-        return True
-    mapping, ref = told.get("mapping"), member.get("$ref") if isinstance(member, Mapping) else None
-    pairs = mapping.items() if isinstance(mapping, Mapping) else ()
-    tags = [tag for tag, each in pairs if each == ref]
-    values = {name: {"enum": tags} if tags else True}
-    return {"type": "object", "properties": values, "required": [name]}
+    if not isinstance(name, str):
+        return raw
+    tag = {"required": [name]}
+    unions = [key for key in ("anyOf", "oneOf") if isinstance(raw.get(key), list)]
+    return {**raw, **{key: [{"allOf": [each, tag]} for each in raw[key]] for key in unions}}
 
 
-def _array(given: dict[str, Any], child: Callable[..., Any]) -> Any:
-    first, rest = "prefixItems", "items"
-    if isinstance(given.get("items"), list):  # before draft 2020-12
-        first, rest = "items", "additionalItems"
-    least, most = int(given.get("minItems", 0)), int(min(given.get("maxItems", 1e9), 1e9))
-    items = [child(first, index) for index in range(len(given.get(first, ())))][:most]
-    schema: dict[str, Any] = {"type": "array"}
-    if items:
-        schema["prefixItems"] = items
-    if rest in given:
-        schema["items"] = child(rest)
-    if least:
-        schema["minItems"] = least
-    if "maxItems" in given:
-        schema["maxItems"] = min(most, MAX_ITEMS)
-    return False if least > most else schema
+def _as_object(root: Any) -> Any:
+    """Return a schema, of objects alone, as one whose type says so where it has properties."""
+    if root is True:
+        return {"type": "object"}
+    is_plain = isinstance(root, dict) and not {"anyOf", "$ref", "allOf"} & root.keys()
+    return {**root, "type": "object"} if is_plain else {"type": "object", "allOf": [root]}
 
 
-def _finished(schema: Any, finite: set[str]) -> Any:
-    """The schema without what no finite value fits. Objects whose members are named have no others,
-    unless it says what these are like."""
-    if isinstance(schema, bool):
-        return schema
-    if "$ref" in schema:
-        return schema if _name(schema) in finite else False
-    found = dict(schema)
-    for keyword in ("anyOf", "allOf", "prefixItems"):
-        if keyword in found:
-            found[keyword] = [_finished(each, finite) for each in found[keyword]]
-    for keyword in ("properties", "patternProperties"):
-        if keyword in found:
-            members = found[keyword].items()
-            found[keyword] = {name: _finished(each, finite) for name, each in members}
-    for keyword in ("items", "additionalProperties"):
-        if keyword in found:
-            found[keyword] = _finished(found[keyword], finite)
-    if "anyOf" in found:
-        return _any_of(found["anyOf"])
-    if found.get("type") == "object":
-        found = _closed(found)
-        needed = [found["properties"].get(name) for name in found.get("required", ())]
-    else:
-        items = [*found.get("prefixItems", ()), found.get("items", True)]
-        needed = [*found.get("allOf", ()), *items[: found.get("minItems", 0)]]
-    return False if False in [each is not False for each in needed] else found
-
-
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    properties, patterns = dict(schema.get("properties", {})), schema.get("patternProperties", {})
-    is_open = not _MEMBERS & schema.keys() or schema.get("minProperties", 0) > len(properties)
-    others = schema.get("additionalProperties", True)
-    for name in () if patterns else schema.get("required", ()):
-        properties.setdefault(name, others)
-    return {"additionalProperties": is_open, **schema, "properties": properties}
-
-
-def _num_levels(root: Any, definitions: Mapping[str, Any]) -> int:
-    """Counts levels of text, where each definition is read where it is mentioned first."""
-    seen: set[str] = set()
-    levels, most = [iter([root])], 0
-    while levels:
-        most = max(most, len(levels))
-        part = next(levels[-1], None)
-        if part is None:
-            levels.pop()
-        elif isinstance(part, Mapping) and isinstance(part.get("$ref"), str):
-            if _name(part) not in seen:
-                seen.add(_name(part))
-                levels.append(iter([definitions[_name(part)]]))
-        elif isinstance(part, (Mapping, list)):
-            parts = part.values() if isinstance(part, Mapping) else part
-            levels.append(each for each in list(parts) if isinstance(each, (Mapping, list)))
-    return most
-
-
-def _name(reference: Mapping[str, str]) -> str:
-    return reference["$ref"].rpartition("/")[2]
+def _is_countable(step: float) -> bool:
+    shifted = step
+    while shifted != int(shifted) and shifted < _MAX_STEP:  # as llguidance reads it
+        shifted *= 10
+    return shifted <= _MAX_STEP or str(int(shifted)).strip("0") == "1"
 
 
 def _pointer(*steps: str | int) -> str:
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
 
 
-def _values(schema: Mapping[str, Any]) -> Any:
-    parts = schema.get("allOf", [schema])
-    listed = (each.get("enum", [each["const"]] if "const" in each else None) for each in parts)
-    return next((values for values in listed if values is not None), None)
-
-
-def _kind(schema: Mapping[str, Any]) -> str:
-    if "type" in schema:
-        return "number" if schema["type"] == "integer" else str(schema["type"])
-    value = _values(schema)[0]
-    kinds = {str: "string", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
-
-
-def _any_of(schemas: Iterable[Any]) -> Any:
-    found: list[Any] = []
-    for each in schemas:
-        if each is True:
-            return True
-        found += each["anyOf"] if each and "anyOf" in each else [each] if each else []
-    found = list({json.dumps(each): each for each in found}.values())
-    return False if not found else found[0] if len(found) == 1 else {"anyOf": found}
-
-
-def _all_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": _kind(a), "allOf": [*a.get("allOf", [a]), *b.get("allOf", [b])]}
-
-
-# Decimal numbers as pydantic writes their pattern, which looks ahead.
-_DECIMAL = re.compile(
-    r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*"
-    r"(?:(?P<free>\\d\*\\\.\?\\d\*)"
-    r"|\(\?:\\d\{0,(?P<whole>\d+)\}"
-    r"\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)\\d\{0,(?P=whole)\}\\\.\\d\{0,(?P<places>\d+)\}0\*\))\$"
-)
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
+_MANY_DIGITS = re.compile(r"\d{16}")
+_CONTROL = re.compile(r"\\u00(?:0[0-7be-f]|1|7f)")
+# How pydantic's patterns of decimal numbers begin, and how they look ahead.
+_DECIMAL, _AHEAD = "^(?!^[-+.]*$)", re.compile(r"\(\?[!=][^()]*\)")
 # In Rust, sets in sets and what joins them.
 _SETS = re.compile(r"(?:^|[^\\])(?:\\\\)*\[\^?(?:\\.|[^\]\\])*?(?:\[|&&|--|~~)")
 
 
 def _without_lookahead(pattern: str) -> str:
-    decimal = _DECIMAL.fullmatch(pattern)
-    if decimal is None:
+    if not pattern.startswith(_DECIMAL):
         return pattern
-    if decimal["free"]:
-        return r"^[+-]?[0-9]+(?:\.[0-9]*)?$"
-    return rf"^[+-]?[0-9]{{1,{decimal['whole']}}}(?:\.[0-9]{{0,{decimal['places']}}})?$"
+    pattern = _AHEAD.sub("", pattern).replace(r"\d{0,", "[0-9]{1,")
+    return pattern.replace(r"\d*\.?\d*", r"[0-9]+(?:\.[0-9]+)?")
 
 
 @lru_cache(maxsize=256)
 def _fault_of(pattern: str) -> str:
-    """Says what is wrong with a pattern. Raises MissingDependencyError without llguidance."""
+    """Return what is wrong with a pattern. Raises MissingDependencyError without llguidance."""
     library = open_llguidance()
     schema = json.dumps({"type": "string", "pattern": pattern})
     try:
@@ -786,3 +483,40 @@ def open_llguidance() -> ModuleType:
             remedy='Run: pip install "edge-spec[grammar]".',
         ) from None
     return llguidance
+
+
+# Formats that llguidance holds itself; and those that any string, or any number, is one of.
+_NATIVE_FORMATS = frozenset({"email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+_FREE_FORMATS = frozenset(
+    {"path", "binary", "password", "textarea", "text", "float", "double", "number", "decimal"}
+)
+_HEX = "[0-9a-fA-F]"
+# Days that exist. Years of four digits: earlier ones are not what a schema means.
+_LEAP_YEAR = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
+_DATE = (
+    "(?:[1-9][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+_TIME = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+    "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_SPAN = "(?:[0-9]{1,6}H(?:[0-9]{1,6}M(?:[0-9]{1,6}S)?)?|[0-9]{1,6}M(?:[0-9]{1,6}S)?|[0-9]{1,6}S)"
+# Patterns of formats where llguidance's are wider than the standard, or than what writes the schema
+# takes: dates that exist, no leap seconds, lengths of time that are counted.
+FORMATS: Mapping[str, str] = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": f"P(?:[0-9]{{1,5}}W|[0-9]{{1,6}}D|(?:[0-9]{{1,6}}D)?T{_SPAN})",
+    **{
+        f"uuid{n}": f"{_HEX}{{8}}-{_HEX}{{4}}-{n}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
+        for n in range(1, 9)
+    },
+}
+# Of whole numbers: the least and the greatest.
+BOUNDS: Mapping[str, tuple[int, int]] = {
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_spec.errors import UsageError
@@ -18,6 +18,7 @@ ROLES = ("system", "user", "assistant", "tool")
 # What a model thought before it answered, by the names that servers give it; templates read the
 # first two.
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+NO_RESULT = "no result"  # stands for one that is missing
 _GAP = "\n\n"  # between the contents of messages that become one
 # Words that no template has of its own.
 USER, ASSISTANT = "probe-user", "probe-assistant"
@@ -95,6 +96,69 @@ def _text(part: Any) -> str:
     return text
 
 
+def with_ordered_results(messages: Iterable[Message]) -> list[Message]:
+    """Return plain messages in which each call has one result, in the order of the calls.
+
+    A result belongs to the call with its id, of the message before it; one without an id to the
+    next open call, of its name if it has one. Several results of one call are joined. `NO_RESULT`
+    stands for a missing one, unless the calls end the conversation. Raises UsageError for an id
+    that no call has.
+    """
+    ordered: list[Message] = []
+    calls: Sequence[Any] = ()  # of the last message with some
+    results: list[Message] = []
+    after: list[Message] = []  # what follows that message, beside results
+    for message in messages:
+        given = message.get("tool_calls")
+        if message["role"] == "tool" and (calls or "tool_call_id" in message):
+            results.append(message)
+        elif isinstance(given, list | tuple) and given:
+            ordered += [*_in_order(calls, results), *after, message]
+            calls, results, after = given, [], []
+        else:
+            after.append(message)
+    is_open = not (results or after)
+    return [*ordered, *(() if is_open else _in_order(calls, results)), *after]
+
+
+def _in_order(calls: Sequence[Any], results: Sequence[Message]) -> list[Message]:
+    found: list[list[Message]] = [[] for _ in calls]
+    ids = [_entry(call, "id") for call in calls]
+    names = [_entry(call, "function", "name") for call in calls]
+    # Those that say of which call they are go before others.
+    for result in sorted(
+        results, key=lambda each: ("tool_call_id" not in each, "name" not in each)
+    ):
+        id, name = result.get("tool_call_id"), result.get("name")
+        places = [n for n, each in enumerate(ids) if id is not None and each == id]
+        if not places and id is not None and None not in ids:
+            raise UsageError(
+                f"a tool's result has the id {reprlib.repr(id)}, which no call before it has",
+                remedy="Send the message with that call, too, or leave the result out.",
+            )
+        if not places:
+            own = [n for n, each in enumerate(names) if each == name and not found[n]]
+            places = [*own, *(n for n in range(len(calls)) if not found[n]), len(calls) - 1]
+        found[next((n for n in places if not found[n]), places[0])].append(result)
+    return list(map(_result, calls, found))
+
+
+def _result(call: Any, found: Sequence[Message]) -> Message:
+    """Return the result of a call, of which any number came."""
+    if not found:
+        given = {"tool_call_id": _entry(call, "id"), "name": _entry(call, "function", "name")}
+        named = {name: value for name, value in given.items() if value is not None}
+        return {"role": "tool", "content": NO_RESULT, **named}
+    contents = dict.fromkeys(result["content"] for result in found)
+    return found[0] if len(contents) == 1 else {**found[0], "content": "\n".join(contents)}
+
+
+def _entry(value: Any, *names: str) -> str | None:
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else None
+
+
 def meant_arguments(arguments: Any) -> Any:
     """Returns what a call's arguments mean, which may be JSON text. Raises ValueError for text that
     is none."""
@@ -111,14 +175,6 @@ def joined(message: Message, other: Message) -> Message:
     joined: dict[str, Any] = {**message, **other, "content": _GAP.join(contents)}
     calls = [*(message.get("tool_calls") or ()), *(other.get("tool_calls") or ())]
     return {**joined, "tool_calls": calls} if calls else joined
-
-
-def shape_of(message: Message) -> Hashable:
-    """Returns the speaker, and whether the arguments of each call are a text, and something is
-    said."""
-    calls = message.get("tool_calls") or ()
-    are_texts = [isinstance(_given_arguments(call), str) for call in calls]
-    return message["role"], *are_texts, bool(calls and not message.get("content"))
 
 
 def _given_arguments(call: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -15,15 +15,12 @@ from edge_spec.text.plain_messages import (
     meant_arguments,
     probe_message,
     probe_of,
-    shape_of,
     with_call_arguments,
     words_of,
 )
 
 if TYPE_CHECKING:
     from edge_spec.text.tools.detection import NativeTools, Render
-
-_MAX_SHAPES = 1000  # of conversations, which are remembered
 
 
 class TemplateTraits:
@@ -34,7 +31,6 @@ class TemplateTraits:
         model."""
         self._render = render
         self._tokens = tokens
-        self._taken: dict[Hashable, bool] = {}  # by the shape of a conversation
 
     @cached_property
     def takes_system(self) -> bool:
@@ -42,17 +38,14 @@ class TemplateTraits:
         return self.takes([probe_message("system", ""), probe_message("user", "")])
 
     def takes(self, messages: Sequence[Message]) -> bool:
-        """Says whether all of a conversation of this shape is shown, wherever its speakers and
-        calls stand."""
-        shape = tuple(map(shape_of, messages))
-        taken = self._taken.get(shape)
-        if taken is None:
-            if len(self._taken) >= _MAX_SHAPES:
-                self._taken.clear()
-            taken = self._taken[shape] = self._shows(
-                [probe_of(message, place) for place, message in enumerate(messages)]
-            )
-        return taken
+        """Says whether all of such a conversation is shown, wherever its speakers and calls
+        stand."""
+        probes = [probe_of(message, place) for place, message in enumerate(messages)]
+        try:
+            text = self._render(probes, ())
+        except EdgeSpecError:
+            return False
+        return all(word in text for probe in probes for word in words_of(probe))
 
     @cached_property
     def native_tools(self) -> NativeTools | None:
@@ -60,13 +53,6 @@ class TemplateTraits:
         from edge_spec.text.tools.detection import native_tools
 
         return native_tools(self._render, self._tokens)
-
-    def _shows(self, probes: Sequence[Message]) -> bool:
-        try:
-            text = self._render(probes, ())
-        except EdgeSpecError:
-            return False
-        return all(word in text for probe in probes for word in words_of(probe))
 
 
 def fitted(

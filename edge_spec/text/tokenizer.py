@@ -21,7 +21,6 @@ from edge_spec.text.given_encoding import (
     encode_given,
     json_of_text,
     without_added_from,
-    without_names,
 )
 from edge_spec.text.token_pieces import ByteStream, DecodedStream, TokenBytes
 
@@ -169,7 +168,6 @@ class Tokenizer:
         with _refusing(_is_of_file):
             self.source_end = None if end is None else end.as_templates_have_it(self._tokenizer)
         self._bos_id = bos_id
-        self._renamed: dict[frozenset[int], tokenizers.Tokenizer] = {}
 
     def translating(self, source: str | None, target: str | None, model: str) -> Tokenizer:
         """Returns one that reads sources in a language for answers in another, each by its name;
@@ -196,13 +194,7 @@ class Tokenizer:
         """Raises as `encode` does."""
 
         def encoded(text: str) -> list[int]:
-            return encode_given(self._tokenizer, text, given, control, renamed)
-
-        def renamed() -> tokenizers.Tokenizer:
-            key = frozenset(control)
-            if key not in self._renamed:
-                self._renamed[key] = without_names(self._tokenizer, key)
-            return self._renamed[key]
+            return encode_given(self._tokenizer, text, given, control)
 
         return self._whole(encoded, text)
 

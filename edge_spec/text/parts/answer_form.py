@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.parts.part import (
     EndedError,
-    Part,
     PartKind,
     PartReader,
     PlainReader,
@@ -24,7 +23,6 @@ from edge_spec.text.plain_messages import THOUGHTS
 
 TEXT_TOKENS = 512  # where nobody says: small models repeat themselves, up to the context's end
 THOUGHT_TOKENS = 3584  # beside them, of models that think
-_MAX_HEAD = 200  # characters of a call in a thought before its arguments
 
 
 @dataclass(frozen=True)
@@ -157,56 +155,40 @@ class ThoughtReader(StepReader):
         return True
 
     def _read_thought(self) -> Steps[None]:
+        closing, mark = self._thought.closing, ""
         try:
-            while True:
+            while not mark:
                 place, mark = first_of(self._marks, self._held)
                 self._add_thought(len(self._held[:place].rstrip()))
-                if mark == self._thought.closing:
-                    break
-                yield from self._read_last_calls(mark) if mark else self._more()
-        except EndedError:
-            self._add_thought(len(self._held))
-            raise
-        self._add(PartKind.REASONING, "")
-        self._held = self._held.lstrip().removeprefix(mark)
-
-    def _read_last_calls(self, mark: str) -> Steps[None]:
-        """Read what may be the calls of an answer whose thought was not ended before them, as some
-        models write them. They are calls where nothing follows, else the model has thought of them.
-        """
-        reader, closing = self._form.following(), self._thought.closing
-        start = place = self._held.index(mark)
-        calls: list[Part] = []
-        try:
-            while True:
-                end = self._held.find(closing, place)
-                if end < 0:
-                    end = len(self._held) - overlap(self._held[place:], closing)
-                while (  # one by one, so that pieces make no difference
-                    place < end
-                    and self._are_calls(reader.push(self._held[place]), calls)
-                    and (calls or place - start <= _MAX_HEAD)
-                ):
-                    place += 1
-                rest = self._held[end:]
-                is_end = closing.startswith(rest) or not rest.removeprefix(closing).strip()
-                if place < end or not is_end:
-                    break
+                if not mark:
+                    yield from self._more()
+            # What may be calls is held back until something follows that is none.
+            while mark != closing and not self._held.partition(closing)[2].strip():
                 yield from self._more()
         except EndedError:
-            are_calls = self._are_calls(reader.finish(), calls) and not reader.is_cut
-            if calls and are_calls and not self._held[place:].removeprefix(closing).strip():
-                self._add(PartKind.REASONING, "")
-                self._parts += calls
-                self._held = ""
+            is_call = self._read_last_calls()
+            if is_call or closing not in self._held:
+                self._add_thought(len(self._held))
                 raise
-        self._add_thought(place if calls else start + len(mark))
+        self._add_thought(len(self._held.partition(closing)[0].rstrip()))
+        self._add(PartKind.REASONING, "")
+        self._held = self._held.lstrip().removeprefix(closing)
 
-    def _are_calls(self, parts: list[Part], calls: list[Part]) -> bool:
-        calls += [part for part in parts if part.kind is PartKind.CALL]
-        others = (part.text for part in parts if part.kind is not PartKind.CALL)
-        named = (part.call.name in self._form.tool_names for part in parts if part.call is not None)
-        return all(named) and not "".join(others).strip()
+    def _read_last_calls(self) -> bool:
+        """Read the calls of an answer whose thought was not ended before them, as some models write
+        them. They are calls where nothing else follows, else the model has thought of them."""
+        reader, names = self._form.following(), self._form.tool_names
+        text = self._held.partition(self._thought.closing)[0].strip()
+        parts = [*reader.push(text), *reader.finish()]
+        calls = [part for part in parts if part.kind is PartKind.CALL]
+        heads = [part.call for part in calls if part.call is not None]
+        others = "".join(part.text for part in parts if part.kind is not PartKind.CALL)
+        if not heads or others or reader.is_cut or any(each.name not in names for each in heads):
+            return False
+        self._add(PartKind.REASONING, "")
+        self._parts += calls
+        self._held = ""
+        return True
 
     def _read_ending(self) -> Steps[None]:
         """Read what stands between the thought and the text. A thought that was ended for the model

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.errors import UsageError
@@ -16,6 +17,8 @@ from edge_spec.text.grammar import JSON_STYLE, tell_passed_over
 if TYPE_CHECKING:
     from edge_spec.text.json_schema import HeldSchema
 
+_IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
+_MAX_ALTERNATIVES = 200
 ANY = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 TEXT = frozenset(("string",))
 # With one of them, a schema says what members an object may have.
@@ -66,26 +69,47 @@ def definitions_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def alternatives(
-    schema: Any, definitions: Mapping[str, Any], seen: set[str] | None = None
-) -> Iterator[Any]:
-    """Yield the schemas that a schema chooses from, each of one type where that is known: mappings
-    without references, unions and lists of types; True for anything, False for nothing."""
-    seen = set() if seen is None else seen
+    schema: Any, definitions: Mapping[str, Any], seen: frozenset[str] = frozenset()
+) -> list[Any]:
+    """Return the schemas that a schema chooses from, each of one type where that is known: mappings
+    without references and unions; True for anything."""
     if not isinstance(schema, Mapping):
-        yield schema is not False
-        return
-    chosen = next((schema[name] for name in ("anyOf", "oneOf") if schema.get(name)), None)
+        return [] if schema is False else [True]
+    own = {name: value for name, value in schema.items() if name not in _IN_PLACE}
+    types = own.get("type")
+    found = [{**own, "type": each} for each in types] if isinstance(types, list) else [own or True]
+    ways = [[each] for each in schema.get("allOf", ())]
+    ways += [schema[name] for name in ("anyOf", "oneOf") if name in schema]
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
-        chosen = [] if name in seen else [definitions.get(name, True)]
-        seen.add(name)
-    elif isinstance(schema.get("type"), list):
-        chosen = [{**schema, "type": each} for each in schema["type"]]
-    if not isinstance(chosen, list):
-        yield schema
-        return
-    for each in chosen:
-        yield from alternatives(each, definitions, seen)
+        ways.append([] if name in seen else [definitions.get(name, True)])
+        seen |= {name}
+    for way in ways:
+        choices = [each for option in way for each in alternatives(option, definitions, seen)]
+        both = (_merged(a, b) for a in found for b in choices)
+        found = list(islice((each for each in both if each is not False), _MAX_ALTERNATIVES))
+    return found
+
+
+def _merged(a: Any, b: Any) -> Any:
+    """Return the schema of what fits both of two alternatives; False where nothing does."""
+    if a is True or b is True:
+        return b if a is True else a
+    types = {each["type"] for each in (a, b) if "type" in each}
+    if len(types) > 1 and types != {"integer", "number"}:
+        return False
+    if types != {"object"}:
+        return {"type": min(types), "allOf": [a, b]} if types else {"allOf": [a, b]}
+    names = dict.fromkeys(name for each in (a, b) for name in each.get("properties", ()))
+    members = {name: {"allOf": [_member(each, name) for each in (a, b)]} for name in names}
+    required = dict.fromkeys(name for each in (a, b) for name in each.get("required", ()))
+    is_closed = False in (a.get("additionalProperties"), b.get("additionalProperties"))
+    others = {"additionalProperties": False} if is_closed else {}
+    return {**a, **b, "properties": members, "required": list(required), **others}
+
+
+def _member(schema: Mapping[str, Any], name: str) -> Any:
+    return schema.get("properties", {}).get(name, schema.get("additionalProperties", True))
 
 
 def argument_types(tool: Mapping[str, Any] | None) -> dict[str | None, frozenset[str]]:

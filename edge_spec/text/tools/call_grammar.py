@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from edge_spec.text.grammar import Grammar
@@ -21,7 +23,8 @@ from edge_spec.text.tools.arguments import (
     types_of,
 )
 from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
-from edge_spec.text.tools.reader import FENCE, NAMES, TAGS
+
+_log = logging.getLogger(__name__)
 
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
 ANYTHING = "/(.|\\n)*/"
@@ -30,16 +33,6 @@ _OTHER_NAME = r"/[a-zA-Z_][a-zA-Z0-9_.-]*/"  # of an argument that no schema nam
 _SINGLE = r"/'([^'\\]|\\[nrtbf\\'\"])*'/"
 
 _PYTHON_WORDS: Mapping[Any, Sequence[Any]] = {"boolean": (True, False), "null": (None,)}
-
-# What the expressions have for %. More space could become an answer of nothing else.
-_SPACE = r"[ \t\r\n]{0,12}"
-# Text with none but whole blocks of code. What follows a fence in a block tells if it ends it.
-_PLAIN = "[^`]|`[^`]|``[^`]"
-_BLOCK = f"{FENCE}({_PLAIN}|{FENCE}[a-zA-Z])*{FENCE}"
-_OUTSIDE = f"({_PLAIN})*({_BLOCK}(([^`a-zA-Z]|`[^`]|``[^`])({_PLAIN})*)?)*"
-_END = rf"%\}}(%\}})?(%\])?(%<\/({'|'.join(NAMES)})>)?(%{FENCE})?".replace("%", _SPACE)
-_NAME = r'\{%(\{%)?("type"%:%"function"%,%)?"name"%:%"'
-_ARGUMENTS = r'"%,%"(arguments|parameters)"%:%'.replace("%", _SPACE)
 
 
 def literal(text: str) -> str:
@@ -50,62 +43,21 @@ def literal(text: str) -> str:
 def call_grammar(
     form: CallShape, tools: Tools, *, required: bool, several: bool, text: Grammar | None
 ) -> Grammar:
-    """Hold an answer to a format, as `CallFormat.grammar` says."""
+    """Hold an answer to a format, as `CallShape.grammar` says."""
     rules = ["%llguidance {}", *_calls(form, tools, several), *_functions(form, tools)]
     if required:
         rules += ["start: calls"]
     elif text is not None:
         rules += ["start: calls | text", f"text: %json {as_lark(text.held().schema)}"]
-    elif form.is_bare and form.keyed is not None:
-        begun = _begun(form, form.opening, tools)
+    elif form.is_bare:  # what begins a call of a tool is no text
+        names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
+        before, after = form.opening + form.before_name, form.after_name.rstrip()
+        begun = f"{regex_of(before)}({names}){regex_of(after)}"
         rules += ["start: TEXT | calls", f"TEXT: {ANYTHING} & ~/{begun}(.|\\n)*/"]
     else:
-        rules += _answers(form, tools, several)
+        rules += ["start: TEXT | opened rest", f"TEXT: {ANYTHING}"]
+        rules += [f"opened[lazy]: TEXT {literal(form.marker)}"]
     return Grammar.lark("\n".join(rules))
-
-
-def _answers(form: CallShape, tools: Tools, several: bool) -> list[str]:
-    """Return rules of text, or of text and then calls, or of calls as they are read where their
-    tags are missing."""
-    inner = form.inner_marker  # text has no calls in it whose outer tag is missing
-    without = f" & ~/(.|\\n)*{_begun(form, inner, tools)}(.|\\n)*/" if inner else ""
-    rules = [f"TEXT: {ANYTHING}{without}"]
-    kinds = ["TEXT", "calls" if form.is_bare else "opened rest"]
-    if not form.is_bare:
-        rules.append(f"opened[lazy]: TEXT {literal(form.marker)}")
-    if form.is_named:
-        kinds.append("untagged")
-        rules += _untagged(form, [tool["function"]["name"] for tool in tools], several)
-    return [f"start: {' | '.join(kinds)}", *rules]
-
-
-def _begun(form: CallShape, opening: str, tools: Tools) -> str:
-    """Return a regular expression of what begins a call."""
-    names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
-    return f"{regex_of(opening)}({names}){regex_of(form.after_name.rstrip())}"
-
-
-def _untagged(form: CallShape, names: Sequence[str], several: bool) -> Iterator[str]:
-    """Yield rules of one call, as models repeat it, unless the format itself has no tags. The name
-    tells it from other text."""
-    own_tag = "" if form.is_bare else form.marker
-    spelled = list(map(regex_of, names))
-    other = "OTHER" if form.is_bare else "OTHER | reopened rest"
-    if form.is_bare and several and form.between is not None:
-        more = f"({literal(form.between)} call){{0,{MAX_CALLS - 2}}} {literal(form.closing)}"
-        other += f" | named {literal('}' + form.between)} call {more}"
-    tags = "|".join(tag[1:-1] for tag in TAGS if tag != own_tag)
-    wrapping = f"(<({tags})>%|{FENCE}(json|xml)?%(<({tags})>%)?)"
-    head = rf"(%|{_OUTSIDE}(\n|{wrapping}))(\[%)?{_NAME}".replace("%", _SPACE)
-    yield f"untagged: head (named END | {other})"
-    yield f"head[lazy]: /{head}/"
-    yield f"END: /{_END}/"
-    yield f"OTHER: {ANYTHING} & ~/({'|'.join(spelled)}){_ARGUMENTS}(.|\\n)*/"
-    if not form.is_bare:
-        yield f"reopened[lazy]: OTHER {literal(form.marker)}"
-    yield "named: " + " | ".join(f"NAMED{n} arguments{n}" for n in range(len(names)))
-    for index, name in enumerate(spelled):
-        yield f"NAMED{index}: /{name}{_ARGUMENTS}/"
 
 
 def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
@@ -223,21 +175,21 @@ class _ValueRules:
         """Return a text and what closes it: it ends where that comes first."""
         schema = schema if isinstance(schema, Mapping) else {}
         quote, closing = self._keyed.quote, self._keyed.closing
+        texts = _listed(schema)
         if self._keyed.is_python:
-            given = {**schema, "type": "string"}
-            found = [self._rule(f"%json {as_lark(given, self._definitions)}")]
-            if not schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength", "format"}:
+            found = [self._json({**schema, "type": "string"})]
+            if not schema.keys() - {"type"}:
                 found.append(_SINGLE)
-            singles = [each for each in _listed(schema) or () if re.fullmatch(r"[^'\\\n]*", each)]
+            singles = [each for each in texts or () if re.fullmatch(r"[^'\\\n]*", each)]
             found += [json.dumps(f"'{each}'", ensure_ascii=False) for each in singles]
             return f"{_one_of(found)} {literal(closing)}"
+        if others := schema.keys() - {"type", "enum", "const"}:
+            _tell_not_held(", ".join(sorted(others)))
         closing, core = quote + closing, (quote + closing).strip()
-        texts = _listed(schema)
-        if texts is not None and not schema.keys() & {"pattern", "minLength", "maxLength"}:
+        if texts is not None:
             texts = [json.dumps(each, ensure_ascii=False) for each in texts if core not in each]
             return f"{literal(quote)} {_one_of(texts)} {literal(closing)}"
-        allowed = " & ".join(f"/{each}/" for each in _patterns(schema)) or ANYTHING
-        text = self._terminal(f"{allowed} & ~/(.|\\n)*{regex_of(core)}(.|\\n)*/")
+        text = self._terminal(f"{ANYTHING} & ~/(.|\\n)*{regex_of(core)}(.|\\n)*/")
         name = self._name()
         self.rules.append(f"{name}[lazy]: {text} {literal(closing)}")
         return f"{literal(quote)} {name}"
@@ -256,6 +208,11 @@ class _ValueRules:
         return f"{self._prefix}_{len(self.rules)}"
 
 
+@cache
+def _tell_not_held(keywords: str) -> None:
+    _log.warning("of arguments without JSON's quotes, texts are not held to %s", keywords)
+
+
 def _one_of(expressions: Sequence[str]) -> str:
     found = list(dict.fromkeys(expressions))
     return found[0] if len(found) == 1 else f"({' | '.join(found)})" if found else _NOTHING
@@ -265,35 +222,6 @@ def _listed(schema: Mapping[str, Any]) -> list[str] | None:
     """Return the texts that a schema lists, if it does."""
     values = listed(schema)
     return None if values is None else [each for each in values if isinstance(each, str)]
-
-
-def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield regular expressions that the whole of a text matches. One that is not anchored as a
-    whole is none of them: the text is then not held to it."""
-    for each in schema.get("allOf", [schema]):
-        if not isinstance(each, Mapping):
-            continue
-        if "minLength" in each or "maxLength" in each:
-            yield f"(.|\\n){{{each.get('minLength', 0)},{each.get('maxLength', '')}}}"
-        if texts := _listed(each):
-            yield f"(?:{'|'.join(map(regex_of, texts))})"
-        whole = _whole(each["pattern"]) if isinstance(each.get("pattern"), str) else None
-        if whole is not None:
-            yield whole
-
-
-def _whole(pattern: str) -> str | None:
-    """Return what the whole text matches where the pattern is found in it."""
-    if "|" in re.sub(r"\\.|\((?:[^()\\]|\\.|\([^()]*\))*\)|\[[^]]*\]", "", pattern):
-        return None
-    start = "" if pattern.startswith("^") else "(.|\\n)*"
-    is_anchored = pattern.endswith("$") and not pattern.endswith("\\$")
-    inner = pattern.removeprefix("^")[: -1 if is_anchored else None]
-    if re.search(r"\^|\$", re.sub(r"\\.|\[\^", "", inner)):
-        return None
-    escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", inner)
-    end = "" if is_anchored else "(.|\\n)*"
-    return f"{start}(?:{escaped}){end}"
 
 
 def regex_of(text: str) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 from edge_spec.text.plain_messages import meant_arguments
 from edge_spec.text.tools.arguments import Keyed
 
-NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"
+NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"  # slots of a call
+SLOTS = re.compile(r"(\$(?:NAME|ARGUMENTS|ID|INDEX))")
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
-SLOTS = re.compile(r"(\$(?:NAME|ARGUMENTS|ID|INDEX))")
 
 
 def marker_of(opening: str) -> str:
@@ -66,6 +66,10 @@ class CallShape:
     def head(self) -> list[str]:
         """Return the literals and slots of a call before its arguments."""
         return [each for each in SLOTS.split(self.call.partition(ARGUMENTS)[0]) if each]
+
+    @property
+    def before_name(self) -> str:
+        return "".join(self.head[: self.head.index(NAME)])
 
     @property
     def after_name(self) -> str:

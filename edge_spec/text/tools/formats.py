@@ -105,7 +105,6 @@ FORMATS = {  # by the models that write them, or the first that did
     "apriel": _list("<tool_calls>[", "]</tool_calls>"),  # and Jamba
     "minimax-m1": _list("<tool_calls>\n", "\n</tool_calls>", between="\n"),
     "nemotron-nano-2": _list("<TOOLCALL>[", "]</TOOLCALL>"),
-    "firefunction": _list("functools[", "]"),
     "apertus": _list("<|tools_prefix|>[", "]<|tools_suffix|>", f'{{"{NAME}": {ARGUMENTS}}}'),
     "command-r7b": _list(
         "<|START_ACTION|>[\n    ",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from edge_spec.text.parts.part import (
@@ -18,7 +17,14 @@ from edge_spec.text.parts.part import (
     first_of,
 )
 from edge_spec.text.plain_messages import Tools
-from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json, unescaped
+from edge_spec.text.tools.arguments import (
+    ANY,
+    TEXT,
+    Keyed,
+    argument_types,
+    as_json,
+    unescaped,
+)
 from edge_spec.text.tools.call_shape import (
     ARGUMENTS,
     ID,
@@ -38,7 +44,6 @@ _SLOTS = {
 }
 _MAX_HEAD = 2000  # characters of a call before its arguments
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
-_AFTER = ",)}]<"  # a value
 Types = Mapping[str | None, frozenset[str]]
 
 
@@ -94,11 +99,10 @@ class CallSteps(StepReader):
         """Return where the value ends that begins here, and what is missing to close it.
 
         JSON ends before "<" outside of a text, too, where the tag after a call begins: the model
-        has forgotten a brace. quote: of values that are no JSON, beside ' and "; what follows a
-        text tells whether it ends there. tells: tell arguments while they are read.
+        has forgotten a brace. quote: of values that are no JSON, beside ' and ". tells: tell
+        arguments while they are read.
         """
-        quotes, after = ((quote, '"', "'"), _AFTER) if quote else (('"',), ",}]< \t\r\n")
-        closing = tuple(each for each in _CLOSING.values() if each in after)
+        quotes, ends = ((quote, '"', "'"), ",)}]<") if quote else (('"',), ",}]< \t\r\n")
         nested, within = list[str](), ""  # what closes each array that is open, and the text
         is_begun = False
         while True:
@@ -109,52 +113,340 @@ class CallSteps(StepReader):
                     self._add_arguments(self._take(len(self._held)))
                 yield from self._more()
                 continue
-            character = ahead[0]
-            if within:
-                if character == "\\" and len(within) == 1:
-                    place += 2
-                elif self._held.startswith(within, place):
-                    place += len(within)
-                    if nested:
-                        within = ""
-                        continue
-                    if not quote or len(within) > 1:
-                        return place, ""
-                    end = yield from self._after_space(place)
-                    if self._held[end] in after:
-                        return place, ""
-                else:
-                    place += 1
-            elif (nested or not is_begun or ahead == quote) and (
-                opened := next((each for each in quotes if ahead.startswith(each)), "")
-            ):
-                within = opened
-                place += len(opened)
-            elif (not nested and character in after) or (not quote and character == "<"):
+            sign, may_open = ahead[0], bool(nested) or not is_begun
+            if within and not ahead.startswith(within):
+                place += 2 if sign == "\\" and len(within) == 1 else 1
+            elif within:
+                place, within = place + len(within), ""
+                if not nested:
+                    return place, ""
+            elif may_open and (opened := next(filter(ahead.startswith, quotes), "")):
+                place, within = place + len(opened), opened
+            elif nested and sign in _CLOSING.values():
+                place += 1
+                nested.pop()
+                if not nested:
+                    return place, ""
+            elif (not nested and sign in ends) or (not quote and sign == "<"):
                 return place, "".join(reversed(nested))
             else:
                 place += 1
-                if _CLOSING.get(character) in closing and (nested or quote or not is_begun):
-                    nested.append(_CLOSING[character])
-                elif character in nested[-1:] or (nested and not quote and character in closing):
-                    nested.pop()
-                    if not nested:
-                        return place, ""
+                nested += [_CLOSING[sign]] if may_open and sign in _CLOSING else []
             is_begun = True
 
 
-class KeyedSteps(CallSteps):
-    """Reads arguments that are written one by one, and tells them as JSON. Texts of formats without
-    quotes are told while they are written, other values when they are complete: their types are
-    those of the schema."""
+_FUNCTION = re.compile(r"[a-zA-Z0-9_.-]+")
+# Models that were trained on several formats take the words of another one.
+_ROLES = {"name": NAME, "tool_name": NAME, "arguments": ARGUMENTS, "parameters": ARGUMENTS}
+_ID_KEY = re.compile(r'"(\w+)": "\$ID"')
+_PYTHON_TAGS = ("", "<|python_start|>", "<|python_tag|>")  # before calls of Llama
 
-    def __init__(self, form: CallShape) -> None:
+# What models write around a call whose tags they have left out.
+_FENCE = "```"
+_NAMES = ("tool_call", "function_call", "tools", "tool", "response", "json", "JSON", "xml")
+_TAGS = tuple(f"<{name}>" for name in _NAMES)
+_ENDS = [f"</{name}>" for name in _NAMES]
+_LEFT = ("}", "]", ",", ";", ")")  # what a model may write too much of after a call
+_BRACES = ("{", "[{")
+_FENCES = ("", _FENCE, f"{_FENCE}json", f"{_FENCE}xml")
+_OPENINGS = [
+    f"{fence}{tag}{brace}" for fence in _FENCES for tag in ("", *_TAGS) for brace in _BRACES
+]
+_FIRST_OPENINGS = [*_OPENINGS, *(f"<|python_tag|>{brace}" for brace in _BRACES)]
+_STARTS = (_FENCE, *_TAGS, "\n{", "\n[{")
+
+
+class _NoCallError(Exception):
+    """What was read is text, and no call."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+
+class CallReader(CallSteps):
+    """Splits an answer into text and calls of a format. What looks like a call and has no name
+    stays text, so nothing that the model wrote is lost.
+
+    Many a small model leaves the tags out: a JSON object with the name and the arguments of a
+    function that may be called is a call all the same where it begins the answer, a line or a block
+    of code. Arguments that are written one by one are told as JSON: texts of formats without quotes
+    while they are written, other values when they are complete.
+    """
+
+    def __init__(self, form: CallShape, tools: Tools) -> None:
+        """tools: those that may be called; none where they are not known."""
         self._form = form
         self._keyed = form.keyed or Keyed()
         # What may end a call, in order: signs, and tags.
         closing = form.closing.strip()
         self._ends = (*closing.partition("<")[0], *TAG.findall(closing))
+        self._tools = {tool["function"]["name"]: tool for tool in tools}
+        self._markers = [marker_of(opening) for opening in form.openings]
+        self._reads_untagged = form.is_named and bool(tools)
+        self._is_in_code = False
+        # Where the answer ends here, what is held is text, or a call is cut, or neither.
+        self._within: PartKind | None = PartKind.TEXT
         super().__init__(short_ids=form.short_ids)
+
+    def _read(self) -> Steps[None]:
+        steps = self._read_first
+        try:
+            while True:
+                self._within = PartKind.TEXT
+                try:
+                    yield from steps()
+                except _NoCallError as error:
+                    self._is_in_code |= self._held.lstrip().startswith(_FENCE)
+                    self._show(error.length)
+                steps = self._read_next
+        except EndedError:
+            self.is_cut = self._within is PartKind.CALL
+            if self._within is PartKind.TEXT:
+                self._show(len(self._held))
+
+    def _show(self, length: int) -> None:
+        self._add_text(self._take(length))
+
+    def _begin(self, *, is_sure: bool = True) -> None:
+        """A call has begun: nothing of it is text if it is cut."""
+        self._within = PartKind.CALL if is_sure else PartKind.TEXT
+
+    # Text, and where calls begin in it
+
+    def _read_first(self) -> Steps[None]:
+        """Of some formats, the whole answer is a call, or a list of some, or none of it."""
+        if self._form.is_bare and self._form.keyed is not None:
+            openings = [tag + self._form.opening for tag in _PYTHON_TAGS]
+            yield from self._read_calls(openings)
+        elif self._form.is_bare or self._reads_untagged:
+            yield from self._read_untagged(_FIRST_OPENINGS)
+
+    def _read_next(self) -> Steps[None]:
+        """Read text up to calls, and these. Tags that are left after calls are no text."""
+        starts = _STARTS if self._reads_untagged else ()
+        starts = tuple(each for each in starts if each not in self._markers)
+        while True:
+            strays = TAG.findall(self._form.closing) if self._num_calls else []
+            strays = [each for each in strays if each not in self._markers]
+            place, marker = first_of([*self._markers, *starts, *strays], self._held)
+            self._show(place + marker.startswith("\n"))
+            if marker in strays:
+                self._take(len(marker))
+            elif marker:
+                break
+            else:
+                yield from self._more()
+        if marker in starts:
+            yield from self._read_start()
+        elif not (yield from self._read_calls(self._form.openings)):
+            marker = max((m for m in self._markers if self._held.startswith(m)), key=len)
+            self._show(len(marker))
+
+    def _read_start(self) -> Steps[None]:
+        """The held text begins with a fence, a tag that is none of the format's, or a brace."""
+        if not self._is_in_code and (yield from self._read_untagged(_OPENINGS)):
+            return
+        length = 1
+        if self._held.startswith(_FENCE):
+            while self._held == _FENCE:
+                yield from self._more()
+            length = len(_FENCE)
+            self._is_in_code = not self._is_in_code or self._held[length].isalpha()
+        self._show(length)
+
+    def _read_untagged(self, openings: Sequence[str]) -> Steps[bool]:
+        """Read calls without the format's tags, if one of these openings comes next, which end in
+        their first brace."""
+        own = tuple(self._markers)
+        heads = [[each] for each in openings if not own or not each.startswith(own)]
+        found = yield from self._find(*heads)
+        if found is not None:
+            yield from self._read_object(found.end - 1, is_untagged=True)
+            yield from self._read_more_calls(is_untagged=True)
+        return found is not None
+
+    def _read_calls(self, openings: Sequence[str]) -> Steps[bool]:
+        """Read calls, if one of these openings begins some."""
+        form = self._form
+        for opening in openings:
+            self._begin(is_sure=not form.is_bare)
+            is_known = form.is_bare or opening == form.inner_marker
+            if (yield from self._read_call(opening, is_known=is_known)):
+                yield from self._read_more_calls()
+                return True
+        self._begin(is_sure=False)
+        return False
+
+    # Calls
+
+    def _read_call(self, opening: str, *, is_known: bool = False) -> Steps[bool]:
+        """Return False for what is none. is_known: neither is one of a function that the model was
+        not told of."""
+        form = self._form
+        head = [opening] if form.is_object else [opening, *form.head]
+        found = yield from self._find(head)
+        if found is None:
+            return False
+        name = found.values.get(NAME, "")
+        if form.keyed is not None:
+            if (is_known and name not in self._tools) or not (
+                yield from self._is_call(name, found)
+            ):
+                return False
+            self._take(found.end)
+            self._begin()
+            self._begin_call(name)
+            yield from self._read_arguments(argument_types(self._tools.get(name)))
+            return True
+        place = yield from self._after_space(found.end)
+        if self._held[place] != "{":
+            return False
+        if form.is_object:
+            yield from self._read_object(place, is_untagged=form.is_bare)
+            return True
+        self._begin()
+        self._begin_call(name, found.values.get(ID))
+        yield from self._tell_value(place)
+        return True
+
+    def _is_call(self, name: str, found: Found) -> Steps[bool]:
+        """Return True unless what follows a name has to tell that it is one of a call, and does
+        not."""
+        form, held = self._form, self._held
+        assert form.keyed is not None
+        if form.after_name.strip():
+            return True
+        head = [held[: found.end]]
+        heads = [[*head, form.keyed.opening]]
+        if not self._tools or name in self._tools:
+            heads.append([*head, form.closing])
+        return (yield from self._find(*heads)) is not None
+
+    def _read_object(self, start: int, *, is_untagged: bool = False) -> Steps[None]:
+        """Read the call that is a JSON object, which begins here in the held text, whatever the
+        order of its members. Raises _NoCallError for one that is none.
+
+        is_untagged: another member, another name, or arguments before the name tell so."""
+        self._begin(is_sure=not is_untagged or bool(self._num_calls))
+        found: dict[str, str] = {}  # values as JSON, by what they are
+        place, is_told = start + 1, False
+        while True:
+            place = yield from self._after_space(place)
+            if self._held[place] == "{" and not found:
+                place += 1  # some templates show calls in two pairs of braces
+                continue
+            role, place = yield from self._read_key(place, found, is_untagged)
+            if role is None:
+                break
+            name = _loaded(found.get(NAME, ""))
+            if role == ARGUMENTS and isinstance(name, str) and not is_told:
+                self._begin_named(name, found)
+                yield from self._tell_value(place)
+                place, is_told = 0, True
+            else:
+                end, missing = yield from self._value_end(place)
+                found.setdefault(role, self._held[place:end] + missing)
+                place = end
+                if role == NAME and not self._is_name(found[NAME], is_untagged):
+                    break
+            place = yield from self._after_space(place)
+            if self._held[place] != ",":
+                break
+            place += 1
+        is_whole = self._held[place : place + 1] == "}"
+        if not is_told:
+            name = _loaded(found.get(NAME, ""))
+            is_call = is_whole and isinstance(name, str) and self._is_name(found[NAME], is_untagged)
+            if not is_call or (is_untagged and ARGUMENTS not in found):
+                raise _NoCallError(place + is_whole)
+            self._begin_named(str(name), found)
+            self._add_arguments(_as_object(found.get(ARGUMENTS, "{}")))
+        self._take(place + is_whole)
+
+    def _read_key(
+        self, place: int, found: dict[str, str], is_untagged: bool
+    ) -> Steps[tuple[str | None, int]]:
+        """Return what the member says that begins here, and where its value does; None where there
+        is no member, or none of a call."""
+        form = self._form
+        if self._held[place] != '"':
+            return None, place
+        end, _ = yield from self._value_end(place)
+        key = str(_loaded(self._held[place:end]))
+        colon = yield from self._after_space(end)
+        role = _ROLES.get(key, "")
+        if (own := _ID_KEY.search(form.call)) and key == own[1]:
+            role = ID
+        if form.call.startswith(f'{{"{NAME}"') and NAME not in found:
+            found[NAME], role = json.dumps(key), ARGUMENTS
+        is_other = not role or (role == ARGUMENTS and NAME not in found)
+        if self._held[colon] != ":" or (is_untagged and key != "type" and is_other):
+            return None, end
+        place = yield from self._after_space(colon + 1)
+        return (None if self._held[place] in ",:}]" else role), place
+
+    def _is_name(self, written: str, is_untagged: bool) -> bool:
+        """Return True for the name of a function, as JSON. A call has begun with it."""
+        name = _loaded(written)
+        is_known = not (is_untagged and self._tools) or name in self._tools
+        if not isinstance(name, str) or not is_known or not _FUNCTION.fullmatch(name):
+            return False
+        self._begin()
+        return True
+
+    def _begin_named(self, name: str, found: Mapping[str, str]) -> None:
+        id = _loaded(found.get(ID, ""))
+        self._begin()
+        self._begin_call(name, id if isinstance(id, str) else None)
+
+    def _tell_value(self, place: int) -> Steps[None]:
+        """Tell the arguments that begin here; those of an object while they are written."""
+        self._take(place)
+        is_object = self._held[0] == "{"
+        end, missing = yield from self._value_end(tells=is_object)
+        text = self._take(end) + missing
+        self._add_arguments(text if is_object else _as_object(text))
+
+    # What follows a call
+
+    def _read_more_calls(self, *, is_untagged: bool = False) -> Steps[None]:
+        """Read the calls that follow one, and leave out what the format has after them."""
+        form = self._form
+        while True:
+            self._within = None
+            if form.between is not None and not is_untagged:
+                if (yield from self._read_call(form.between)):
+                    continue
+                self._within = None
+            place = yield from self._after_space()
+            left = yield from self._left_after_call(place, is_untagged=is_untagged)
+            if form.closing.strip() and not (is_untagged and left):
+                closing = yield from self._find([form.closing])
+                if closing is not None:
+                    self._take(closing.end)
+                    return
+            if left:
+                self._take(place + left)
+            elif form.is_object and self._held[place] == "{":
+                yield from self._read_object(place, is_untagged=is_untagged or form.is_bare)
+            else:
+                return
+
+    def _left_after_call(self, place: int, *, is_untagged: bool) -> Steps[int]:
+        """Return the length of what is left of a call here; 0 where something else comes, such as
+        the fence that opens another block."""
+        ends = self._ends if self._form.keyed else _LEFT
+        ends = (*ends, *_ENDS, _FENCE) if is_untagged else ends
+        while True:
+            rest = self._held[place:]
+            end = next((each for each in ends if rest.startswith(each)), "")
+            if end == _FENCE and len(rest) > len(_FENCE):
+                return len(_FENCE) if rest[len(_FENCE)].isspace() else 0
+            if end != _FENCE and (end or not any(each.startswith(rest) for each in ends)):
+                return len(end)
+            yield from self._more()
+
+    # Arguments that are written one by one
 
     def _read_arguments(self, types: Types) -> Steps[None]:
         """Read up to the end of the call."""
@@ -195,10 +487,7 @@ class KeyedSteps(CallSteps):
             if opening is not None:
                 self._take(opening.end)
                 return True
-            while (next_tag := self._held.find("<", 1)) < 0:  # nothing is between arguments
-                self._held = self._held[:1]
-                yield from self._more()
-            self._take(next_tag)
+            self._take(1)  # nothing is between arguments
 
     def _name(self) -> Steps[str | None]:
         """Return the name of the argument, None where there is none."""
@@ -293,326 +582,6 @@ def _matched(head: Sequence[str], text: str) -> Found | bool:
                 return found is not None
             values[part], place = found.group(), found.end()
     return Found(place, values)
-
-
-_FUNCTION = re.compile(r"[a-zA-Z0-9_.-]+")
-# Models that were trained on several formats take the words of another one.
-_ROLES = {"name": NAME, "tool_name": NAME, "arguments": ARGUMENTS, "parameters": ARGUMENTS}
-_ID_KEY = re.compile(r'"(\w+)": "\$ID"')
-_PYTHON_TAGS = ("", "<|python_start|>", "<|python_tag|>")  # before calls of Llama
-
-# What models write around a call whose tags they have left out.
-FENCE = "```"
-NAMES = ("tool_call", "function_call", "tools", "tool", "response", "json", "JSON", "xml")
-TAGS = tuple(f"<{name}>" for name in NAMES)
-_ENDS = [f"</{name}>" for name in NAMES]
-_LEFT = ("}", "]", ",", ";", ")")  # what a model may write too much of after a call
-_BRACES = ("{", "[{")
-_FENCES = ("", FENCE, f"{FENCE}json", f"{FENCE}xml")
-_OPENINGS = [
-    f"{fence}{tag}{brace}" for fence in _FENCES for tag in ("", *TAGS) for brace in _BRACES
-]
-_FIRST_OPENINGS = [*_OPENINGS, *(f"<|python_tag|>{brace}" for brace in _BRACES)]
-_STARTS = (FENCE, *TAGS, "\n{", "\n[{")
-
-
-class _NoCallError(Exception):
-    """What was read is text, and no call."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-
-@dataclass
-class _Object:
-    """What is known of a call that is a JSON object. place: what was read of the held text."""
-
-    place: int
-    is_untagged: bool
-    name: str | None = None
-    id: str | None = None
-    arguments: str | None = None
-    is_told: bool = False
-
-
-class CallReader(KeyedSteps):
-    """Splits an answer into text and calls of a format. What looks like a call and has no name
-    stays text, so nothing that the model wrote is lost.
-
-    Many a small model leaves the tags out: a JSON object with the name and the arguments of a
-    function that may be called is a call all the same where it begins the answer, a line or a block
-    of code.
-    """
-
-    def __init__(self, form: CallShape, tools: Tools) -> None:
-        """tools: those that may be called; none where they are not known."""
-        self._tools = {tool["function"]["name"]: tool for tool in tools}
-        self._markers = [marker_of(opening) for opening in form.openings]
-        self._reads_untagged = form.is_named and bool(tools)
-        self._is_in_code = False
-        # Where the answer ends here, what is held is text, or a call is cut, or neither.
-        self._within: PartKind | None = PartKind.TEXT
-        super().__init__(form)
-
-    def _read(self) -> Steps[None]:
-        steps = self._read_first
-        try:
-            while True:
-                self._within = PartKind.TEXT
-                try:
-                    yield from steps()
-                except _NoCallError as error:
-                    self._is_in_code |= self._held.lstrip().startswith(FENCE)
-                    self._show(error.length)
-                steps = self._read_next
-        except EndedError:
-            self.is_cut = self._within is PartKind.CALL
-            if self._within is PartKind.TEXT:
-                self._show(len(self._held))
-
-    def _show(self, length: int) -> None:
-        self._add_text(self._take(length))
-
-    def _begin(self, *, is_sure: bool = True) -> None:
-        """A call has begun: nothing of it is text if it is cut."""
-        self._within = PartKind.CALL if is_sure else PartKind.TEXT
-
-    # Text, and where calls begin in it
-
-    def _read_first(self) -> Steps[None]:
-        """Of some formats, the whole answer is a call, or a list of some, or none of it."""
-        if self._form.is_bare and self._form.keyed is not None:
-            openings = [tag + self._form.opening for tag in _PYTHON_TAGS]
-            yield from self._read_calls(openings)
-        elif self._form.is_bare or self._reads_untagged:
-            yield from self._read_untagged(_FIRST_OPENINGS)
-
-    def _read_next(self) -> Steps[None]:
-        """Read text up to calls, and these. Tags that are left after calls are no text."""
-        starts = _STARTS if self._reads_untagged else ()
-        starts = tuple(each for each in starts if each not in self._markers)
-        while True:
-            strays = TAG.findall(self._form.closing) if self._num_calls else []
-            strays = [each for each in strays if each not in self._markers]
-            place, marker = first_of([*self._markers, *starts, *strays], self._held)
-            self._show(place + marker.startswith("\n"))
-            if marker in strays:
-                self._take(len(marker))
-            elif marker:
-                break
-            else:
-                yield from self._more()
-        if marker in starts:
-            yield from self._read_start()
-        elif not (yield from self._read_calls(self._form.openings)):
-            marker = max((m for m in self._markers if self._held.startswith(m)), key=len)
-            self._show(len(marker))
-
-    def _read_start(self) -> Steps[None]:
-        """The held text begins with a fence, a tag that is none of the format's, or a brace."""
-        if not self._is_in_code and (yield from self._read_untagged(_OPENINGS)):
-            return
-        length = 1
-        if self._held.startswith(FENCE):
-            while self._held == FENCE:
-                yield from self._more()
-            length = len(FENCE)
-            self._is_in_code = not self._is_in_code or self._held[length].isalpha()
-        self._show(length)
-
-    def _read_untagged(self, openings: Sequence[str]) -> Steps[bool]:
-        """Read calls without the format's tags, if one of these openings comes next, which end in
-        their first brace."""
-        own = tuple(self._markers)
-        heads = [[each] for each in openings if not own or not each.startswith(own)]
-        found = yield from self._find(*heads)
-        if found is not None:
-            yield from self._read_object(found.end - 1, is_untagged=True)
-            yield from self._read_more_calls(is_untagged=True)
-        return found is not None
-
-    def _read_calls(self, openings: Sequence[str]) -> Steps[bool]:
-        """Read calls, if one of these openings begins some."""
-        form = self._form
-        for opening in openings:
-            self._begin(is_sure=not form.is_bare)
-            is_known = form.is_bare or opening == form.inner_marker
-            if (yield from self._read_call(opening, is_known=is_known)):
-                yield from self._read_more_calls()
-                return True
-        self._begin(is_sure=False)
-        return False
-
-    # Calls
-
-    def _read_call(self, opening: str, *, is_known: bool = False) -> Steps[bool]:
-        """Return False for what is none. is_known: neither is one of a function that the model was
-        not told of."""
-        form = self._form
-        head = [opening] if form.is_object else [opening, *form.head]
-        found = yield from self._find(head)
-        if found is None:
-            return False
-        name = found.values.get(NAME, "")
-        if form.keyed is not None:
-            if (is_known and name not in self._tools) or not (
-                yield from self._is_call(name, found)
-            ):
-                return False
-            self._take(found.end)
-            self._begin()
-            self._begin_call(name)
-            yield from self._read_arguments(argument_types(self._tools.get(name)))
-            return True
-        place = yield from self._after_space(found.end)
-        if self._held[place] != "{":
-            return False
-        if form.is_object:
-            yield from self._read_object(place, is_untagged=form.is_bare)
-            return True
-        self._begin()
-        self._begin_call(name, found.values.get(ID))
-        yield from self._tell_value(place)
-        return True
-
-    def _is_call(self, name: str, found: Found) -> Steps[bool]:
-        """Return True unless what follows a name has to tell that it is one of a call, and does
-        not."""
-        form, held = self._form, self._held
-        assert form.keyed is not None
-        if form.after_name.strip():
-            return True
-        head = [held[: found.end]]
-        heads = [[*head, form.keyed.opening]]
-        if not self._tools or name in self._tools:
-            heads.append([*head, form.closing])
-        return (yield from self._find(*heads)) is not None
-
-    def _read_object(self, start: int, *, is_untagged: bool = False) -> Steps[None]:
-        """Read the call that is a JSON object, which begins here in the held text, whatever the
-        order of its members. Raises _NoCallError for one that is none.
-
-        is_untagged: another member, another name, or arguments before the name tell so."""
-        call = _Object(start + 1, is_untagged)
-        self._begin(is_sure=not is_untagged or bool(self._num_calls))
-        while (yield from self._read_member(call)):
-            pass
-        is_whole = self._held[call.place : call.place + 1] == "}"
-        if not call.is_told:
-            is_named = call.name is not None and _FUNCTION.fullmatch(call.name) is not None
-            if not (is_whole and is_named) or (is_untagged and call.arguments is None):
-                raise _NoCallError(call.place + is_whole)
-            self._begin_call(str(call.name), call.id)
-            self._add_arguments("{}" if call.arguments is None else call.arguments)
-        self._take(call.place + is_whole)
-
-    def _read_member(self, call: _Object) -> Steps[bool]:
-        """Read the next member; return whether another one follows."""
-        call.place = yield from self._after_space(call.place)
-        if self._held[call.place] == "{" and call.name is None and call.arguments is None:
-            call.place += 1  # some templates show calls in two pairs of braces
-            return True
-        role = yield from self._read_key(call)
-        if role is None:
-            return False
-        if role == ARGUMENTS and call.name is not None and not call.is_told:
-            if not _FUNCTION.fullmatch(call.name):
-                return False
-            call.is_told = True
-            self._begin()
-            self._begin_call(call.name, call.id)
-            yield from self._tell_value(call.place)
-            call.place = 0
-        else:
-            end, missing = yield from self._value_end(call.place)
-            text, call.place = self._held[call.place : end] + missing, end
-            value = _loaded(text)
-            if role == NAME:
-                call.name = value if isinstance(value, str) else None
-                is_other = bool(self._tools) and call.name not in self._tools
-                if call.name is None or (call.is_untagged and is_other):
-                    return False
-                self._begin()
-            elif role == ID and isinstance(value, str):
-                call.id = value
-            elif role == ARGUMENTS and call.arguments is None:
-                call.arguments = _as_object(text)
-        call.place = yield from self._after_space(call.place)
-        goes_on = self._held[call.place] == ","
-        call.place += goes_on
-        return goes_on
-
-    def _read_key(self, call: _Object) -> Steps[str | None]:
-        """Return what the next member says, whose value then comes next; None where there is no
-        member, or none of a call."""
-        form = self._form
-        if self._held[call.place] != '"':
-            return None
-        end, _ = yield from self._value_end(call.place)
-        key, call.place = str(_loaded(self._held[call.place : end])), end
-        role = _ROLES.get(key, "")
-        if (found := _ID_KEY.search(form.call)) and key == found[1]:
-            role = ID
-        if form.call.startswith(f'{{"{NAME}"') and call.name is None:
-            call.name, role = key, ARGUMENTS
-        if (
-            call.is_untagged
-            and key != "type"
-            and (not role or (role == ARGUMENTS and not call.name))
-        ):
-            return None
-        call.place = yield from self._after_space(call.place)
-        if self._held[call.place] != ":":
-            return None
-        call.place = yield from self._after_space(call.place + 1)
-        return None if self._held[call.place] in ",:}]" else role
-
-    def _tell_value(self, place: int) -> Steps[None]:
-        """Tell the arguments that begin here; those of an object while they are written."""
-        self._take(place)
-        is_object = self._held[0] == "{"
-        end, missing = yield from self._value_end(tells=is_object)
-        text = self._take(end) + missing
-        self._add_arguments(text if is_object else _as_object(text))
-
-    # What follows a call
-
-    def _read_more_calls(self, *, is_untagged: bool = False) -> Steps[None]:
-        """Read the calls that follow one, and leave out what the format has after them."""
-        form = self._form
-        while True:
-            self._within = None
-            if form.between is not None and not is_untagged:
-                if (yield from self._read_call(form.between)):
-                    continue
-                self._within = None
-            place = yield from self._after_space()
-            left = yield from self._left_after_call(place, is_untagged=is_untagged)
-            if form.closing.strip() and not (is_untagged and left):
-                closing = yield from self._find([form.closing])
-                if closing is not None:
-                    self._take(closing.end)
-                    return
-            if left:
-                self._take(place + left)
-            elif form.is_object and self._held[place] == "{":
-                yield from self._read_object(place, is_untagged=is_untagged or form.is_bare)
-            else:
-                return
-
-    def _left_after_call(self, place: int, *, is_untagged: bool) -> Steps[int]:
-        """Return the length of what is left of a call here; 0 where something else comes, such as
-        the fence that opens another block."""
-        ends = self._ends if self._form.keyed else _LEFT
-        ends = (*ends, *_ENDS, FENCE) if is_untagged else ends
-        while True:
-            rest = self._held[place:]
-            end = next((each for each in ends if rest.startswith(each)), "")
-            if end == FENCE and len(rest) > len(FENCE):
-                return len(FENCE) if rest[len(FENCE)].isspace() else 0
-            if end != FENCE and (end or not any(each.startswith(rest) for each in ends)):
-                return len(end)
-            yield from self._more()
 
 
 def _loaded(text: str) -> object:

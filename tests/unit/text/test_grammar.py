@@ -93,7 +93,7 @@ def test_other_forms(make_engine: Any, remembers_all: Any, grammar: Grammar, pat
 @pytest.mark.parametrize(
     ("grammar", "fault"),
     [
-        (Grammar.json_schema({"type": "objekt"}), "type is malformed: Input should be 'null'"),
+        (Grammar.json_schema({"type": "objekt"}), "type at #/type \\(Input should be 'null'"),
         (Grammar.json_schema({"enum": []}), "Unsatisfiable"),
         (Grammar.json_schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable"),
         (Grammar.json_schema({"$ref": "#/nowhere"}), "nowhere"),
@@ -109,7 +109,9 @@ def test_what_no_answer_can_be_is_refused_and_nothing_is_disturbed(
     engine = make_engine(remembers_all())
     running = engine.generate("hello", max_tokens=5, stream=True)
     next(running)
-    with pytest.raises(UsageError, match=f"(?s)no answer can have this form.*{fault}"):
+    with pytest.raises(
+        UsageError, match=f"(?s)(no answer can have this form|answers cannot be held).*{fault}"
+    ):
         engine.generate("p", grammar=grammar)
     assert len(running.finish().tokens) == 5
 

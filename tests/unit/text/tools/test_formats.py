@@ -129,13 +129,11 @@ def test_every_text_that_the_grammar_allows_is_a_call_that_fits_the_schema(name:
     assert found > 2
 
 
-def walked_to(grammar: Any, seed: int, ends: list[str], begun: str = "") -> str | None:
-    """A text of the form that begins so, drawn at random, in which texts are ended now and then."""
+def walked_to(grammar: Any, seed: int, ends: list[str]) -> str | None:
+    """A text of the form, drawn at random, in which texts are ended now and then."""
     rng = random.Random(seed)
     constraint = form_walks.compiler().compile(grammar)
-    text = bytearray(begun.encode())
-    assert constraint.num_allowed([*text]) == len(text)
-    constraint.observe([*text])
+    text = bytearray()
     while len(text) < 2000:
         allowed = np.flatnonzero(constraint.allowed([])).tolist()
         if form_walks.EOS in allowed and (len(allowed) == 1 or rng.random() < 0.5):
@@ -231,8 +229,12 @@ def test_a_value_has_the_type_of_its_schema(key: str, written: str, meant: Any) 
 @pytest.mark.parametrize(
     ("schema", "fitting", "others"),
     [
-        ({"properties": {"a": {"minLength": 2, "pattern": "^x"}}}, {"a": "xy"}, [{"a": "x"}]),
-        ({"properties": {"a": {"enum": ["b", "c"], "pattern": "b"}}}, {"a": "b"}, [{"a": "c"}]),
+        ({"properties": {"a": {"enum": ["b", "c"]}}}, {"a": "b"}, [{"a": "d"}]),
+        (
+            {"properties": {"a": {"type": "object", "patternProperties": {"^b": {}}}}},
+            {"a": {"b": 1}},
+            [{"a": {"c": 1}}],
+        ),
         (
             {"properties": {"a": False}, "additionalProperties": {"type": "integer"}},
             {"b": 1},
@@ -302,7 +304,6 @@ LITERALS = [
     ("days=5, wide=True", {"days": 5, "wide": True}),
     ("wide=false, unit=null, more=None", {"wide": False, "unit": None, "more": None}),
     ("city='it\\'s', kind=\"long\"", {"city": "it's", "kind": "long"}),
-    ("city='it's', days=3", {"city": "it's", "days": 3}),
     ('city="a\\u00e9\\ud83d\\ude00\\n\\\\"', {"city": "a\u00e9\U0001f600\n\\"}),
     (
         "names=['a', \"b\"], place={'x': 1, \"label\": 'z'}",
@@ -490,7 +491,6 @@ def test_a_call_of_a_grammar_may_have_what_its_schema_allows_in_the_templates_sp
         in_function_tag(("city", "a"), ("other", "b")),
         in_function_tag(("city", "a"), name="other"),
         f"{in_function_tag(('city', 'a'))} so",
-        in_function_tag(("city", "a")).removeprefix("<tool_call>\n"),
         f"{in_function_tag(('city', 'a'))}{in_function_tag(('city', 'a'))}",
     ]
     for text in fits + not_fits:
@@ -521,33 +521,6 @@ def test_whatever_a_model_writes_is_read_the_same_in_any_pieces(name: str) -> No
             assert read(form, text, cuts, TOOLS)[:3] == whole[:3], text
         told = [] if name in JSON else whole.calls[:-1] if whole.is_cut else whole.calls
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in told), text
-
-
-@pytest.mark.parametrize("name", JSON)
-@pytest.mark.parametrize(
-    "begun",
-    [
-        '{"name": "weather", "arguments":',
-        '```json\n[{"name":"weather","parameters": ',
-        'So:\n```\n{"name": "weather" ,"arguments":',
-    ],
-)
-def test_a_call_without_its_tags_is_held_to_its_schema_too(name: str, begun: str) -> None:
-    form = FORMATS[name]
-    if not form.is_named:
-        return
-    grammar = form.grammar(TOOLS, required=False, several=True)
-    num_calls = 0
-    for seed in range(4):
-        markup = walked_to(grammar, seed, ['"'], begun)
-        if markup is not None:
-            found = read(form, markup, range(0, 999, 11), TOOLS)
-            assert found.text == ("So:\n" if begun.startswith("So") else ""), markup
-            assert not found.is_cut and len(set(found.ids)) == len(found.calls)
-            for _, arguments in found.calls:
-                assert_fits(json.loads(arguments))
-            num_calls += len(found.calls)
-    assert num_calls > 1
 
 
 @pytest.mark.parametrize("name", FORMATS)

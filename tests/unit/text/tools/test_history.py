@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.plain_messages import with_ordered_results
 from edge_spec.text.template_traits import TemplateTraits, fitted
-from edge_spec.text.tool_results import with_ordered_results
 from edge_spec.text.tools.formats import FORMATS
 from fixtures.call_templates import JSON, STATING, TEMPLATES, with_results
 
