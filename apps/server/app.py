@@ -45,10 +45,6 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
-_GONE = {
-    "/completion": "Send the prompt to POST /v1/completions.",
-    "/slots": "GET /metrics tells how many slots there are and how many of them answer.",
-}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request is refused."},
     "5XX": {"description": "The server fails or is busy."},
@@ -143,8 +139,7 @@ def _hint(app: FastAPI, path: str) -> str:
     if path.startswith("/v1/responses/"):
         return "No response is stored: a request has the whole conversation."
     meant = next((each for each in _paths(app) if path.endswith(each.removeprefix("/v1"))), None)
-    usual = f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
-    return _GONE.get(path, usual)
+    return f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
 
 
 class Guard:
@@ -178,7 +173,7 @@ class Guard:
             self._check_key(scope["path"], headers)
             if method == "POST":
                 _check_type(headers.get("content-type", ""))
-                receive = await self._read(scope, headers, receive)
+                receive = await self._read(scope, receive)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, send_guarded)
         except ClientDisconnect:
@@ -207,17 +202,11 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+    async def _read(self, scope: Scope, receive: Receive) -> Receive:
         """Read the body, and return what gives it, and then what comes after it. Raises ApiError,
         ClientDisconnect."""
         limit, closes = self._options.max_body_bytes, {"Connection": "close"}
-        told = f"The body has more than {limit} bytes."
-        too_large = ApiError(413, told, code="request_too_large", headers=closes)
         body, num_bytes = bytearray(), 0
-        waits_for_leave = headers.get("expect", "").lower() == "100-continue"
-        length = headers.get("content-length", "0")
-        if waits_for_leave and length.isdigit() and int(length) > limit:
-            raise too_large
         try:
             async with asyncio.timeout(self._options.client_timeout_s):
                 async for piece in Request(scope, receive).stream():
@@ -229,7 +218,8 @@ class Guard:
         except TimeoutError:
             raise ApiError(408, "The body took too long.", headers=closes) from None
         if num_bytes > limit:
-            raise too_large
+            told = f"The body has more than {limit} bytes."
+            raise ApiError(413, told, code="request_too_large", headers=closes)
         whole: list[Message] = [{"type": "http.request", "body": bytes(body)}]
 
         async def replay() -> Message:

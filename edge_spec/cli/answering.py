@@ -304,7 +304,7 @@ class ServerSettings:
         600.0, "Seconds that an answer may take from its first token on."
     )
     client_timeout_s: float = _server(
-        30.0, "Seconds that a client may take to send a request, or not to read."
+        30.0, "Seconds that a client may take to send the body of a request."
     )
     grace_s: float = _server(30.0, "Seconds that answers have to end on a signal.")
     max_body_bytes: int = _server(2 << 20, "Largest request.")

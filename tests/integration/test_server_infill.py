@@ -162,18 +162,3 @@ def test_a_text_and_its_tokens(editor: httpx.Client, coder: Engine) -> None:
     assert mixed == [*coder.encode("the"), tokens[0], *coder.encode("end")]
     assert ask(editor, "/tokenize") == {"tokens": []}
     assert ask(editor, "/detokenize") == {"content": ""}
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "told"),
-    [
-        ("POST", "/completion", "Send the prompt to POST /v1/completions."),
-        ("GET", "/slots", "GET /metrics tells how many slots there are"),
-    ],
-)
-def test_an_endpoint_that_is_gone_says_what_to_use(
-    client: httpx.Client, method: str, path: str, told: str
-) -> None:
-    response = client.request(method, path, json={})
-    assert response.status_code == 404
-    assert f"There is no {path} here. {told}" in response.json()["error"]["message"]
