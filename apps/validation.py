@@ -46,7 +46,7 @@ def _place(fault: Mapping[str, Any], body: Any) -> list[str | int]:
         place.append(fault["ctx"]["member"])
     elif fault["type"].startswith("union_tag"):
         place.append("type")
-    elif fault["type"] == "missing" and place != [*loc]:
+    elif fault["type"].startswith("missing") and place != [*loc]:
         place.append(loc[-1])
     return place
 
@@ -64,9 +64,9 @@ def _fault(fault: Mapping[str, Any]) -> str:
     context, kind = fault.get("ctx", {}), fault["type"]
     if "member" in context:
         return f" {context['fault']}"
-    if kind in ("missing", "union_tag_not_found"):
+    if kind.startswith("missing") or kind == "union_tag_not_found":
         return " is missing"
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return " is no field that is known here"
     if kind == "union_tag_invalid":
         return f": {shown(context['tag'])} should be one of {context['expected_tags']}"
