@@ -9,12 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
@@ -36,7 +34,6 @@ _NO_ANSWER = "No answer yet."
 _BAR_WIDTH = 24
 MOST_TOKENS = 128  # of each answer that is compared
 _REMEMBERING = "answers"  # the drafter that knows answers of before
-_LEAST_COLUMN = 36  # two texts stand side by side where each gets as much
 
 # Of tokens: style, what stands around one where there are no colours, and what it means.
 _ORIGINS = {
@@ -66,18 +63,9 @@ Outcome = RenderableType | CommandAnswer | Leave
 class Door:
     """The terminal or pipe that a command was typed into."""
 
-    width: int = 80
     is_terminal: bool = False
     report: Report | None = None  # None: progress goes to stderr
     on_chunk: OnChunk = field(default=lambda chunk: None)
-
-
-class Runs(Enum):
-    """When a command is carried out."""
-
-    ANY_TIME = "also during an answer"
-    AT_ONCE = "between answers"
-    LONG = "between answers, and may take its time"
 
 
 @dataclass(frozen=True)
@@ -85,7 +73,8 @@ class Command:
     usage: str  # as help shows it: the name, then the argument
     help: str
     act: Callable[[ChatConversation, str, Door], Outcome]
-    runs: Runs = Runs.AT_ONCE
+    during_answer: bool = False  # it may also be carried out while one is written
+    is_long: bool = False  # another thread does it, and the line stays alive
     choices: Callable[[ChatConversation], Sequence[str]] = lambda talk: ()  # of its argument
     takes_path: bool = False
 
@@ -129,7 +118,7 @@ def _compare(talk: ChatConversation, argument: str, door: Door) -> Outcome:
     results = compare(talk, argument or None, door.on_chunk, say)
     if results is None:
         return "Stopped."
-    return comparison_text(talk.engine.drafter, results, door.width)
+    return comparison_text(talk.engine.drafter, results)
 
 
 def _tokens(talk: ChatConversation, argument: str, door: Door) -> Outcome:
@@ -236,18 +225,18 @@ COMMANDS = (
         "/draft auto|none|NAME",
         "who drafts, from the next round on",
         _draft,
-        Runs.ANY_TIME,
-        lambda talk: ("auto", "none", *talk.engine.drafters),
+        True,
+        choices=lambda talk: ("auto", "none", *talk.engine.drafters),
     ),
     Command(
         "/compare [TEXT]",
         "answer TEXT, or the last message, with and without speculation",
         _compare,
-        Runs.LONG,
+        is_long=True,
     ),
-    Command("/tokens", "the last answer, each token by its origin", _tokens, Runs.ANY_TIME),
-    Command("/stats", "figures of the last answer", _stats, Runs.ANY_TIME),
-    Command("/thoughts", "what was thought before the last answer", _thoughts, Runs.ANY_TIME),
+    Command("/tokens", "the last answer, each token by its origin", _tokens, True),
+    Command("/stats", "figures of the last answer", _stats, True),
+    Command("/thoughts", "what was thought before the last answer", _thoughts, True),
     Command(
         "/reasoning auto|off|N",
         "whether answers begin with a thought, of N tokens at most",
@@ -270,27 +259,27 @@ COMMANDS = (
         "/save FILE",
         "keep it in a file; .json: its messages alone",
         lambda talk, argument, _: save(talk, _path(argument)),
-        Runs.LONG,
+        is_long=True,
         takes_path=True,
     ),
     Command(
         "/load FILE",
         "go on with a saved conversation",
         lambda talk, argument, _: load(talk, _path(argument)),
-        Runs.LONG,
+        is_long=True,
         takes_path=True,
     ),
-    Command("/model NAME", "go on with another model", _model, Runs.LONG, takes_path=True),
+    Command("/model NAME", "go on with another model", _model, is_long=True, takes_path=True),
     Command(
         "/exact on|off",
         "bit-identical to plain decoding; opens the model again",
         _exact,
-        Runs.LONG,
-        _on_off,
+        is_long=True,
+        choices=_on_off,
     ),
     Command("/plain on|off", "show Markdown as text, or formatted", _plain, choices=_on_off),
-    Command("/help", "this list", lambda *_: help_text(), Runs.ANY_TIME),
-    Command("/quit", "leave (also Ctrl-D)", lambda *_: Leave(), Runs.ANY_TIME),
+    Command("/help", "this list", lambda *_: help_text(), True),
+    Command("/quit", "leave (also Ctrl-D)", lambda *_: Leave(), True),
 )
 
 
@@ -390,9 +379,9 @@ def compare(
     return results
 
 
-def comparison_text(drafter: str, results: list[GenerationResult], width: int) -> RenderableType:
-    """Show the texts, side by side where there is room, then rates, their ratio and what differs.
-    Rates are of the rounds, without the time for the prompt."""
+def comparison_text(drafter: str, results: list[GenerationResult]) -> RenderableType:
+    """Show the texts, rates, their ratio and what differs. Rates are of the rounds, without the
+    time for the prompt."""
     first, drafted, second = results
     plain_ms = first.stats.predicted_ms + second.stats.predicted_ms
     plain_n = first.stats.predicted_n + second.stats.predicted_n
@@ -408,11 +397,7 @@ def comparison_text(drafter: str, results: list[GenerationResult], width: int) -
     ]
     if _REMEMBERING in (*drafter.split(","), *drafted.stats.drafters):
         lines.append("Its drafter remembers answers: one that was given before is drafted whole.")
-    side_by_side = width >= 2 * _LEAST_COLUMN
-    for panel in panels:
-        panel.width = width // 2 - 1 if side_by_side else None
-    texts = Columns(panels, padding=(0, 1)) if side_by_side else Group(*panels)
-    return Group(texts, Text("\n".join(lines)))
+    return Group(*panels, Text("\n".join(lines)))
 
 
 def _panel(name: str, per_second: float, result: GenerationResult) -> Panel:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prompt_toolkit import PromptSession
@@ -35,7 +34,7 @@ from edge_spec.apps.chat.commands import (
     CommandAnswer,
     Door,
     Leave,
-    Runs,
+    Outcome,
     find,
     run_command,
 )
@@ -44,7 +43,7 @@ from edge_spec.apps.chat.rendering import AnswerView, harmless, paint
 from edge_spec.engine.results import cut_thought, thought_line, told_time
 from edge_spec.errors import UsageError
 from edge_spec.models.devices import format_bytes, resident_bytes
-from edge_spec.storage.atomic import atomic_file, cache_directory, locked
+from edge_spec.storage.atomic import cache_directory
 
 if TYPE_CHECKING:
     from edge_spec import Chunk
@@ -58,7 +57,6 @@ _MIN_REDRAW_S, _MAX_REDRAW_S = 0.1, 0.5
 _PROMPT = "> "
 _SEPARATOR = " | "  # in the footer
 _MAX_HISTORY_BYTES = 1_000_000
-_LOCK_S = 1.0
 _MENU_ROWS = 4
 _THOUGHT_ROWS = 10  # at most, that one line will take the place of
 _ROWS_BELOW = _MENU_ROWS + 2  # input, menu and footer, which the end of an answer leaves free
@@ -135,26 +133,17 @@ class OwnHistory(FileHistory):
 
 
 def open_history() -> History:
-    """Open the history of all conversations, in memory where no file can be written."""
+    """Open the history of all conversations, in memory where no file can be written. One that has
+    become long begins anew."""
     path = cache_directory() / "chat-history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > _MAX_HISTORY_BYTES:
+            path.unlink()
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        _shorten(path)
     except OSError:
         return InMemoryHistory()
     return OwnHistory(path)
-
-
-def _shorten(path: Path) -> None:
-    """Drop the older half of a long history, at the beginning of an entry."""
-    if path.stat().st_size <= _MAX_HISTORY_BYTES:
-        return
-    with locked(path, _LOCK_S):
-        content = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
-        entry = content.find(b"\n\n# ")  # its time, before its lines
-        with atomic_file(path, 0o600) as work:
-            work.write_bytes(content[entry + 1 :])
 
 
 class Terminal:
@@ -214,19 +203,17 @@ class Terminal:
     async def _take(self, text: str) -> None:
         """Do what the line asks for, or begin it. Called where `_has_to_wait` is false."""
         self._note = ""
-        if text.startswith("/"):
-            command = find(text.partition(" ")[0])
-            if command is not None and command.runs is Runs.LONG:
-                self._begin(self._command(text, is_long=True))
-            else:
-                await self._command(text, is_long=False)
-        elif text:
-            self._begin(self._answer(CommandAnswer(text)))
-
-    async def _command(self, line: str, *, is_long: bool) -> None:
-        run = partial(run_command, self._conversation, line, self._door())
+        if not text.startswith("/"):
+            if text:
+                self._begin(self._answer(CommandAnswer(text)))
+            return
+        command = find(text.partition(" ")[0])
+        run = partial(run_command, self._conversation, text, self._door())
+        if command is not None and command.is_long:
+            self._begin(self._command(run))
+            return
         try:
-            outcome = await self._following(run) if is_long else run()
+            outcome = run()
         except (EdgeSpecError, OSError) as error:
             outcome = _complaint(error)
         if isinstance(outcome, Leave):
@@ -235,6 +222,11 @@ class Terminal:
             self._begin(self._answer(outcome))
         else:
             await self._show(outcome)
+
+    async def _command(self, run: Callable[[], Outcome]) -> None:
+        outcome = await self._following(run)
+        assert not isinstance(outcome, CommandAnswer | Leave)  # none that is long
+        await self._show(outcome)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._work = asyncio.create_task(self._working(work))
@@ -304,7 +296,6 @@ class Terminal:
             self._note = f"{what} {fraction:.0%}" if fraction else what
 
         return Door(
-            self._width,
             is_terminal=True,
             report=report,
             on_chunk=lambda chunk: self._rate.observe(len(chunk.tokens)),
@@ -342,7 +333,7 @@ class Terminal:
         if self._work is None or not text:
             return False
         command = find(text.partition(" ")[0])
-        if command is None or command.runs is not Runs.ANY_TIME:
+        if command is None or not command.during_answer:
             return True
         # Drafters may be changed in an answer, not where they are compared or opened.
         return command.name == "/draft" and self._view is None

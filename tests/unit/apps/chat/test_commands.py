@@ -267,7 +267,7 @@ def test_comparing_measures_both_and_leaves_the_conversation(talk: Any, temperat
     compared = compare(conversation, None, lambda chunk: None, lambda what: None)
     assert compared is not None
     first, drafted, second = compared
-    told = plain(comparison_text("auto", compared, 80))
+    told = plain(comparison_text("auto", compared))
     assert "The texts are equal, token by token (100)." in told
     assert drafted.stats.draft_n_accepted > 0
     assert [set(each.stats.plain_reasons) for each in (first, second)] == [{"off"}, {"off"}]
