@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import mimetypes
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -15,8 +16,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_spec.apps.server.anthropic import MESSAGES, add_messages
@@ -30,7 +32,7 @@ from edge_spec.apps.server.openai import add_openai
 from edge_spec.apps.server.options import ServerOptions, origin_pattern
 from edge_spec.apps.server.reply import Running
 from edge_spec.apps.server.responses import add_responses
-from edge_spec.apps.web import INDEX, load_assets
+from edge_spec.apps.web import INDEX, STATIC
 
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/static/"
@@ -96,18 +98,13 @@ def _add_health(app: FastAPI, metrics: Metrics) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
-    page = load_assets()
-
-    @app.get("/static/{name}", include_in_schema=False)
-    async def static(name: str) -> Response:
-        asset = page.get(name)
-        if asset is None:
-            raise ApiError(404, "There is no such file.")
-        return Response(asset.content, 200, {"cache-control": "no-cache"}, asset.media_type)
+    mimetypes.add_type("text/javascript", ".js")  # which a registry may know by another type
+    mimetypes.add_type("text/css", ".css")
+    app.mount("/static", StaticFiles(directory=STATIC))
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
-        return await static(INDEX)
+        return FileResponse(INDEX)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -164,7 +161,9 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._observe(scope["path"], message["status"])
-                MutableHeaders(scope=message).update(_HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-cache")
             await send(message)
 
         try:
