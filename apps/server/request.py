@@ -98,7 +98,7 @@ class Desk:
         self.model = model
         self.engine = engine
         self.drafter = engine.drafter
-        self._options = options
+        self.options = options
 
     def work(self, request: Request) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
@@ -106,7 +106,7 @@ class Desk:
             return self._chat(request)
         prompts: list[Sequence[int]]
         if (gap := request.gap) is not None:
-            limit = request.max_tokens or self._options.max_tokens
+            limit = request.max_tokens or self.options.max_tokens
             room = {"max_tokens": None if limit == NO_LIMIT else limit, **gap.options}
             prompts = [self.engine.infill_prompt(gap.prefix, gap.suffix, gap.files, **room)]
         else:
@@ -126,7 +126,7 @@ class Desk:
             "template_kwargs": request.template_kwargs or None,
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
-            "reasoning": request.reasoning or self._options.reasoning,
+            "reasoning": request.reasoning or self.options.reasoning,
         }
         options = {name: value for name, value in asked.items() if value is not None}
         try:
@@ -182,7 +182,7 @@ class Desk:
         if request.ignore_eos and grammar is not None:
             told = "keeps an answer of a given form from its end: leave one of them out."
             raise refused("ignore_eos", told)
-        limit, options = request.max_tokens, self._options
+        limit, options = request.max_tokens, self.options
         if limit is None and options.max_tokens is not None:
             limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
         asked: dict[str, Any] = {
@@ -213,7 +213,7 @@ class Desk:
         if request.ignore_eos:
             ends = dict.fromkeys(self.engine.parts.text.eos_ids, -inf)
             given["logit_bias"] = {**given.get("logit_bias", {}), **ends}
-        params, last = replace(self._options.sampling, **given), request.repeat_last_n
+        params, last = replace(self.options.sampling, **given), request.repeat_last_n
         if params.penalized and last not in (None, -1) and last < self.engine.context_length:
             told = "but penalties are of all tokens: leave it out or send -1."
             raise refused("repeat_last_n", f"is {last}, {told}")
