@@ -81,12 +81,9 @@ _USUAL: Mapping[str, tuple[Any, ...]] = {  # where others ask for nothing
 _STATELESS = "nothing is stored here, so send the whole conversation"
 _INSTEAD = {
     **dict.fromkeys(("previous_response_id", "conversation", "thread"), _STATELESS),
-    **dict.fromkeys(("options", "extra_body"), "send its members beside the others"),
     **dict.fromkeys(("images", "audio"), "the model reads text"),
-    **dict.fromkeys(("format", "structured_outputs"), "send response_format, regex or grammar"),
-    "messages": "send prompt or input, or ask POST /v1/chat/completions",
     "functions": "send tools",
-    "function_call": "send tool_choice, or tool_calls in a message",
+    "extra_body": "send its members beside the others",
 }
 
 

@@ -16,9 +16,7 @@ from edge_spec import GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.body import (
     HARMLESS,
-    LEAVE_OUT,
     Message,
-    asks_for_nothing,
     message_of,
     refusal,
     words,
@@ -34,7 +32,7 @@ from edge_spec.apps.server.reply import (
     reason_of,
 )
 from edge_spec.apps.server.request import Gap, Request
-from edge_spec.apps.server.schema import AnswerBody, ConversationBody
+from edge_spec.apps.server.schema import ConversationBody
 
 _OF_ITS_RUNNER = words(
     """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
@@ -104,15 +102,7 @@ class OllamaGenerateBody(OllamaBody):
     def _goes_without_template(self) -> OllamaGenerateBody:
         if self.system and (self.raw or self.suffix):
             raise refusal("system", "is of the chat template, which raw and suffix go without")
-        if self.suffix or (self.raw and self.prompt):
-            for name in self.model_fields_set & _OF_TEMPLATES:
-                if not asks_for_nothing(name, getattr(self, name)):
-                    raise refusal(name, f"is of the chat template: {LEAVE_OUT}")
         return self
-
-
-_OF_TEMPLATES = ConversationBody.model_fields.keys() - AnswerBody.model_fields
-_OF_TEMPLATES -= {"logprobs", "top_logprobs"}
 
 
 class OllamaReply(Reply):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -113,9 +113,6 @@ class Desk:
             encode = self.engine.encode
             prompts = [encode(p) if isinstance(p, str) else p for p in request.prompts]
         return self._work(request, prompts, _grammar(request))
-
-    def texts(self, prompts: Iterable[Sequence[int]]) -> list[str]:
-        return list(map(self.engine.parts.text.tokenizer.decode, prompts))
 
     def _chat(self, request: Request) -> Work:
         text = self.engine.parts.text
