@@ -13,12 +13,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.panel import Panel
+from rich.console import RenderableType
 from rich.text import Text
 
 from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report, load, save
-from edge_spec.apps.chat.rendering import bar_character, dim
+from edge_spec.apps.chat.rendering import dim
 from edge_spec.engine.results import thought_line
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
@@ -31,7 +30,6 @@ KEYS = """\
 Ctrl-C stops an answer and keeps what came; twice at an empty line leaves.
 Alt-Enter begins a new line, Tab completes, Ctrl-R searches what you typed before."""
 _NO_ANSWER = "No answer yet."
-_BAR_WIDTH = 24
 MOST_TOKENS = 128  # of each answer that is compared
 _REMEMBERING = "answers"  # the drafter that knows answers of before
 
@@ -307,7 +305,6 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
     reasons = ", ".join(f"{name} {count}" for name, count in stats.plain_reasons.items())
     if reasons:
         lines.append(f"{stats.plain_rounds} of {stats.rounds} rounds were plain: {reasons}")
-    lines += _histogram(stats.acceptance_histogram)
     if stats.policy:
         lines.append(f"policy: {stats.policy}")
     lines.append(_promise(stats))
@@ -332,18 +329,6 @@ def _promise(stats: Stats) -> str:
         if stats.speedup_over_fastest_plain is not None:
             line += f" ({stats.speedup_over_fastest_plain:.2f}x those)"
     return line
-
-
-def _histogram(rounds: Counter[int]) -> list[str]:
-    """rounds: speculative ones by number of accepted draft tokens."""
-    if not rounds:
-        return []
-    most = max(rounds.values())
-    lines = ["speculative rounds by accepted draft tokens:"]
-    for accepted, count in sorted(rounds.items()):
-        bar = bar_character() * max(round(count / most * _BAR_WIDTH), 1)
-        lines.append(f"  {accepted:2} {bar:{_BAR_WIDTH}} {count}")
-    return lines
 
 
 def compare(
@@ -379,17 +364,18 @@ def compare(
     return results
 
 
-def comparison_text(drafter: str, results: list[GenerationResult]) -> RenderableType:
-    """Show the texts, rates, their ratio and what differs. Rates are of the rounds, without the
-    time for the prompt."""
+def comparison_text(drafter: str, results: list[GenerationResult]) -> str:
+    """Show the text with drafting, both rates, their ratio and what differs. Rates are of the
+    rounds, without the time for the prompt."""
     first, drafted, second = results
     plain_ms = first.stats.predicted_ms + second.stats.predicted_ms
     plain_n = first.stats.predicted_n + second.stats.predicted_n
     plain_rate = plain_n / plain_ms * 1e3 if plain_ms else 0.0
     rate = drafted.stats.predicted_per_second
-    panels = [_panel("plain", plain_rate, first), _panel(drafter, rate, drafted)]
     speedup = f": {rate / plain_rate:.2f}x" if plain_rate else ""
     lines = [
+        drafted.text.strip(),
+        "",
         f"{rate:.1f} tokens/s with {drafter}, {plain_rate:.1f} without{speedup}",
         _difference(first, drafted),
         "Measured: three answers in turns, plain, drafting, plain; their rounds, without the "
@@ -397,14 +383,7 @@ def comparison_text(drafter: str, results: list[GenerationResult]) -> Renderable
     ]
     if _REMEMBERING in (*drafter.split(","), *drafted.stats.drafters):
         lines.append("Its drafter remembers answers: one that was given before is drafted whole.")
-    return Group(*panels, Text("\n".join(lines)))
-
-
-def _panel(name: str, per_second: float, result: GenerationResult) -> Panel:
-    title = Text(f"{name}: {per_second:.1f} tokens/s")
-    thought, text = result.reasoning.strip(), result.text.strip()
-    shown = Text.assemble((thought, "dim"), "\n\n" if thought and text else "", text)
-    return Panel(shown, title=title, title_align="left")
+    return "\n".join(lines)
 
 
 def _difference(plain: GenerationResult, drafted: GenerationResult) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,9 +31,9 @@ _THOUGHT = "reasoning_content"
 def num_to_leave_out(
     messages: Sequence[Message], count_tokens: CountTokens, context_length: int, answer_tokens: int
 ) -> int:
-    """Return how many of the oldest messages to leave out, not counting system messages at the
-    beginning, which stay. 0 if an answer of `answer_tokens`, or of a quarter of the context if that
-    is less, has room, and if the last turn alone is too long.
+    """Return how many of the oldest messages to leave out, not counting a system message at the
+    beginning, which stays. 0 if an answer of `answer_tokens`, or of a quarter of the context if
+    that is less, has room, and if the last turn alone is too long.
 
     Whole turns go, from a message of the user to the next one, until half of the context is free:
     the shorter prompt is read again, since tokens that are moved within a KV cache would have other
@@ -42,8 +41,8 @@ def num_to_leave_out(
     """
     if count_tokens(messages) + min(answer_tokens, context_length // 4) <= context_length:
         return 0
-    opening = list(takewhile(lambda message: message["role"] == "system", messages))
-    turns = [i for i in range(len(opening), len(messages)) if messages[i]["role"] == "user"]
+    opening = [message for message in messages[:1] if message["role"] == "system"]
+    turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
     for begin in turns:
         num_tokens = count_tokens([*opening, *messages[begin:]])
         most = context_length if begin == turns[-1] else context_length // 2

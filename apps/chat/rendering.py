@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
@@ -60,12 +59,6 @@ def plain(shown: RenderableType, width: int = 80) -> str:
     if isinstance(shown, str):
         return harmless(shown) + "\n"
     return _painted(shown, width, styled=False)
-
-
-def bar_character() -> str:
-    """Return a block for the bars of charts, where standard output can print one."""
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    return "\u2588" if encoding.lower().startswith("utf") else "#"
 
 
 def _painted(shown: RenderableType, width: int, *, styled: bool) -> str:

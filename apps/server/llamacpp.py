@@ -10,12 +10,12 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.responses import Response
 
 from edge_spec import Chunk, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
+from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole
 from edge_spec.apps.server.errors import refused
 from edge_spec.apps.server.openai import ChatBody, ChatReply, CompletionBody
 from edge_spec.apps.server.reply import (
@@ -67,6 +67,9 @@ class InfillBody(AnswerBody):
     return_tokens: bool | None = None
 
     def request(self) -> Request:
+        # An empty file has no text, and a prompt that is only read may have other files alone.
+        if not {"input_prefix", "input_suffix", "input_extra", "prompt"} & self.model_fields_set:
+            raise refused("input_prefix", "is missing: send the text before the cursor.")
         asked, prefix = super().request(), self.input_prefix + (self.prompt or "")
         files = [(each.filename, each.text) for each in self.input_extra or ()]
         options = {"names_file": True, "suffix_first": self.spm_infill}
@@ -82,14 +85,6 @@ class InfillBody(AnswerBody):
     def reads_alone(self) -> bool:
         """Return whether nothing is to be written."""
         return self.max_tokens == 0 and self.max_completion_tokens is None
-
-    @model_validator(mode="after")
-    def _has_text(self) -> InfillBody:
-        """An empty file has no text, and a prompt that is only read may have other files alone."""
-        given = {"input_prefix", "input_suffix", "input_extra", "prompt"} & self.model_fields_set
-        if not given:
-            raise refusal("input_prefix", "is missing: send the text before the cursor")
-        return self
 
 
 class FimBody(CompletionBody):

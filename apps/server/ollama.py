@@ -21,7 +21,7 @@ from edge_spec.apps.server.body import (
     refusal,
     words,
 )
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.openai import ChatBody
 from edge_spec.apps.server.reply import (
     AnswerResponse,
@@ -90,6 +90,9 @@ class OllamaGenerateBody(OllamaBody):
         return bool(self.prompt or self.suffix)
 
     def request(self) -> Request:
+        if self.system and (self.raw or self.suffix):
+            told = "is of the chat template, which raw and suffix go without."
+            raise refused("system", told)
         asked = super().request()
         if self.suffix:
             return replace(asked, gap=Gap(self.prompt, self.suffix))
@@ -97,12 +100,6 @@ class OllamaGenerateBody(OllamaBody):
             return replace(asked, prompts=[self.prompt])
         system = [message_of("system", self.system)] if self.system else []
         return replace(asked, messages=[*system, message_of("user", self.prompt)])
-
-    @model_validator(mode="after")
-    def _goes_without_template(self) -> OllamaGenerateBody:
-        if self.system and (self.raw or self.suffix):
-            raise refusal("system", "is of the chat template, which raw and suffix go without")
-        return self
 
 
 class OllamaReply(Reply):

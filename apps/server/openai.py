@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from fastapi import FastAPI
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from edge_spec import Chunk, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.body import MAX_INT, Message, refusal
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.body import MAX_INT, Message
+from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
@@ -66,6 +66,10 @@ class CompletionBody(AnswerBody):
     suffix: str | None = None  # what follows the answer; "": nothing is known of it
 
     def request(self) -> Request:
+        if self.echo and (self.suffix or self._num_logprobs is not None):
+            raise refused("echo", "goes without logprobs and suffix.")
+        if self.suffix and not isinstance(self.prompt, str):
+            raise refused("suffix", "needs a prompt that is one text.")
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         prompts: Sequence[Any] = [self.prompt] if is_one else self.prompt
         gap = Gap(prompts[0], self.suffix) if self.suffix else None
@@ -76,14 +80,6 @@ class CompletionBody(AnswerBody):
         if self.logprobs is None:
             return self.n_probs or None
         return max(self.logprobs, self.n_probs or 0)
-
-    @model_validator(mode="after")
-    def _fits(self) -> CompletionBody:
-        if self.echo and (self.suffix or self._num_logprobs is not None):
-            raise refusal("echo", "goes without logprobs and suffix")
-        if self.suffix and not isinstance(self.prompt, str):
-            raise refusal("suffix", "needs a prompt that is one text")
-        return self
 
 
 def _reason(result: GenerationResult) -> str:

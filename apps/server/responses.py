@@ -28,10 +28,9 @@ from edge_spec.apps.server.body import (
     call_of,
     joined,
     message_of,
-    refusal,
     tool_of,
 )
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
@@ -220,13 +219,13 @@ class ResponsesBody(ConversationBody):
         asks_scores = isinstance(include, list) and SCORES in include
         scores = asks_scores or given.get("top_logprobs")
         body = read({**given, "logprobs": True} if scores else given)
-        if body.tools and not body._functions:
-            told = "has no function: this server runs no tools of its own, and leaves these out"
-            raise refusal("tools", told)
         body._given = given
         return body
 
     def request(self) -> Request:
+        if self.tools and not self._functions:
+            told = "has no function: this server runs no tools of its own, and leaves these out."
+            raise refused("tools", told)
         return replace(
             super().request(),
             messages=conversation(self.instructions, self.input),

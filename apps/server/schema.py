@@ -29,8 +29,8 @@ from edge_spec.apps.server.body import (
     Tool,
     Whole,
     joined,
-    refusal,
 )
+from edge_spec.apps.server.errors import refused
 from edge_spec.apps.server.request import NO_LIMIT, Request
 from edge_spec.core.sampling import LEAST_PENALTY
 from edge_spec.text.parts.answer_form import SWITCHES
@@ -189,6 +189,11 @@ class AnswerBody(SamplingBody):
         limit = self.max_completion_tokens or self.max_tokens
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         forms = [(name, form) for name, form in self.forms().items() if form is not None]
+        if len(forms) > 1:
+            raise refused(forms[1][0], f"is a form beside that of {forms[0][0]}: send one of them.")
+        if speculative.tokens and not self.has_origins:
+            told = f"asks for what has no place in a message of this API: {LEAVE_OUT}."
+            raise refused("speculative", told)
         return Request(
             body=self,
             stream=bool(self.stream),
@@ -222,25 +227,15 @@ class AnswerBody(SamplingBody):
             "grammar": Grammar.gbnf(self.grammar) if self.grammar else None,
         }
 
-    @model_validator(mode="after")
-    def _asks_what_has_a_place(self) -> AnswerBody:
-        fields = [name for name, grammar in self.forms().items() if grammar is not None]
-        if len(fields) > 1:
-            raise refusal(fields[1], f"is a form beside that of {fields[0]}: send one of them")
-        if self.speculative is not None and self.speculative.tokens and not self.has_origins:
-            told = f"asks for what has no place in a message of this API: {LEAVE_OUT}"
-            raise refusal("speculative", told)
-        return self
-
 
 def thinking_of(
     kwargs: JsonObject, thinks: bool | None, effort: str | None, budget: int | None
 ) -> dict[str, Any]:
     """Return the fields of a request about thoughts. kwargs: of the chat template, as the client
-    named them."""
+    named them. Raises ApiError."""
     for name in ("messages", "tools"):
         if name in kwargs:
-            raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
+            raise refused("chat_template_kwargs", f"has {name}: send them beside it.")
     # Some templates know the switch by another name, and some think when they are asked alone.
     is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
     given: JsonObject = {**(dict.fromkeys(SWITCHES, True) if is_on else {}), **kwargs}
@@ -250,6 +245,9 @@ def thinking_of(
         given["reasoning_effort"] = effort
     if thinks is not None:
         given["enable_thinking"] = thinks
+    if twice := [name for name in kwargs if given[name] != kwargs[name]]:
+        told = f"has another {twice[0]} than the request: send one of them."
+        raise refused("chat_template_kwargs", told)
     switches = [given.get(name) for name in SWITCHES]
     reasoning: Literal["auto", "off"] | int | None = "auto"
     if effort == "none" or budget == 0 or any(each is False for each in switches):
@@ -285,6 +283,11 @@ class ConversationBody(AnswerBody):
     separate_reasoning: bool | None = None
 
     def request(self) -> Request:
+        if self.top_logprobs and not self.logprobs:
+            raise refused("top_logprobs", "needs logprobs: true.")
+        if self.continue_final_message and self.add_generation_prompt:
+            told = "goes on with a message, add_generation_prompt begins one: send one of them."
+            raise refused("continue_final_message", told)
         scored, choice = max(self.top_logprobs or 0, self.n_probs or 0), self.tool_choice
         name = choice.function.name if isinstance(choice, NamedTool) else None
         if isinstance(choice, NamedTool) or choice == "any":
@@ -319,27 +322,3 @@ class ConversationBody(AnswerBody):
         hidden = self.reasoning_format == "hidden" or self.include_reasoning is False
         excluded = self.reasoning is not None and self.reasoning.exclude
         return "hidden" if hidden or excluded else "told"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_budget(cls, given: Any) -> Any:
-        """Reads a budget that stands beside the switch, as Anthropic's API has it."""
-        asked = given.get("thinking") if isinstance(given, dict) else None
-        if isinstance(asked, dict) and list(asked) == ["type", "budget_tokens"]:
-            budget = asked["budget_tokens"]
-            return {**given, "thinking": {"type": asked["type"]}, "reasoning_budget": budget}
-        return given
-
-    @model_validator(mode="after")
-    def _fits(self) -> ConversationBody:
-        if self.top_logprobs and not self.logprobs:
-            raise refusal("top_logprobs", "needs logprobs: true")
-        if self.continue_final_message and self.add_generation_prompt:
-            told = "goes on with a message, add_generation_prompt begins one: send one of them"
-            raise refusal("continue_final_message", told)
-        given = self._thinking()["template_kwargs"]
-        for name, value in (self.chat_template_kwargs or {}).items():
-            if given[name] != value:
-                told = f"has another {name} than the request: send one of them"
-                raise refusal("chat_template_kwargs", told)
-        return self

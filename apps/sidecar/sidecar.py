@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -44,7 +43,7 @@ MAX_WAITING = 16  # lines read ahead
 CLOSING_S = 2.0  # for rounds in progress; they take as long as they take, but nobody waits longer
 MAX_CONVERSATIONS = 4
 _MAX_NAME = 200  # characters, of a conversation
-_LOOK_S = 1.0  # between two looks whether the other program has left
+_LOOK_S = 1.0  # between two looks whether a signal has come
 Send = Callable[[dict[str, Any]], None]
 method = validate_call(config=ConfigDict(strict=True))
 
@@ -376,16 +375,6 @@ class Wire:
                 return line.removesuffix(b"\n")
         return None
 
-    @property
-    def is_left(self) -> bool:
-        """Return whether the other program has closed its end; False if the system does not
-        tell."""
-        if not hasattr(select, "poll"):
-            return False
-        poll = select.poll()
-        poll.register(self._source, 0)  # its end is told in any case
-        return any(event & select.POLLHUP for _, event in poll.poll(0))
-
     def send(self, message: dict[str, Any]) -> None:
         """Write a line, in ASCII, so that no reader splits it at one of Unicode's line separators.
         Blocks while the other side does not read."""
@@ -399,7 +388,7 @@ class Wire:
 
 
 def run(open_engine: Callable[[], Engine]) -> None:
-    """Serve standard input until `exit`, its end, SIGTERM, or until nobody reads standard output;
+    """Serve standard input until `exit`, its end, SIGTERM, or until nobody reads an answer;
     then cancel everything and return, for the process to end. Raises what `open_engine` raises.
 
     This thread only waits, so that it notices every reason to end while a model is opened or a
@@ -429,7 +418,7 @@ def run(open_engine: Callable[[], Engine]) -> None:
     for work in (read, answer):
         Thread(target=work, daemon=True).start()
     try:
-        while not wire.is_left:
+        while True:
             # The system may give a signal to another thread, which does not wake this one.
             with suppress(Empty):
                 ends.get(timeout=_LOOK_S)
