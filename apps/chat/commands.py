@@ -192,30 +192,16 @@ def _path(argument: str) -> Path:
 
 def _model(talk: ChatConversation, argument: str, door: Door) -> Outcome:
     if argument:
-        talk.open(argument, talk.exact, door.report)
+        talk.open(argument, door.report)
     return f"{talk.engine.name} on {talk.engine.runtime}."
 
 
-def _exact(talk: ChatConversation, argument: str, door: Door) -> Outcome:
-    wanted = _switched(argument, talk.exact)
-    if wanted != talk.exact:
-        talk.open(talk.model, wanted, door.report)
-    return f"Exact mode: {'on' if wanted else 'off'}."
-
-
 def _plain(talk: ChatConversation, argument: str, door: Door) -> Outcome:
-    talk.is_plain = _switched(argument, talk.is_plain)
-    return f"Markdown is shown {'as text' if talk.is_plain else 'formatted'}."
-
-
-def _switched(argument: str, now: bool) -> bool:
     if argument not in ("", "on", "off"):
         raise UsageError(f"{argument!r} is neither on nor off", remedy="Choose one of them.")
-    return argument == "on" if argument else now
-
-
-def _on_off(talk: ChatConversation) -> Sequence[str]:
-    return ("on", "off")
+    if argument:
+        talk.is_plain = argument == "on"
+    return f"Markdown is shown {'as text' if talk.is_plain else 'formatted'}."
 
 
 COMMANDS = (
@@ -269,13 +255,11 @@ COMMANDS = (
     ),
     Command("/model NAME", "go on with another model", _model, is_long=True, takes_path=True),
     Command(
-        "/exact on|off",
-        "bit-identical to plain decoding; opens the model again",
-        _exact,
-        is_long=True,
-        choices=_on_off,
+        "/plain on|off",
+        "show Markdown as text, or formatted",
+        _plain,
+        choices=lambda talk: ("on", "off"),
     ),
-    Command("/plain on|off", "show Markdown as text, or formatted", _plain, choices=_on_off),
     Command("/help", "this list", lambda *_: help_text(), True),
     Command("/quit", "leave (also Ctrl-D)", lambda *_: Leave(), True),
 )
@@ -397,5 +381,5 @@ def _difference(plain: GenerationResult, drafted: GenerationResult) -> str:
     without, with_drafts = (repr(token.text) if token else "the end" for token in pair)
     line = f"The texts differ from token {index + 1} on: {without} without, {with_drafts} with."
     if ties := drafted.stats.near_ties:
-        line += f" {ties} choices were near ties; /exact on decides them alike."
+        line += f" {ties} choices were near ties; --exact decides them alike."
     return line

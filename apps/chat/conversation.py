@@ -214,18 +214,11 @@ class ChatConversation:
         self.said, self.left_out = list(messages), 0
         self.last = None
 
-    def open(self, model: str, exact: bool, report: Report | None) -> None:
-        """Switch to another model, or to this one in the other mode with the present drafters.
-        Raises EdgeSpecError, and then keeps the present one."""
-        engine = self._opener(model, exact=exact, report=report)
-        try:
-            if exact != self.exact and engine.drafter != self.engine.drafter:
-                engine.set_drafter(self.engine.drafter)
-        except BaseException:
-            engine.close()
-            raise
+    def open(self, model: str, report: Report | None) -> None:
+        """Switch to another model. Raises EdgeSpecError, and then keeps the present one."""
+        engine = self._opener(model, exact=self.exact, report=report)
         self.engine.close()
-        self.engine, self.model, self.exact = engine, model, exact
+        self.engine, self.model = engine, model
         self._sampling = engine.chat_sampling(**self._asked_sampling)
         self.left_out = 0  # its context may hold more
         self.plain_per_second = None

@@ -191,7 +191,6 @@ class CountBody(AnswerBody):
     """Asks how many tokens a request has. Fields of other APIs for an answer are taken, too."""
 
     harmless = HARMLESS | _HARMLESS
-    has_origins = False
     messages: Annotated[list[Message], Field(min_length=1)]
     system: Content | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None

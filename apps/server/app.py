@@ -121,7 +121,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
             return Response(status_code=204, headers=allow)
         told = ApiError(405, f"{path} takes {taken}, not {request.method}.", headers=allow)
     elif error.status_code == 404:
-        told = ApiError(404, f"There is no {path[:200]} here. {_hint(request.app, path)}")
+        there = "GET /openapi.json lists what there is."
+        told = ApiError(404, f"There is no {path[:200]} here. {there}")
     else:
         told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers or {})
     return error_response(told, MESSAGES if is_for_anthropic(request.headers) else path)
@@ -130,13 +131,6 @@ async def _refuse(request: Request, error: Exception) -> Response:
 def _paths(app: FastAPI) -> list[str]:
     routes = [route.path for route in app.routes if isinstance(route, Route)]
     return [path for path in routes if "{" not in path]
-
-
-def _hint(app: FastAPI, path: str) -> str:
-    if path.startswith("/v1/responses/"):
-        return "No response is stored: a request has the whole conversation."
-    meant = next((each for each in _paths(app) if path.endswith(each.removeprefix("/v1"))), None)
-    return f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
 
 
 class Guard:

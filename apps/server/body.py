@@ -80,7 +80,7 @@ _USUAL: Mapping[str, tuple[Any, ...]] = {  # where others ask for nothing
 }
 _STATELESS = "nothing is stored here, so send the whole conversation"
 _INSTEAD = {
-    **dict.fromkeys(("previous_response_id", "conversation", "thread"), _STATELESS),
+    **dict.fromkeys(("previous_response_id", "conversation"), _STATELESS),
     **dict.fromkeys(("images", "audio"), "the model reads text"),
     "functions": "send tools",
     "extra_body": "send its members beside the others",

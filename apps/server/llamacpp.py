@@ -54,7 +54,6 @@ class InfillBody(AnswerBody):
 
     also: ClassVar = ALSO | {"extra_context": "input_extra"}
     harmless = HARMLESS | {"t_max_prompt_ms", "n_indent", "samplers"}  # these have an own order
-    has_origins = False
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: Annotated[list[InfillFile], Field(max_length=MAX_FILES)] | None = None

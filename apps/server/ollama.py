@@ -44,7 +44,6 @@ class OllamaBody(ConversationBody):
     """Without messages or a prompt, the model is to be opened."""
 
     harmless = HARMLESS | _OF_ITS_RUNNER
-    has_origins = False
     stream: bool | None = True
     n: Literal[1] | None = None
 

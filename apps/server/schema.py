@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -18,7 +18,6 @@ from edge_spec import Grammar
 from edge_spec.apps.server.body import (
     ALSO,
     HARMLESS,
-    LEAVE_OUT,
     MAX_INT,
     MAX_TOOLS,
     Body,
@@ -162,7 +161,6 @@ class AnswerBody(SamplingBody):
 
     also = ALSO
     harmless = HARMLESS
-    has_origins: ClassVar[bool] = True  # of tokens, in answers of its API
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -191,9 +189,6 @@ class AnswerBody(SamplingBody):
         forms = [(name, form) for name, form in self.forms().items() if form is not None]
         if len(forms) > 1:
             raise refused(forms[1][0], f"is a form beside that of {forms[0][0]}: send one of them.")
-        if speculative.tokens and not self.has_origins:
-            told = f"asks for what has no place in a message of this API: {LEAVE_OUT}."
-            raise refused("speculative", told)
         return Request(
             body=self,
             stream=bool(self.stream),

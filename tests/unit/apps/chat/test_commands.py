@@ -224,8 +224,6 @@ SHOWN = [  # one line after the other
     ("/draft", "Speculation: auto."),
     ("/draft off", "Speculation: off."),
     ("/draft on", "Speculation: auto."),
-    ("/exact", "Exact mode: off."),
-    ("/exact off", "Exact mode: off."),
     ("/model", "test on scripted."),
     ("/plain on", "Markdown is shown as text."),
     ("/plain", "Markdown is shown as text."),
@@ -234,7 +232,7 @@ SHOWN = [  # one line after the other
 REFUSED = {
     "/save": "file is missing",
     "/load": "file is missing",
-    "/exact maybe": "neither on nor off",
+    "/plain maybe": "neither on nor off",
     "/draft nonsense": "no drafter called",
     "/retry": "nothing was asked yet",
     "/compare": "nothing was asked yet",
