@@ -4,19 +4,16 @@ the commands show of answers."""
 from __future__ import annotations
 
 import os
-import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report, load, save
+from edge_spec.apps.chat.conversation import ChatConversation, Report, load, save
 from edge_spec.apps.chat.rendering import dim
 from edge_spec.engine.results import thought_line
 from edge_spec.errors import UsageError
@@ -24,14 +21,12 @@ from edge_spec.storage.atomic import expanded
 from edge_spec.text.parts.answer_form import read_reasoning
 
 if TYPE_CHECKING:
-    from edge_spec import ChatOptions, GenerationResult, Stats
+    from edge_spec import GenerationResult, Stats
 
 KEYS = """\
 Ctrl-C stops an answer and keeps what came; twice at an empty line leaves.
 Alt-Enter begins a new line, Tab completes, Ctrl-R searches what you typed before."""
 _NO_ANSWER = "No answer yet."
-MOST_TOKENS = 128  # of each answer that is compared
-_REMEMBERING = "answers"  # the drafter that knows answers of before
 
 # Of tokens: style, what stands around one where there are no colours, and what it means.
 _ORIGINS = {
@@ -63,7 +58,6 @@ class Door:
 
     is_terminal: bool = False
     report: Report | None = None  # None: progress goes to stderr
-    on_chunk: OnChunk = field(default=lambda chunk: None)
 
 
 @dataclass(frozen=True)
@@ -106,17 +100,6 @@ def _draft(talk: ChatConversation, argument: str, door: Door) -> Outcome:
         talk.engine.set_drafter({"off": "none", "on": "auto"}.get(argument, argument))
     names = talk.engine.drafter
     return f"Speculation: {'off' if names == 'none' else names}."
-
-
-def _compare(talk: ChatConversation, argument: str, door: Door) -> Outcome:
-    def say(what: str) -> None:
-        if door.report is not None:
-            door.report(f"Comparing, {what}", 0.0)
-
-    results = compare(talk, argument or None, door.on_chunk, say)
-    if results is None:
-        return "Stopped."
-    return comparison_text(talk.engine.drafter, results)
 
 
 def _tokens(talk: ChatConversation, argument: str, door: Door) -> Outcome:
@@ -212,12 +195,6 @@ COMMANDS = (
         True,
         choices=lambda talk: ("auto", "none", *talk.engine.drafters),
     ),
-    Command(
-        "/compare [TEXT]",
-        "answer TEXT, or the last message, with and without speculation",
-        _compare,
-        is_long=True,
-    ),
     Command("/tokens", "the last answer, each token by its origin", _tokens, True),
     Command("/stats", "figures of the last answer", _stats, True),
     Command("/thoughts", "what was thought before the last answer", _thoughts, True),
@@ -312,74 +289,4 @@ def _promise(stats: Stats) -> str:
         )
         if stats.speedup_over_fastest_plain is not None:
             line += f" ({stats.speedup_over_fastest_plain:.2f}x those)"
-    return line
-
-
-def compare(
-    conversation: ChatConversation,
-    prompt: str | None,
-    on_chunk: OnChunk,
-    say: Callable[[str], None],
-) -> list[GenerationResult] | None:
-    """Return three answers to the prompt, or to the last one where it is None: plain, with
-    drafting and plain again, so that a machine that gets slower or faster all the while favours
-    neither side. The conversation stays as it is. None where it was stopped.
-
-    Raises UsageError where drafting is off or there is no prompt yet, EdgeSpecError.
-    """
-    engine = conversation.engine
-    if engine.drafter == "none":
-        raise UsageError("drafting is off", remedy="Turn it on first: /draft auto.")
-    text = conversation.last_prompt() if prompt is None else prompt
-    messages = conversation.messages_for(text, again=prompt is None)
-    options: ChatOptions = {**conversation.answering}
-    sampling = options["sampling"]
-    if sampling.seed is None:  # one for all three, since other random draws make other texts
-        sampling = replace(sampling, seed=secrets.randbits(32))
-    options["sampling"] = sampling
-    options["max_tokens"] = min(options.get("max_tokens") or MOST_TOKENS, MOST_TOKENS)
-    results: list[GenerationResult] = []
-    for number, drafting in enumerate((False, True, False), start=1):
-        say(f"{number} of 3, {engine.drafter if drafting else 'plain'}")
-        with nullcontext() if drafting else engine.without_drafting():
-            results.append(conversation.generate(messages, on_chunk, options))
-        if conversation.stop.requested:
-            return None
-    return results
-
-
-def comparison_text(drafter: str, results: list[GenerationResult]) -> str:
-    """Show the text with drafting, both rates, their ratio and what differs. Rates are of the
-    rounds, without the time for the prompt."""
-    first, drafted, second = results
-    plain_ms = first.stats.predicted_ms + second.stats.predicted_ms
-    plain_n = first.stats.predicted_n + second.stats.predicted_n
-    plain_rate = plain_n / plain_ms * 1e3 if plain_ms else 0.0
-    rate = drafted.stats.predicted_per_second
-    speedup = f": {rate / plain_rate:.2f}x" if plain_rate else ""
-    lines = [
-        drafted.text.strip(),
-        "",
-        f"{rate:.1f} tokens/s with {drafter}, {plain_rate:.1f} without{speedup}",
-        _difference(first, drafted),
-        "Measured: three answers in turns, plain, drafting, plain; their rounds, without the "
-        "time for the prompt.",
-    ]
-    if _REMEMBERING in (*drafter.split(","), *drafted.stats.drafters):
-        lines.append("Its drafter remembers answers: one that was given before is drafted whole.")
-    return "\n".join(lines)
-
-
-def _difference(plain: GenerationResult, drafted: GenerationResult) -> str:
-    """Tell from which token on two answers differ."""
-    pairs = zip_longest(plain.tokens, drafted.tokens)
-    differing = ((i, pair) for i, pair in enumerate(pairs) if len({t and t.id for t in pair}) > 1)
-    found = next(differing, None)
-    if found is None:
-        return f"The texts are equal, token by token ({len(drafted.tokens)})."
-    index, pair = found
-    without, with_drafts = (repr(token.text) if token else "the end" for token in pair)
-    line = f"The texts differ from token {index + 1} on: {without} without, {with_drafts} with."
-    if ties := drafted.stats.near_ties:
-        line += f" {ties} choices were near ties; --exact decides them alike."
     return line

@@ -295,11 +295,7 @@ class Terminal:
                 raise UsageError("stopped", remedy="All is as it was.")
             self._note = f"{what} {fraction:.0%}" if fraction else what
 
-        return Door(
-            is_terminal=True,
-            report=report,
-            on_chunk=lambda chunk: self._rate.observe(len(chunk.tokens)),
-        )
+        return Door(is_terminal=True, report=report)
 
     @property
     def _width(self) -> int:
@@ -335,7 +331,7 @@ class Terminal:
         command = find(text.partition(" ")[0])
         if command is None or not command.during_answer:
             return True
-        # Drafters may be changed in an answer, not where they are compared or opened.
+        # Drafters may be changed in an answer, not where one is opened.
         return command.name == "/draft" and self._view is None
 
     def _keys(self) -> KeyBindings:

@@ -88,8 +88,9 @@ Budget = Annotated[Whole, Field(ge=-1, le=MAX_INT)]  # of tokens; -1: no limit
 
 
 class Reasoning(Body):
-    """OpenRouter's."""
+    """OpenRouter's, and OpenAI's, whose summary is the thought itself."""
 
+    harmless = frozenset(("summary",))
     effort: Effort | None = None
     enabled: bool | None = None
     max_tokens: Budget | None = None

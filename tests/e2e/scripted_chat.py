@@ -142,5 +142,5 @@ if __name__ == "__main__":
         {"max_tokens": 600},
         None,
         as_json=False,
-        asked_sampling={"temperature": 0.0},  # /compare's texts are equal by their argmax
+        asked_sampling={"temperature": 0.0},
     )

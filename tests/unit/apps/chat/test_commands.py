@@ -18,8 +18,6 @@ from edge_spec.apps.chat.commands import (
     CommandAnswer,
     Door,
     Leave,
-    compare,
-    comparison_text,
     help_text,
     run_command,
 )
@@ -30,7 +28,6 @@ from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import GenerationResult
 from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageError
-from edge_spec.testing import ScriptedModel, random_logits
 from fixtures import echo_model
 from fixtures.faults import Fault, FaultKind, FaultyModel
 
@@ -235,7 +232,6 @@ REFUSED = {
     "/plain maybe": "neither on nor off",
     "/draft nonsense": "no drafter called",
     "/retry": "nothing was asked yet",
-    "/compare": "nothing was asked yet",
     "/model missing": "there is no missing",
 }
 
@@ -253,25 +249,6 @@ def test_commands_show_what_is_there_and_refuse_what_is_not(talk: Any) -> None:
     typed(conversation, "/system Be brief.")
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
     assert say(conversation, "hello").tokens
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.2])
-def test_comparing_measures_both_and_leaves_the_conversation(talk: Any, temperature: float) -> None:
-    repeating = ScriptedModel(random_logits(260, order=1, scale=20.0), 260)
-    asked = {"temperature": temperature, "seed": 1}
-    conversation = talk(repeating, asked, max_tokens=100)
-    say(conversation, "hello")
-    before = conversation.messages
-    compared = compare(conversation, None, lambda chunk: None, lambda what: None)
-    assert compared is not None
-    first, drafted, second = compared
-    told = plain(comparison_text("auto", compared))
-    assert "The texts are equal, token by token (100)." in told
-    assert drafted.stats.draft_n_accepted > 0
-    assert [set(each.stats.plain_reasons) for each in (first, second)] == [{"off"}, {"off"}]
-    assert conversation.messages == before
-    after = say(conversation, "and then?")
-    assert after.stats.draft_n > 0  # drafters are back
 
 
 def test_through_a_pipe_answers_are_plain_text_and_errors_of_commands_a_line(
