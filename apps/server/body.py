@@ -3,7 +3,6 @@ that would change the answer, and the messages and tools of a conversation."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
@@ -202,11 +201,9 @@ def joined(content: Content) -> str:
 
 
 def message_of(role: str, content: str | None, **others: Any) -> dict[str, Any]:
-    """Return a message as chat templates read it, without `others` that are None."""
+    """Return a message as the engine takes it, without `others` that are None."""
     given = {name: value for name, value in others.items() if value is not None}
-    if content is None and "tool_calls" not in given:
-        content = ""
-    return {"role": "system" if role == "developer" else role, "content": content, **given}
+    return {"role": role, "content": content, **given}
 
 
 def answer_of(
@@ -215,24 +212,17 @@ def answer_of(
     """Return an earlier answer as one message. thoughts: empty ones are none."""
     return message_of(
         "assistant",
-        "".join(texts) if texts else None,
+        "".join(texts) if texts or not calls else None,
         reasoning_content="\n\n".join(filter(None, thoughts)) or None,
         tool_calls=calls or None,
     )
 
 
 def call_of(id: str | None, name: str, arguments: Arguments | None) -> dict[str, Any]:
-    """Return a call as chat templates read it. Raises ApiError for arguments that are nested too
-    deeply; those that are no JSON stay a text."""
-    try:
-        read = json.loads(arguments or "{}") if not isinstance(arguments, dict) else arguments
-    except ValueError:
-        read = arguments
-    except RecursionError:
-        told = "the arguments of a call are nested too deeply. Give them fewer levels."
-        raise ApiError(400, told) from None
+    """Return a call as the engine takes it."""
     named = {} if id is None else {"id": id}
-    return {**named, "type": "function", "function": {"name": name, "arguments": read}}
+    function = {"name": name, "arguments": arguments or "{}"}
+    return {**named, "type": "function", "function": function}
 
 
 class FunctionCall(OpenBody):
@@ -276,7 +266,7 @@ class Message(Body):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return it as chat templates read it. Raises ApiError as `call_of` does."""
+        """Return it as the engine takes it."""
         functions = [(each.id, each.function) for each in self.tool_calls or ()]
         calls = [call_of(id, function.name, function.arguments) for id, function in functions]
         return message_of(
