@@ -143,7 +143,8 @@ class ServerAnswer:
     def __init__(self, slot: Slot, work: Work, limit_s: float, on_end: Callable[[], None]) -> None:
         self._slot = slot
         self._work = work
-        self._limit_s = limit_s
+        own_s = work.request.limit_s
+        self._limit_s = min(limit_s, own_s) if own_s > 0 else limit_s
         self._timer: asyncio.TimerHandle | None = None
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -238,7 +239,7 @@ class ServerAnswer:
         self._stop.watch(generation)
         self._loop.call_soon_threadsafe(self._begin)
         try:
-            for chunk in self._work.request.cut(generation):
+            for chunk in generation:
                 if self.first_token_s is None:
                     self.first_token_s = time.perf_counter() - self._made
                     self._loop.call_soon_threadsafe(self._limit)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI
 from pydantic import Field
 from starlette.responses import Response
 
-from edge_spec import Chunk, FinishReason, Generation, GenerationResult
+from edge_spec import FinishReason, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole
 from edge_spec.apps.server.errors import refused
@@ -72,11 +70,10 @@ class InfillBody(AnswerBody):
         asked, prefix = super().request(), self.input_prefix + (self.prompt or "")
         files = [(each.filename, each.text) for each in self.input_extra or ()]
         options = {"names_file": True, "suffix_first": self.spm_infill}
-        time_ms = max(0, self.t_max_predict_ms or 0)
         return replace(
             asked,
             gap=Gap(prefix, self.input_suffix, files, options),
-            cut=partial(limited, seconds=time_ms / 1e3) if time_ms else iter,
+            limit_s=(self.t_max_predict_ms or 0) / 1e3,
             max_tokens=1 if self.reads_alone else asked.max_tokens,
         )
 
@@ -110,16 +107,6 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     model: str | None = None
     tokens: list[TokenId] = Field(default_factory=list)
-
-
-def limited(generation: Generation, seconds: float) -> Iterator[Chunk]:
-    """Yield an answer that is stopped at the first line end `seconds` after the first chunk."""
-    began: float | None = None
-    for chunk in generation:
-        yield chunk
-        began = began or time.perf_counter()
-        if "\n" in chunk.text and time.perf_counter() - began > seconds:
-            generation.cancel()
 
 
 def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:

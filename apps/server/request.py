@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal
 
-from edge_spec import Chunk, Engine, Generation, Grammar, SamplingParams
+from edge_spec import Engine, Grammar, SamplingParams
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.errors import UnsupportedModelError, UsageError
@@ -36,7 +36,7 @@ class Request:
     Without messages, prompts and gap, a model is only to be opened. messages: as chat templates
     read them; messages_field: what the body calls them. tools: in OpenAI's form. tool_name: the one
     tool to call. form: of the answer, with the field that asks for it. sampling: of SamplingParams.
-    logprobs: the number of alternatives. cut: ends a text early.
+    logprobs: the number of alternatives.
     """
 
     body: Any = None  # of the API, which some replies repeat
@@ -66,7 +66,7 @@ class Request:
     logprobs: int | None = None
     drafter: str | None = None
     session_id: str | None = None
-    cut: Callable[[Generation], Iterator[Chunk]] = iter
+    limit_s: float = 0  # of writing, from the first token on; 0: the server's own
     thoughts: Literal["told", "hidden", "in text"] = "told"
     tells_origins: bool = False  # of each token
     tells_usage: bool = False  # in an event of its own at the end of a stream
