@@ -71,7 +71,8 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     add_models(app, running.models)
     _add_health(app, running.metrics)
     _add_page(app)
-    running.metrics.paths = _paths(app)
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    running.metrics.paths = [path for path in paths if "{" not in path]
     guarded: ASGIApp = Guard(app, options, running.metrics.observe_request)
     if options.cors_origins:
         guarded = CORSMiddleware(
@@ -126,11 +127,6 @@ async def _refuse(request: Request, error: Exception) -> Response:
     else:
         told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers or {})
     return error_response(told, MESSAGES if is_for_anthropic(request.headers) else path)
-
-
-def _paths(app: FastAPI) -> list[str]:
-    routes = [route.path for route in app.routes if isinstance(route, Route)]
-    return [path for path in routes if "{" not in path]
 
 
 class Guard:

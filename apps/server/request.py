@@ -60,9 +60,7 @@ class Request:
     ignore_eos: bool = False
     num_choices: int = 1
     max_tokens: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] | None = None
-    prediction: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # further ones of `Engine.generate`
     logprobs: int | None = None
     drafter: str | None = None
     session_id: str | None = None
@@ -184,9 +182,7 @@ class Desk:
             limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
         asked: dict[str, Any] = {
             "max_tokens": None if limit == NO_LIMIT else limit,
-            "stop": request.stop,
-            "stop_token_ids": request.stop_token_ids,
-            "prediction": request.prediction,
+            **request.options,
             "logprobs": request.logprobs,
             "grammar": grammar,
             "form": form,

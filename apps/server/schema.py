@@ -200,9 +200,11 @@ class AnswerBody(SamplingBody):
             ignore_eos=bool(self.ignore_eos),
             num_choices=self.n or 1,
             max_tokens=limit and max(limit, NO_LIMIT),  # llama.cpp has a -2, too
-            stop=tuple(filter(None, stops)),
-            stop_token_ids=self.stop_token_ids,
-            prediction=joined(self.prediction.content) if self.prediction else None,
+            options={
+                "stop": tuple(filter(None, stops)),
+                "stop_token_ids": self.stop_token_ids,
+                "prediction": joined(self.prediction.content) if self.prediction else None,
+            },
             logprobs=self.n_probs or None,
             drafter=speculative.drafter,
             session_id=self.session_id,
