@@ -28,7 +28,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from edge_spec import EdgeSpecError, PartKind
-from edge_spec.apps.answering import TokenRate
 from edge_spec.apps.chat.commands import (
     COMMANDS,
     CommandAnswer,
@@ -65,7 +64,7 @@ _WAIT = "Goes when this has ended; Ctrl-C ends it."
 _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
 
 
-def footer(conversation: ChatConversation, rate: TokenRate, note: str, width: int) -> str:
+def footer(conversation: ChatConversation, note: str, width: int) -> str:
     """Return as many figures of the running or last answer as fit into `width` cells, the most
     telling first. note: precedes them."""
     parts = [note] if note else []
@@ -73,7 +72,7 @@ def footer(conversation: ChatConversation, rate: TokenRate, note: str, width: in
     result = running or conversation.last
     if result is not None:
         stats = result.stats
-        per_second = rate.per_second if running is not None else stats.predicted_per_second
+        per_second = stats.predicted_per_second or None
         latest = running.tokens[-1].kind if running is not None and running.tokens else None
         if latest is PartKind.REASONING:
             parts.append(f"thinking {told_time(result.reasoning_ms / 1e3)}")
@@ -151,7 +150,6 @@ class Terminal:
 
     def __init__(self, conversation: ChatConversation) -> None:
         self._conversation = conversation
-        self._rate = TokenRate()
         self._view: AnswerView | None = None  # of the answer that is being written
         self._work: asyncio.Task[None] | None = None
         self._note = ""  # in the footer
@@ -250,11 +248,9 @@ class Terminal:
         room = partial(self._conversation.make_room, message.text, again=message.again)
         await self._show(await self._following(room))
         self._view = view = AnswerView(self._conversation.is_plain, self._folded)
-        self._rate = TokenRate()
 
         def on_chunk(chunk: Chunk) -> None:
             view.push(chunk.text, chunk.kind, chunk.call)
-            self._rate.observe(len(chunk.tokens))
 
         try:
             result = await self._following(
@@ -313,7 +309,7 @@ class Terminal:
         return [*view.fragments(self._width, rows), ("", f"\n{_PROMPT}")]
 
     def _footer(self) -> str:
-        return harmless(footer(self._conversation, self._rate, self._note, self._width))
+        return harmless(footer(self._conversation, self._note, self._width))
 
     def _folded(self) -> str:
         result = self._conversation.running or self._conversation.last

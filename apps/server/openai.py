@@ -167,7 +167,6 @@ class _ChoicesReply(Reply):
         live = {
             "tokens": [origin_of(token) for token in of.chunk.tokens],
             "predicted_n": of.predicted_n,
-            "live_per_second": of.live_per_second,
             "plain_per_second": of.plain_per_second,
         }
         return {"edge_spec": live}
