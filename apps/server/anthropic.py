@@ -17,7 +17,6 @@ from starlette.responses import Response
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
 from edge_spec.apps.server.answer import Ended
 from edge_spec.apps.server.body import (
-    HARMLESS,
     MAX_TOOLS,
     Body,
     Content,
@@ -31,7 +30,6 @@ from edge_spec.apps.server.body import (
     joined,
     message_of,
     tool_of,
-    words,
 )
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
@@ -180,17 +178,9 @@ class OutputConfig(Body):
     format: SchemaFormat | None = None
 
 
-# Who pays, where, and what Anthropic's own prompt cache is told.
-_HARMLESS = words(
-    """cache_control diagnostics inference_geo speed user_profile_id workspace_id
-    anthropic_version anthropic_beta betas context_management"""
-)
-
-
 class CountBody(AnswerBody):
     """Asks how many tokens a request has. Fields of other APIs for an answer are taken, too."""
 
-    harmless = HARMLESS | _HARMLESS
     messages: Annotated[list[Message], Field(min_length=1)]
     system: Content | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None

@@ -58,7 +58,12 @@ HARMLESS = words(
     use_mlock low_vram ttl draft_model n_ctx ctx_len api_type api_server truncation_length
     max_context_length smoothing_curve dynatemp_low dynatemp_high max_tokens_second
     auto_max_new_tokens prompt_lookup_num_tokens static_cache chat_id message_id
-    litellm_call_id litellm_session_id litellm_trace_id litellm_metadata"""
+    litellm_call_id litellm_session_id litellm_trace_id litellm_metadata
+    max_tool_calls prompt_cache_options client_metadata image cache_control diagnostics
+    inference_geo speed user_profile_id workspace_id anthropic_version anthropic_beta betas
+    context_management numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa
+    rope_frequency_base rope_frequency_scale penalize_newline truncate shift t_max_prompt_ms
+    n_indent"""
 )
 _ON = words(
     """typical_p typical typ_p tfs_z tfs tail_free_sampling do_sample num_beams best_of

@@ -51,7 +51,7 @@ class InfillBody(AnswerBody):
     """
 
     also: ClassVar = ALSO | {"extra_context": "input_extra"}
-    harmless = HARMLESS | {"t_max_prompt_ms", "n_indent", "samplers"}  # these have an own order
+    harmless = HARMLESS | {"samplers"}  # which have an order of their own
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: Annotated[list[InfillFile], Field(max_length=MAX_FILES)] | None = None

@@ -15,11 +15,9 @@ from starlette.responses import JSONResponse, Response
 from edge_spec import GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.body import (
-    HARMLESS,
     Message,
     message_of,
     refusal,
-    words,
 )
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.openai import ChatBody
@@ -34,16 +32,10 @@ from edge_spec.apps.server.reply import (
 from edge_spec.apps.server.request import Gap, Request
 from edge_spec.apps.server.schema import ConversationBody
 
-_OF_ITS_RUNNER = words(
-    """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
-    rope_frequency_scale penalize_newline truncate shift"""
-)
-
 
 class OllamaBody(ConversationBody):
     """Without messages or a prompt, the model is to be opened."""
 
-    harmless = HARMLESS | _OF_ITS_RUNNER
     stream: bool | None = True
     n: Literal[1] | None = None
 

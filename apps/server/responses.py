@@ -17,7 +17,6 @@ from starlette.responses import Response
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.body import (
-    HARMLESS,
     MAX_TOOLS,
     Arguments,
     Body,
@@ -179,8 +178,6 @@ def _message(group: Sequence[Item]) -> dict[str, Any]:
 
 SCORES = "message.output_text.logprobs"
 SEALED_THOUGHTS = "reasoning.encrypted_content"
-# Of tools that OpenAI runs, of its caches, and what Codex says about itself.
-_HARMLESS = frozenset(("max_tool_calls", "prompt_cache_options", "client_metadata", "image"))
 
 
 class TextOptions(Body):
@@ -190,7 +187,6 @@ class TextOptions(Body):
 class ResponsesBody(ConversationBody):
     """Asks for the next items of a conversation. All fields of a chat may be sent, too."""
 
-    harmless = HARMLESS | _HARMLESS
     input: Input
     instructions: str | None = None
     text: TextOptions | None = None
