@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
@@ -314,9 +312,6 @@ class MessageReply(PartsReply):
         if self.open is PartKind.REASONING:
             # Many clients drop a thought without one. It carries a thought that is not told.
             block["signature"] = sealed(self.written)
-            if self._request.tells_thoughts:
-                digest = sha256(self.written.encode("utf-8", "replace")).digest()
-                block["signature"] = b64encode(digest).decode()
             told = self._delta("signature", signature=block["signature"])
         elif self.open is PartKind.CALL:
             block["input"] = arguments_of(self.written)

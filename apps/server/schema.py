@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from edge_spec import Grammar
+from edge_spec import Grammar, SamplingParams
 from edge_spec.apps.server.body import (
     ALSO,
     HARMLESS,
@@ -98,6 +98,7 @@ class Reasoning(Body):
 
 
 MAX_CHOICES = 16
+_SAMPLING = [each.name for each in fields(SamplingParams) if each.name != "seed"]
 MAX_STOPS = 256
 
 
@@ -136,9 +137,14 @@ class Prediction(Body):
     content: Content
 
 
-class SamplingBody(Body):
-    """Fields of SamplingParams."""
+class AnswerBody(Body):
+    """The fields of every request for an answer."""
 
+    also = ALSO
+    harmless = HARMLESS
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None  # -1 and 0: all tokens
@@ -147,24 +153,6 @@ class SamplingBody(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=LEAST_PENALTY, le=10)] | None = None
     logit_bias: Biases | None = None
-
-    def sampling(self) -> dict[str, Any]:
-        """Return those that are given, as SamplingParams takes them."""
-        given = {name: getattr(self, name) for name in SamplingBody.model_fields}
-        given["top_k"] = self.top_k and max(self.top_k, 0)
-        biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}
-        given["logit_bias"] = biases or None
-        return {name: value for name, value in given.items() if value is not None}
-
-
-class AnswerBody(SamplingBody):
-    """The fields of every request for an answer."""
-
-    also = ALSO
-    harmless = HARMLESS
-    model: str | None = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
     max_completion_tokens: Limit | None = None  # goes before max_tokens, its older name
     max_tokens: Limit | None = None
     repeat_last_n: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
@@ -211,6 +199,14 @@ class AnswerBody(SamplingBody):
             tells_origins=speculative.tokens,
             tells_usage=bool(self.stream_options and self.stream_options.include_usage),
         )
+
+    def sampling(self) -> dict[str, Any]:
+        """Return those that are given, as SamplingParams takes them."""
+        given = {name: getattr(self, name) for name in _SAMPLING}
+        given["top_k"] = self.top_k and max(self.top_k, 0)
+        biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}
+        given["logit_bias"] = biases or None
+        return {name: value for name, value in given.items() if value is not None}
 
     def forms(self) -> dict[str, Grammar | None]:
         """Return what an answer has to look like, by the fields that may ask for it."""
