@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.apps.answering import Stop
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
@@ -24,6 +24,8 @@ Message = dict[str, str]
 Report = Callable[[str, float], None]  # what is being done, and how much of it is
 OnChunk = Callable[["Chunk"], None]
 CountTokens = Callable[[Sequence[Message]], int]
+# Opens a model as the command line's options say; without a report, progress is shown on stderr.
+Opener = Callable[[str, "Report | None"], "Engine"]
 _ROLES = ("system", "user", "assistant")
 _THOUGHT = "reasoning_content"
 
@@ -51,13 +53,6 @@ def num_to_leave_out(
     return 0
 
 
-class Opener(Protocol):
-    """Opens a model as the command line's options say."""
-
-    def __call__(self, model: str, *, exact: bool, report: Report | None) -> Engine:
-        """report: None shows progress on stderr. Raises EdgeSpecError."""
-
-
 class ChatConversation:
     """`said` is what user and assistant said, of which prompts leave the `left_out` oldest messages
     out; `last` the latest answer, `last_sampling` how it was drawn, in words, `running` the growing
@@ -71,7 +66,6 @@ class ChatConversation:
         self,
         opener: Opener,
         model: str,
-        exact: bool,
         answering: ChatOptions,
         system: str | None,
         asked_sampling: Mapping[str, float],
@@ -81,7 +75,6 @@ class ChatConversation:
         answering: but for `sampling`, which follows from the model and what is asked.
         """
         self.model = model
-        self.exact = exact
         self.system = system
         self.said: list[Message] = []
         self.left_out = 0
@@ -99,7 +92,7 @@ class ChatConversation:
         self._opener = opener
         self._answering = answering
         self._asked_sampling = asked_sampling
-        self.engine = opener(model, exact=exact, report=None)
+        self.engine = opener(model, None)
         self._sampling = self.engine.chat_sampling(**asked_sampling)
 
     def close(self) -> None:
@@ -216,7 +209,7 @@ class ChatConversation:
 
     def open(self, model: str, report: Report | None) -> None:
         """Switch to another model. Raises EdgeSpecError, and then keeps the present one."""
-        engine = self._opener(model, exact=self.exact, report=report)
+        engine = self._opener(model, report)
         self.engine.close()
         self.engine, self.model = engine, model
         self._sampling = engine.chat_sampling(**self._asked_sampling)

@@ -129,7 +129,6 @@ def _interrupt_stops(stop: Stop) -> Iterator[None]:
 def run(
     opener: Opener,
     model: str,
-    exact: bool,
     answering: ChatOptions,
     system: str | None,
     as_json: bool,
@@ -139,7 +138,7 @@ def run(
 
     asked_sampling: overrides the sampling that the model's makers recommend.
     """
-    talk = ChatConversation(opener, model, exact, answering, system, asked_sampling)
+    talk = ChatConversation(opener, model, answering, system, asked_sampling)
     with closing(talk) as conversation:
         engine = conversation.engine
         if sys.stdin.isatty() and not as_json:

@@ -90,7 +90,6 @@ def footer(conversation: ChatConversation, note: str, width: int) -> str:
     parts.append(f"draft {conversation.engine.drafter}")
     memory = resident_bytes()
     parts += [format_bytes(memory)] if memory is not None else []
-    parts += ["exact"] if conversation.exact else []
     parts += [conversation.engine.name] if running is None else ["Ctrl-C stops"]
     while len(parts) > 1 and cell_len(_SEPARATOR.join(parts)) > width:
         parts.pop()

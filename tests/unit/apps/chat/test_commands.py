@@ -46,7 +46,7 @@ def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
     """Begins a conversation on a model of which every token so far decides the next."""
 
     def begin(using: Any = None, asked: Any = GREEDY, **answering: Any) -> ChatConversation:
-        def opener(model: str, *, exact: bool, report: Any) -> Any:
+        def opener(model: str, report: Any) -> Any:
             if model == "missing":
                 raise ModelFileError("there is no missing", remedy="Choose another.")
             engine = make_engine(using or remembers_all(), [SuffixDrafter()])
@@ -55,11 +55,11 @@ def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
                 engine.parts = replace(
                     engine.parts, text=replace(engine.parts.text, sampling=states)
                 )
-            opened.append((model, exact, engine))
+            opened.append((model, engine))
             return engine
 
         options: Any = {"max_tokens": 12, **answering}
-        return ChatConversation(opener, "first", False, options, None, asked)
+        return ChatConversation(opener, "first", options, None, asked)
 
     return begin
 
@@ -204,9 +204,9 @@ def test_the_new_model_goes_on_with_the_conversation_and_the_old_one_is_closed(
     conversation = talk()
     say(conversation, "hello")
     typed(conversation, "/model second")
-    assert [model for model, _, _ in opened] == ["first", "second"]
+    assert [model for model, _ in opened] == ["first", "second"]
     with pytest.raises(UsageError, match="closed"):
-        opened[0][2].chat("hello")
+        opened[0][1].chat("hello")
     assert say(conversation, "and then?").stats.prompt_n > 12
 
 
@@ -274,7 +274,7 @@ def test_through_a_pipe_a_message_that_cannot_be_answered_ends_it(
 def thinking() -> ChatConversation:
     """A conversation with a model that answers a message with its own text, thoughts included."""
     engine = echo_model.open_echo(600, echo_model.THINKING_TEMPLATE)
-    return ChatConversation(lambda *_, **__: engine, "echo", False, {}, None, GREEDY)
+    return ChatConversation(lambda *_: engine, "echo", {}, None, GREEDY)
 
 
 def test_through_a_pipe_there_is_the_text_alone_and_json_has_the_thought(
