@@ -29,11 +29,11 @@ def told(faults: Iterable[Mapping[str, Any]], body: Any) -> tuple[list[str | int
 def _place(fault: Mapping[str, Any], body: Any) -> list[str | int]:
     """Return where a fault is in the body: pydantic's places name the members of unions, too, and
     members by our names for them."""
-    loc, value = fault["loc"], body
+    value = body
     place: list[str | int] = []
-    for at, part in enumerate(loc):
-        if isinstance(value, dict) and part not in value and at == len(loc) - 1:
-            names = [name for name, each in value.items() if each is fault.get("input")]
+    for part in fault["loc"]:
+        if isinstance(value, dict) and part not in value:
+            names = [name for name, each in value.items() if each is fault["input"]]
             part = names[0] if len(names) == 1 else part
         try:
             value = value[part]
@@ -46,8 +46,8 @@ def _place(fault: Mapping[str, Any], body: Any) -> list[str | int]:
         place.append(fault["ctx"]["member"])
     elif fault["type"].startswith("union_tag"):
         place.append("type")
-    elif fault["type"] == "missing" and place != [*loc]:
-        place.append(loc[-1])
+    elif fault["type"].startswith("missing") and place != [*fault["loc"]]:
+        place.append(fault["loc"][-1])
     return place
 
 
@@ -64,18 +64,14 @@ def _fault(fault: Mapping[str, Any]) -> str:
     context, kind = fault.get("ctx", {}), fault["type"]
     if "member" in context:
         return f" {context['fault']}"
-    if kind in ("missing", "union_tag_not_found"):
+    if kind.startswith("missing") or kind == "union_tag_not_found":
         return " is missing"
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return " is no field that is known here"
-    if kind == "union_tag_invalid":
-        return f": {shown(context['tag'])} should be one of {context['expected_tags']}"
     message = str(context["error"]) if kind == "value_error" else fault["msg"]
     message = message.replace(" after validation", "")
     if kind in _OBJECTS:
         message = "Input should be an object"
-    elif kind == "string_pattern_mismatch":
-        message = f"Input should match {context['pattern']}"
     if message.startswith("Input "):
         message = f"{shown(fault['input'])} {message.removeprefix('Input ')}"
     return f": {message}"

@@ -39,8 +39,6 @@ SCRIPT = (
         ("tokens/s", FOOTER),
     ),
     ("chat-tokens", "/tokens", ("right draft tokens of",)),
-    ("chat-compare", "/compare", ("Measured:",)),
-    ("chat-stats", "/stats", ("first token after",)),
 )
 
 

@@ -4,39 +4,29 @@ the commands show of answers."""
 from __future__ import annotations
 
 import os
-import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from itertools import zip_longest
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.columns import Columns
-from rich.console import Group, RenderableType
-from rich.panel import Panel
+from rich.console import RenderableType
 from rich.text import Text
 
-from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report, load, save
-from edge_spec.apps.chat.rendering import bar_character, dim
+from edge_spec.apps.chat.conversation import ChatConversation, Report, load, save
+from edge_spec.apps.chat.rendering import dim
 from edge_spec.engine.results import thought_line
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
 from edge_spec.text.parts.answer_form import read_reasoning
 
 if TYPE_CHECKING:
-    from edge_spec import ChatOptions, GenerationResult, Stats
+    from edge_spec import GenerationResult, Stats
 
 KEYS = """\
 Ctrl-C stops an answer and keeps what came; twice at an empty line leaves.
 Alt-Enter begins a new line, Tab completes, Ctrl-R searches what you typed before."""
 _NO_ANSWER = "No answer yet."
-_BAR_WIDTH = 24
-MOST_TOKENS = 128  # of each answer that is compared
-_REMEMBERING = "answers"  # the drafter that knows answers of before
-_LEAST_COLUMN = 36  # two texts stand side by side where each gets as much
 
 # Of tokens: style, what stands around one where there are no colours, and what it means.
 _ORIGINS = {
@@ -66,18 +56,8 @@ Outcome = RenderableType | CommandAnswer | Leave
 class Door:
     """The terminal or pipe that a command was typed into."""
 
-    width: int = 80
     is_terminal: bool = False
     report: Report | None = None  # None: progress goes to stderr
-    on_chunk: OnChunk = field(default=lambda chunk: None)
-
-
-class Runs(Enum):
-    """When a command is carried out."""
-
-    ANY_TIME = "also during an answer"
-    AT_ONCE = "between answers"
-    LONG = "between answers, and may take its time"
 
 
 @dataclass(frozen=True)
@@ -85,7 +65,8 @@ class Command:
     usage: str  # as help shows it: the name, then the argument
     help: str
     act: Callable[[ChatConversation, str, Door], Outcome]
-    runs: Runs = Runs.AT_ONCE
+    during_answer: bool = False  # it may also be carried out while one is written
+    is_long: bool = False  # another thread does it, and the line stays alive
     choices: Callable[[ChatConversation], Sequence[str]] = lambda talk: ()  # of its argument
     takes_path: bool = False
 
@@ -119,17 +100,6 @@ def _draft(talk: ChatConversation, argument: str, door: Door) -> Outcome:
         talk.engine.set_drafter({"off": "none", "on": "auto"}.get(argument, argument))
     names = talk.engine.drafter
     return f"Speculation: {'off' if names == 'none' else names}."
-
-
-def _compare(talk: ChatConversation, argument: str, door: Door) -> Outcome:
-    def say(what: str) -> None:
-        if door.report is not None:
-            door.report(f"Comparing, {what}", 0.0)
-
-    results = compare(talk, argument or None, door.on_chunk, say)
-    if results is None:
-        return "Stopped."
-    return comparison_text(talk.engine.drafter, results, door.width)
 
 
 def _tokens(talk: ChatConversation, argument: str, door: Door) -> Outcome:
@@ -205,30 +175,16 @@ def _path(argument: str) -> Path:
 
 def _model(talk: ChatConversation, argument: str, door: Door) -> Outcome:
     if argument:
-        talk.open(argument, talk.exact, door.report)
+        talk.open(argument, door.report)
     return f"{talk.engine.name} on {talk.engine.runtime}."
 
 
-def _exact(talk: ChatConversation, argument: str, door: Door) -> Outcome:
-    wanted = _switched(argument, talk.exact)
-    if wanted != talk.exact:
-        talk.open(talk.model, wanted, door.report)
-    return f"Exact mode: {'on' if wanted else 'off'}."
-
-
 def _plain(talk: ChatConversation, argument: str, door: Door) -> Outcome:
-    talk.is_plain = _switched(argument, talk.is_plain)
-    return f"Markdown is shown {'as text' if talk.is_plain else 'formatted'}."
-
-
-def _switched(argument: str, now: bool) -> bool:
     if argument not in ("", "on", "off"):
         raise UsageError(f"{argument!r} is neither on nor off", remedy="Choose one of them.")
-    return argument == "on" if argument else now
-
-
-def _on_off(talk: ChatConversation) -> Sequence[str]:
-    return ("on", "off")
+    if argument:
+        talk.is_plain = argument == "on"
+    return f"Markdown is shown {'as text' if talk.is_plain else 'formatted'}."
 
 
 COMMANDS = (
@@ -236,18 +192,12 @@ COMMANDS = (
         "/draft auto|none|NAME",
         "who drafts, from the next round on",
         _draft,
-        Runs.ANY_TIME,
-        lambda talk: ("auto", "none", *talk.engine.drafters),
+        True,
+        choices=lambda talk: ("auto", "none", *talk.engine.drafters),
     ),
-    Command(
-        "/compare [TEXT]",
-        "answer TEXT, or the last message, with and without speculation",
-        _compare,
-        Runs.LONG,
-    ),
-    Command("/tokens", "the last answer, each token by its origin", _tokens, Runs.ANY_TIME),
-    Command("/stats", "figures of the last answer", _stats, Runs.ANY_TIME),
-    Command("/thoughts", "what was thought before the last answer", _thoughts, Runs.ANY_TIME),
+    Command("/tokens", "the last answer, each token by its origin", _tokens, True),
+    Command("/stats", "figures of the last answer", _stats, True),
+    Command("/thoughts", "what was thought before the last answer", _thoughts, True),
     Command(
         "/reasoning auto|off|N",
         "whether answers begin with a thought, of N tokens at most",
@@ -270,27 +220,25 @@ COMMANDS = (
         "/save FILE",
         "keep it in a file; .json: its messages alone",
         lambda talk, argument, _: save(talk, _path(argument)),
-        Runs.LONG,
+        is_long=True,
         takes_path=True,
     ),
     Command(
         "/load FILE",
         "go on with a saved conversation",
         lambda talk, argument, _: load(talk, _path(argument)),
-        Runs.LONG,
+        is_long=True,
         takes_path=True,
     ),
-    Command("/model NAME", "go on with another model", _model, Runs.LONG, takes_path=True),
+    Command("/model NAME", "go on with another model", _model, is_long=True, takes_path=True),
     Command(
-        "/exact on|off",
-        "bit-identical to plain decoding; opens the model again",
-        _exact,
-        Runs.LONG,
-        _on_off,
+        "/plain on|off",
+        "show Markdown as text, or formatted",
+        _plain,
+        choices=lambda talk: ("on", "off"),
     ),
-    Command("/plain on|off", "show Markdown as text, or formatted", _plain, choices=_on_off),
-    Command("/help", "this list", lambda *_: help_text(), Runs.ANY_TIME),
-    Command("/quit", "leave (also Ctrl-D)", lambda *_: Leave(), Runs.ANY_TIME),
+    Command("/help", "this list", lambda *_: help_text(), True),
+    Command("/quit", "leave (also Ctrl-D)", lambda *_: Leave(), True),
 )
 
 
@@ -318,7 +266,6 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
     reasons = ", ".join(f"{name} {count}" for name, count in stats.plain_reasons.items())
     if reasons:
         lines.append(f"{stats.plain_rounds} of {stats.rounds} rounds were plain: {reasons}")
-    lines += _histogram(stats.acceptance_histogram)
     if stats.policy:
         lines.append(f"policy: {stats.policy}")
     lines.append(_promise(stats))
@@ -342,96 +289,4 @@ def _promise(stats: Stats) -> str:
         )
         if stats.speedup_over_fastest_plain is not None:
             line += f" ({stats.speedup_over_fastest_plain:.2f}x those)"
-    return line
-
-
-def _histogram(rounds: Counter[int]) -> list[str]:
-    """rounds: speculative ones by number of accepted draft tokens."""
-    if not rounds:
-        return []
-    most = max(rounds.values())
-    lines = ["speculative rounds by accepted draft tokens:"]
-    for accepted, count in sorted(rounds.items()):
-        bar = bar_character() * max(round(count / most * _BAR_WIDTH), 1)
-        lines.append(f"  {accepted:2} {bar:{_BAR_WIDTH}} {count}")
-    return lines
-
-
-def compare(
-    conversation: ChatConversation,
-    prompt: str | None,
-    on_chunk: OnChunk,
-    say: Callable[[str], None],
-) -> list[GenerationResult] | None:
-    """Return three answers to the prompt, or to the last one where it is None: plain, with
-    drafting and plain again, so that a machine that gets slower or faster all the while favours
-    neither side. The conversation stays as it is. None where it was stopped.
-
-    Raises UsageError where drafting is off or there is no prompt yet, EdgeSpecError.
-    """
-    engine = conversation.engine
-    if engine.drafter == "none":
-        raise UsageError("drafting is off", remedy="Turn it on first: /draft auto.")
-    text = conversation.last_prompt() if prompt is None else prompt
-    messages = conversation.messages_for(text, again=prompt is None)
-    options: ChatOptions = {**conversation.answering}
-    sampling = options["sampling"]
-    if sampling.seed is None:  # one for all three, since other random draws make other texts
-        sampling = replace(sampling, seed=secrets.randbits(32))
-    options["sampling"] = sampling
-    options["max_tokens"] = min(options.get("max_tokens") or MOST_TOKENS, MOST_TOKENS)
-    results: list[GenerationResult] = []
-    for number, drafting in enumerate((False, True, False), start=1):
-        say(f"{number} of 3, {engine.drafter if drafting else 'plain'}")
-        with nullcontext() if drafting else engine.without_drafting():
-            results.append(conversation.generate(messages, on_chunk, options))
-        if conversation.stop.requested:
-            return None
-    return results
-
-
-def comparison_text(drafter: str, results: list[GenerationResult], width: int) -> RenderableType:
-    """Show the texts, side by side where there is room, then rates, their ratio and what differs.
-    Rates are of the rounds, without the time for the prompt."""
-    first, drafted, second = results
-    plain_ms = first.stats.predicted_ms + second.stats.predicted_ms
-    plain_n = first.stats.predicted_n + second.stats.predicted_n
-    plain_rate = plain_n / plain_ms * 1e3 if plain_ms else 0.0
-    rate = drafted.stats.predicted_per_second
-    panels = [_panel("plain", plain_rate, first), _panel(drafter, rate, drafted)]
-    speedup = f": {rate / plain_rate:.2f}x" if plain_rate else ""
-    lines = [
-        f"{rate:.1f} tokens/s with {drafter}, {plain_rate:.1f} without{speedup}",
-        _difference(first, drafted),
-        "Measured: three answers in turns, plain, drafting, plain; their rounds, without the "
-        "time for the prompt.",
-    ]
-    if _REMEMBERING in (*drafter.split(","), *drafted.stats.drafters):
-        lines.append("Its drafter remembers answers: one that was given before is drafted whole.")
-    side_by_side = width >= 2 * _LEAST_COLUMN
-    for panel in panels:
-        panel.width = width // 2 - 1 if side_by_side else None
-    texts = Columns(panels, padding=(0, 1)) if side_by_side else Group(*panels)
-    return Group(texts, Text("\n".join(lines)))
-
-
-def _panel(name: str, per_second: float, result: GenerationResult) -> Panel:
-    title = Text(f"{name}: {per_second:.1f} tokens/s")
-    thought, text = result.reasoning.strip(), result.text.strip()
-    shown = Text.assemble((thought, "dim"), "\n\n" if thought and text else "", text)
-    return Panel(shown, title=title, title_align="left")
-
-
-def _difference(plain: GenerationResult, drafted: GenerationResult) -> str:
-    """Tell from which token on two answers differ."""
-    pairs = zip_longest(plain.tokens, drafted.tokens)
-    differing = ((i, pair) for i, pair in enumerate(pairs) if len({t and t.id for t in pair}) > 1)
-    found = next(differing, None)
-    if found is None:
-        return f"The texts are equal, token by token ({len(drafted.tokens)})."
-    index, pair = found
-    without, with_drafts = (repr(token.text) if token else "the end" for token in pair)
-    line = f"The texts differ from token {index + 1} on: {without} without, {with_drafts} with."
-    if ties := drafted.stats.near_ties:
-        line += f" {ties} choices were near ties; /exact on decides them alike."
     return line

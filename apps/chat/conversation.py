@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.apps.answering import Stop
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
@@ -25,6 +24,8 @@ Message = dict[str, str]
 Report = Callable[[str, float], None]  # what is being done, and how much of it is
 OnChunk = Callable[["Chunk"], None]
 CountTokens = Callable[[Sequence[Message]], int]
+# Opens a model as the command line's options say; without a report, progress is shown on stderr.
+Opener = Callable[[str, "Report | None"], "Engine"]
 _ROLES = ("system", "user", "assistant")
 _THOUGHT = "reasoning_content"
 
@@ -32,9 +33,9 @@ _THOUGHT = "reasoning_content"
 def num_to_leave_out(
     messages: Sequence[Message], count_tokens: CountTokens, context_length: int, answer_tokens: int
 ) -> int:
-    """Return how many of the oldest messages to leave out, not counting system messages at the
-    beginning, which stay. 0 if an answer of `answer_tokens`, or of a quarter of the context if that
-    is less, has room, and if the last turn alone is too long.
+    """Return how many of the oldest messages to leave out, not counting a system message at the
+    beginning, which stays. 0 if an answer of `answer_tokens`, or of a quarter of the context if
+    that is less, has room, and if the last turn alone is too long.
 
     Whole turns go, from a message of the user to the next one, until half of the context is free:
     the shorter prompt is read again, since tokens that are moved within a KV cache would have other
@@ -42,21 +43,14 @@ def num_to_leave_out(
     """
     if count_tokens(messages) + min(answer_tokens, context_length // 4) <= context_length:
         return 0
-    opening = list(takewhile(lambda message: message["role"] == "system", messages))
-    turns = [i for i in range(len(opening), len(messages)) if messages[i]["role"] == "user"]
+    opening = [message for message in messages[:1] if message["role"] == "system"]
+    turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
     for begin in turns:
         num_tokens = count_tokens([*opening, *messages[begin:]])
         most = context_length if begin == turns[-1] else context_length // 2
         if num_tokens <= most:
             return begin - len(opening)
     return 0
-
-
-class Opener(Protocol):
-    """Opens a model as the command line's options say."""
-
-    def __call__(self, model: str, *, exact: bool, report: Report | None) -> Engine:
-        """report: None shows progress on stderr. Raises EdgeSpecError."""
 
 
 class ChatConversation:
@@ -72,7 +66,6 @@ class ChatConversation:
         self,
         opener: Opener,
         model: str,
-        exact: bool,
         answering: ChatOptions,
         system: str | None,
         asked_sampling: Mapping[str, float],
@@ -82,7 +75,6 @@ class ChatConversation:
         answering: but for `sampling`, which follows from the model and what is asked.
         """
         self.model = model
-        self.exact = exact
         self.system = system
         self.said: list[Message] = []
         self.left_out = 0
@@ -100,7 +92,7 @@ class ChatConversation:
         self._opener = opener
         self._answering = answering
         self._asked_sampling = asked_sampling
-        self.engine = opener(model, exact=exact, report=None)
+        self.engine = opener(model, None)
         self._sampling = self.engine.chat_sampling(**asked_sampling)
 
     def close(self) -> None:
@@ -215,18 +207,11 @@ class ChatConversation:
         self.said, self.left_out = list(messages), 0
         self.last = None
 
-    def open(self, model: str, exact: bool, report: Report | None) -> None:
-        """Switch to another model, or to this one in the other mode with the present drafters.
-        Raises EdgeSpecError, and then keeps the present one."""
-        engine = self._opener(model, exact=exact, report=report)
-        try:
-            if exact != self.exact and engine.drafter != self.engine.drafter:
-                engine.set_drafter(self.engine.drafter)
-        except BaseException:
-            engine.close()
-            raise
+    def open(self, model: str, report: Report | None) -> None:
+        """Switch to another model. Raises EdgeSpecError, and then keeps the present one."""
+        engine = self._opener(model, report)
         self.engine.close()
-        self.engine, self.model, self.exact = engine, model, exact
+        self.engine, self.model = engine, model
         self._sampling = engine.chat_sampling(**self._asked_sampling)
         self.left_out = 0  # its context may hold more
         self.plain_per_second = None

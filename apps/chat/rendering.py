@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
@@ -38,8 +36,6 @@ _LEVEL_CELLS = 4  # at most, that a level takes of the width
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 # Definitions of links and addresses of images would disappear.
 _PARSER.disable(["reference", "image"])
-# Drawing competes with the model for the interpreter: at most this share of the time is drawn.
-_SHARE = 0.05
 _FENCES = ("```", "~~~")
 
 
@@ -63,12 +59,6 @@ def plain(shown: RenderableType, width: int = 80) -> str:
     if isinstance(shown, str):
         return harmless(shown) + "\n"
     return _painted(shown, width, styled=False)
-
-
-def bar_character() -> str:
-    """Return a block for the bars of charts, where standard output can print one."""
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    return "\u2588" if encoding.lower().startswith("utf") else "#"
 
 
 def _painted(shown: RenderableType, width: int, *, styled: bool) -> str:
@@ -98,8 +88,7 @@ class AnswerView:
     """Text is pushed by one thread while another takes blocks and draws the rest.
 
     Blocks are those of Markdown (paragraphs, lists, code), or with `is_plain` lines. A thought is
-    one block, which appears once it has ended, folded to a line; a call is one, too. The rest is
-    painted again only where it may, and shown as it was painted last until then.
+    one block, which appears once it has ended, folded to a line; a call is one, too.
     """
 
     def __init__(self, is_plain: bool = False, fold: Callable[[], str] = lambda: "thought") -> None:
@@ -113,7 +102,6 @@ class AnswerView:
         self.rest = ""
         self._painted: tuple[str, int, int, PartKind] = "", 0, 0, PartKind.TEXT
         self._fragments: StyleAndTextTuples = []
-        self._not_before = 0.0
 
     def push(self, text: str, kind: PartKind = PartKind.TEXT, call: CallHead | None = None) -> None:
         """call: with the first piece of each call."""
@@ -163,18 +151,14 @@ class AnswerView:
 
     def fragments(self, columns: int, rows: int) -> StyleAndTextTuples:
         """Return the last lines of the painted rest, at most `rows`."""
-        begun, kind, text = time.perf_counter(), self._kind, self.rest
-        before, *place = self._painted
-        is_longer = place == [columns, rows, kind] and text.startswith(before)
-        if is_longer and (text == before or begun < self._not_before):
+        kind, text = self._kind, self.rest
+        if self._painted == (text, columns, rows, kind):
             return self._fragments
         end = _end_of(text, rows)
         shown = dim(end) if kind is PartKind.REASONING else shown_text(end, self._is_plain)
         lines = paint(shown, columns).rstrip("\n").split("\n")[-rows:]
         self._fragments = to_formatted_text(ANSI("\n".join(lines)))
         self._painted = text, columns, rows, kind
-        now = time.perf_counter()
-        self._not_before = now + (now - begun) / _SHARE
         return self._fragments
 
 

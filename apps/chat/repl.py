@@ -15,10 +15,12 @@ from edge_spec import EdgeSpecError, PartKind
 from edge_spec.apps.answering import Stop
 from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, run_command
 from edge_spec.apps.chat.conversation import ChatConversation, Opener
-from edge_spec.apps.chat.rendering import harmless, plain
+from edge_spec.apps.chat.rendering import AnswerView, harmless, plain
 from edge_spec.engine.results import cut_thought, thought_line
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from edge_spec import ChatOptions, Chunk
 
 
@@ -71,48 +73,41 @@ def _command(conversation: ChatConversation, line: str, as_json: bool) -> bool:
 
 
 def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: bool) -> None:
-    writer = AnswerWriter(conversation, sys.stdout.isatty())
+    """A pipe gets the text alone; a terminal that cannot be drawn over is shown finished lines, and
+    of a thought its time."""
+    view = AnswerView(is_plain=True, fold=lambda: _thought(conversation))
+    is_terminal = sys.stdout.isatty()
+
+    def show(chunk: Chunk) -> None:
+        if is_terminal:
+            view.push(chunk.text, chunk.kind, chunk.call)
+            _print(view.take())
+        elif chunk.kind is PartKind.TEXT:
+            print(chunk.text, end="", flush=True)
+
     note = conversation.make_room(message.text, again=message.again)
     if note is not None:
         print(f"edge-spec: {note}", file=sys.stderr)
+    on_chunk = (lambda chunk: None) if as_json else show
     try:
-        show = (lambda chunk: None) if as_json else writer.write
-        result = conversation.answer(message.text, show, again=message.again)
+        result = conversation.answer(message.text, on_chunk, again=message.again)
     finally:
-        if not as_json:
-            writer.finish()
+        if is_terminal:
+            _print(view.take_all())
+        elif not as_json:
+            print(flush=True)
     if (note := cut_thought(result)) is not None:
         print(f"edge-spec: {note}", file=sys.stderr)
 
 
-class AnswerWriter:
-    """Writes an answer as it comes: its text alone to a pipe; a terminal that cannot be drawn over
-    is told of thoughts and calls, a line each."""
+def _thought(conversation: ChatConversation) -> str:
+    result = conversation.running or conversation.last
+    return "" if result is None else thought_line(result)
 
-    def __init__(self, conversation: ChatConversation, to_terminal: bool) -> None:
-        self._conversation = conversation
-        self._to_terminal = to_terminal
-        self._has_thought = False
 
-    def write(self, chunk: Chunk) -> None:
-        if chunk.kind is PartKind.REASONING:
-            self._has_thought = self._has_thought or bool(chunk.text.strip())
-            return
-        self._end_thought()
-        if self._to_terminal and chunk.call is not None:
-            print(harmless(f"\nCall of {chunk.call.name}: "), end="")
-        if chunk.kind is PartKind.TEXT or self._to_terminal:
-            print(harmless(chunk.text) if self._to_terminal else chunk.text, end="", flush=True)
-
-    def finish(self) -> None:
-        self._end_thought()
-        print(flush=True)
-
-    def _end_thought(self) -> None:
-        result = self._conversation.running or self._conversation.last
-        if self._to_terminal and self._has_thought and result is not None:
-            print(thought_line(result), flush=True)
-        self._has_thought = False
+def _print(block: RenderableType | None) -> None:
+    if block is not None:
+        print(plain(block), end="", flush=True)
 
 
 @contextmanager
@@ -134,7 +129,6 @@ def _interrupt_stops(stop: Stop) -> Iterator[None]:
 def run(
     opener: Opener,
     model: str,
-    exact: bool,
     answering: ChatOptions,
     system: str | None,
     as_json: bool,
@@ -144,7 +138,7 @@ def run(
 
     asked_sampling: overrides the sampling that the model's makers recommend.
     """
-    talk = ChatConversation(opener, model, exact, answering, system, asked_sampling)
+    talk = ChatConversation(opener, model, answering, system, asked_sampling)
     with closing(talk) as conversation:
         engine = conversation.engine
         if sys.stdin.isatty() and not as_json:

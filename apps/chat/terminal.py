@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prompt_toolkit import PromptSession
@@ -29,13 +28,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from edge_spec import EdgeSpecError, PartKind
-from edge_spec.apps.answering import TokenRate
 from edge_spec.apps.chat.commands import (
     COMMANDS,
     CommandAnswer,
     Door,
     Leave,
-    Runs,
+    Outcome,
     find,
     run_command,
 )
@@ -44,7 +42,7 @@ from edge_spec.apps.chat.rendering import AnswerView, harmless, paint
 from edge_spec.engine.results import cut_thought, thought_line, told_time
 from edge_spec.errors import UsageError
 from edge_spec.models.devices import format_bytes, resident_bytes
-from edge_spec.storage.atomic import atomic_file, cache_directory, locked
+from edge_spec.storage.atomic import cache_directory
 
 if TYPE_CHECKING:
     from edge_spec import Chunk
@@ -58,7 +56,6 @@ _MIN_REDRAW_S, _MAX_REDRAW_S = 0.1, 0.5
 _PROMPT = "> "
 _SEPARATOR = " | "  # in the footer
 _MAX_HISTORY_BYTES = 1_000_000
-_LOCK_S = 1.0
 _MENU_ROWS = 4
 _THOUGHT_ROWS = 10  # at most, that one line will take the place of
 _ROWS_BELOW = _MENU_ROWS + 2  # input, menu and footer, which the end of an answer leaves free
@@ -67,7 +64,7 @@ _WAIT = "Goes when this has ended; Ctrl-C ends it."
 _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
 
 
-def footer(conversation: ChatConversation, rate: TokenRate, note: str, width: int) -> str:
+def footer(conversation: ChatConversation, note: str, width: int) -> str:
     """Return as many figures of the running or last answer as fit into `width` cells, the most
     telling first. note: precedes them."""
     parts = [note] if note else []
@@ -75,7 +72,7 @@ def footer(conversation: ChatConversation, rate: TokenRate, note: str, width: in
     result = running or conversation.last
     if result is not None:
         stats = result.stats
-        per_second = rate.per_second if running is not None else stats.predicted_per_second
+        per_second = stats.predicted_per_second or None
         latest = running.tokens[-1].kind if running is not None and running.tokens else None
         if latest is PartKind.REASONING:
             parts.append(f"thinking {told_time(result.reasoning_ms / 1e3)}")
@@ -93,7 +90,6 @@ def footer(conversation: ChatConversation, rate: TokenRate, note: str, width: in
     parts.append(f"draft {conversation.engine.drafter}")
     memory = resident_bytes()
     parts += [format_bytes(memory)] if memory is not None else []
-    parts += ["exact"] if conversation.exact else []
     parts += [conversation.engine.name] if running is None else ["Ctrl-C stops"]
     while len(parts) > 1 and cell_len(_SEPARATOR.join(parts)) > width:
         parts.pop()
@@ -135,26 +131,17 @@ class OwnHistory(FileHistory):
 
 
 def open_history() -> History:
-    """Open the history of all conversations, in memory where no file can be written."""
+    """Open the history of all conversations, in memory where no file can be written. One that has
+    become long begins anew."""
     path = cache_directory() / "chat-history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > _MAX_HISTORY_BYTES:
+            path.unlink()
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        _shorten(path)
     except OSError:
         return InMemoryHistory()
     return OwnHistory(path)
-
-
-def _shorten(path: Path) -> None:
-    """Drop the older half of a long history, at the beginning of an entry."""
-    if path.stat().st_size <= _MAX_HISTORY_BYTES:
-        return
-    with locked(path, _LOCK_S):
-        content = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
-        entry = content.find(b"\n\n# ")  # its time, before its lines
-        with atomic_file(path, 0o600) as work:
-            work.write_bytes(content[entry + 1 :])
 
 
 class Terminal:
@@ -162,7 +149,6 @@ class Terminal:
 
     def __init__(self, conversation: ChatConversation) -> None:
         self._conversation = conversation
-        self._rate = TokenRate()
         self._view: AnswerView | None = None  # of the answer that is being written
         self._work: asyncio.Task[None] | None = None
         self._note = ""  # in the footer
@@ -214,19 +200,17 @@ class Terminal:
     async def _take(self, text: str) -> None:
         """Do what the line asks for, or begin it. Called where `_has_to_wait` is false."""
         self._note = ""
-        if text.startswith("/"):
-            command = find(text.partition(" ")[0])
-            if command is not None and command.runs is Runs.LONG:
-                self._begin(self._command(text, is_long=True))
-            else:
-                await self._command(text, is_long=False)
-        elif text:
-            self._begin(self._answer(CommandAnswer(text)))
-
-    async def _command(self, line: str, *, is_long: bool) -> None:
-        run = partial(run_command, self._conversation, line, self._door())
+        if not text.startswith("/"):
+            if text:
+                self._begin(self._answer(CommandAnswer(text)))
+            return
+        command = find(text.partition(" ")[0])
+        run = partial(run_command, self._conversation, text, self._door())
+        if command is not None and command.is_long:
+            self._begin(self._command(run))
+            return
         try:
-            outcome = await self._following(run) if is_long else run()
+            outcome = run()
         except (EdgeSpecError, OSError) as error:
             outcome = _complaint(error)
         if isinstance(outcome, Leave):
@@ -235,6 +219,11 @@ class Terminal:
             self._begin(self._answer(outcome))
         else:
             await self._show(outcome)
+
+    async def _command(self, run: Callable[[], Outcome]) -> None:
+        outcome = await self._following(run)
+        assert not isinstance(outcome, CommandAnswer | Leave)  # none that is long
+        await self._show(outcome)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._work = asyncio.create_task(self._working(work))
@@ -258,11 +247,9 @@ class Terminal:
         room = partial(self._conversation.make_room, message.text, again=message.again)
         await self._show(await self._following(room))
         self._view = view = AnswerView(self._conversation.is_plain, self._folded)
-        self._rate = TokenRate()
 
         def on_chunk(chunk: Chunk) -> None:
             view.push(chunk.text, chunk.kind, chunk.call)
-            self._rate.observe(len(chunk.tokens))
 
         try:
             result = await self._following(
@@ -303,12 +290,7 @@ class Terminal:
                 raise UsageError("stopped", remedy="All is as it was.")
             self._note = f"{what} {fraction:.0%}" if fraction else what
 
-        return Door(
-            self._width,
-            is_terminal=True,
-            report=report,
-            on_chunk=lambda chunk: self._rate.observe(len(chunk.tokens)),
-        )
+        return Door(is_terminal=True, report=report)
 
     @property
     def _width(self) -> int:
@@ -326,7 +308,7 @@ class Terminal:
         return [*view.fragments(self._width, rows), ("", f"\n{_PROMPT}")]
 
     def _footer(self) -> str:
-        return harmless(footer(self._conversation, self._rate, self._note, self._width))
+        return harmless(footer(self._conversation, self._note, self._width))
 
     def _folded(self) -> str:
         result = self._conversation.running or self._conversation.last
@@ -342,9 +324,9 @@ class Terminal:
         if self._work is None or not text:
             return False
         command = find(text.partition(" ")[0])
-        if command is None or command.runs is not Runs.ANY_TIME:
+        if command is None or not command.during_answer:
             return True
-        # Drafters may be changed in an answer, not where they are compared or opened.
+        # Drafters may be changed in an answer, not where one is opened.
         return command.name == "/draft" and self._view is None
 
     def _keys(self) -> KeyBindings:

@@ -6,10 +6,8 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from html import escape
 from importlib.util import find_spec
 from threading import Event, Thread
@@ -37,10 +35,9 @@ def run(
 ) -> None:
     """Show the window at once, with its page when the model is open; return when it is closed.
 
-    announce: called with the model's name, the server's address and its port. SIGTERM and SIGHUP
-    close the window, SIGINT too and then raises KeyboardInterrupt. Raises DeviceError where there
-    is nothing to show a window on, MissingDependencyError where no browser engine is installed, and
-    what `open_engine` raises.
+    announce: called with the model's name, the server's address and its port. Signals end the
+    process at once. Raises DeviceError where there is nothing to show a window on,
+    MissingDependencyError where no browser engine is installed, and what `open_engine` raises.
     """
     _require_a_display()
     logging.getLogger("pywebview").setLevel(logging.CRITICAL)  # it logs what it raises, at length
@@ -80,61 +77,32 @@ def run(
 
     # A model that is still being opened ends with the process.
     behind = Thread(target=serve_unless_closed, name="edge-spec-window", daemon=True)
-    with _closed_by_signals(window) as signals:
-        try:
-            # PySide ends the process where other threads import while it is being imported itself.
-            webview.start(
-                behind.start,
-                gui="qt" if sys.platform == "linux" and find_spec("qtpy") else None,
-            )
-        except webview.WebViewException as error:
-            raise MissingDependencyError(
-                f"no window can be opened: {str(error).rstrip('.')}",
-                remedy=f'Run: pip install "edge-spec[desktop]". Or: {_BROWSER_INSTEAD}',
-            ) from error
-        finally:
-            closed.set()
-            if behind.ident is not None:  # the window was opened
-                behind.join(_CLOSING_S)
+    _leave_signals_to_the_system()
+    try:
+        # PySide ends the process where other threads import while it is being imported itself.
+        webview.start(
+            behind.start,
+            gui="qt" if sys.platform == "linux" and find_spec("qtpy") else None,
+        )
+    except webview.WebViewException as error:
+        raise MissingDependencyError(
+            f"no window can be opened: {str(error).rstrip('.')}",
+            remedy=f'Run: pip install "edge-spec[desktop]". Or: {_BROWSER_INSTEAD}',
+        ) from error
+    finally:
+        closed.set()
+        if behind.ident is not None:  # the window was opened
+            behind.join(_CLOSING_S)
     if errors:
         raise errors[0]
-    if signal.SIGINT in signals:
-        raise KeyboardInterrupt
 
 
-@contextmanager
-def _closed_by_signals(window: webview.Window) -> Iterator[list[int]]:
-    """Let SIGINT, SIGTERM and SIGHUP close the window within the block; yield those that came.
-
-    Python's handlers would wait until the window's own loop, which is native, runs Python again.
-    """
-    came: list[int] = []
-    ours, systems = socket.socketpair()
-
-    def watch() -> None:
-        while number := ours.recv(1):
-            came.extend(number)
-            if len(came) > 1:  # a window that does not close
-                os._exit(128 + number[0])
-            Thread(target=window.destroy, daemon=True).start()
-
-    watching = Thread(target=watch, name="signals", daemon=True)
-    systems.setblocking(False)
-    watched = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        watched.append(signal.SIGHUP)  # nohup turns it off
-    handlers = {number: signal.signal(number, lambda *_: None) for number in watched}
-    previous = signal.set_wakeup_fd(systems.fileno())
-    watching.start()
-    try:
-        yield came
-    finally:
-        signal.set_wakeup_fd(previous)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        systems.close()
-        watching.join(_CLOSING_S)
-        ours.close()
+def _leave_signals_to_the_system() -> None:
+    """Python's handlers would wait until the window's own loop, which is native, ends."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # as of nohup
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _require_a_display() -> None:

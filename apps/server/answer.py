@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from edge_spec import Chunk, Engine, FinishReason, GenerationResult
-from edge_spec.apps.answering import Stop, TokenRate
+from edge_spec.apps.answering import Stop
 from edge_spec.apps.server.errors import (
     ApiError,
     overloaded,
@@ -117,12 +117,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class Round:
-    """The text that a round, or several, wrote for one choice. Rates are in tokens a second."""
+    """The text that a round, or several, wrote for one choice."""
 
     choice: int
     chunk: Chunk
     predicted_n: int
-    live_per_second: float | None
     plain_per_second: float | None
 
 
@@ -143,7 +142,8 @@ class ServerAnswer:
     def __init__(self, slot: Slot, work: Work, limit_s: float, on_end: Callable[[], None]) -> None:
         self._slot = slot
         self._work = work
-        self._limit_s = limit_s
+        own_s = work.request.limit_s
+        self._limit_s = min(limit_s, own_s) if own_s > 0 else limit_s
         self._timer: asyncio.TimerHandle | None = None
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -232,20 +232,18 @@ class ServerAnswer:
 
     def _answer(self, choice: int, prompt: Sequence[int], options: Any) -> None:
         """Raises ApiError where it is stopped before its first token."""
-        slot, rate = self._slot, TokenRate()
+        slot = self._slot
         slot.tokens = ()
         generation = slot.engine.generate(prompt, stream=True, **options)
         self._stop.watch(generation)
         self._loop.call_soon_threadsafe(self._begin)
         try:
-            for chunk in self._work.request.cut(generation):
+            for chunk in generation:
                 if self.first_token_s is None:
                     self.first_token_s = time.perf_counter() - self._made
                     self._loop.call_soon_threadsafe(self._limit)
                 num_tokens = len(generation.result.tokens)
-                rate.observe(len(chunk.tokens))
-                live, plain = rate.per_second, slot.plain_per_second
-                self._tell(Round(choice, chunk, num_tokens, live, plain))
+                self._tell(Round(choice, chunk, num_tokens, slot.plain_per_second))
         finally:
             result = generation.result
             if result.finish_reason is not FinishReason.ERROR:  # else the cache is read again
@@ -259,8 +257,8 @@ class ServerAnswer:
             read = f"{generation.num_read} of {len(prompt)} tokens of the prompt{of} were read"
             told = f"{self._stopped.message} {read}; asking again goes on from there."
             raise replace(self._stopped, message=told)
-        live, plain = rate.per_second, slot.plain_per_second
-        self._tell(Ended(choice, _NOTHING, len(result.tokens), live, plain, result))
+        num_tokens = len(result.tokens)
+        self._tell(Ended(choice, _NOTHING, num_tokens, slot.plain_per_second, result))
 
     def _tell(self, event: Round) -> None:
         self._events.append(event)

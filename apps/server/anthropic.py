@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 import secrets
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
 from edge_spec.apps.server.answer import Ended
 from edge_spec.apps.server.body import (
-    HARMLESS,
     MAX_TOOLS,
     Body,
     Content,
@@ -30,11 +27,9 @@ from edge_spec.apps.server.body import (
     call_of,
     joined,
     message_of,
-    refusal,
     tool_of,
-    words,
 )
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
@@ -108,21 +103,11 @@ class ToolResult(OpenBody):
 Block = Annotated[
     TextPart | Thinking | RedactedThinking | ToolUse | ToolResult, Field(discriminator="type")
 ]
-_ROLES = {ToolResult: "user", Thinking: "assistant", RedactedThinking: "assistant"}
-_ROLES[ToolUse] = "assistant"
 
 
 class Message(OpenBody):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
-
-    @model_validator(mode="after")
-    def _has_its_own_blocks(self) -> Message:
-        for block in self.blocks:
-            if _ROLES.get(type(block), self.role) != self.role:
-                told = f"has {block.type}, which no message of the role {self.role} has"
-                raise refusal("content", told)
-        return self
 
     @property
     def blocks(self) -> Sequence[Block]:
@@ -177,12 +162,6 @@ class ToolChoice(Body):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
-    @model_validator(mode="after")
-    def _names_a_tool(self) -> ToolChoice:
-        if (self.name is None) == (self.type == "tool"):
-            raise refusal("name", "names a tool with the type tool, and with no other")
-        return self
-
 
 class ThinkingOptions(Body):
     """budget_tokens: at most as many. display: whether an answer tells its thoughts."""
@@ -197,18 +176,9 @@ class OutputConfig(Body):
     format: SchemaFormat | None = None
 
 
-# Who pays, where, and what Anthropic's own prompt cache is told.
-_HARMLESS = words(
-    """cache_control diagnostics inference_geo speed user_profile_id workspace_id
-    anthropic_version anthropic_beta betas context_management"""
-)
-
-
 class CountBody(AnswerBody):
     """Asks how many tokens a request has. Fields of other APIs for an answer are taken, too."""
 
-    harmless = HARMLESS | _HARMLESS
-    has_origins = False
     messages: Annotated[list[Message], Field(min_length=1)]
     system: Content | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
@@ -225,6 +195,8 @@ class CountBody(AnswerBody):
         goes_on = messages[-1].role == "assistant"
         if goes_on and not messages[-1].blocks:  # an answer that has not begun
             goes_on, messages = False, messages[:-1]
+        if not messages:
+            raise refused("messages", "says nothing: send a message of the user.")
         alone, forced = choice.disable_parallel_tool_use, choice.type in ("any", "tool")
         return replace(
             super().request(),
@@ -254,17 +226,6 @@ class CountBody(AnswerBody):
         config = self.output_config or OutputConfig()
         named = {"output_config.format": config.format, "output_format": self.output_format}
         return {name: grammar_of(each) for name, each in named.items()} | super().forms()
-
-    @model_validator(mode="after")
-    def _fits(self) -> CountBody:
-        last = self.messages[-1]
-        if last.role == "assistant" and last.blocks and not isinstance(last.blocks[-1], TextPart):
-            told = "an answer goes on with a text, or comes after a message of the user"
-            raise refusal("messages", f"ends with {last.blocks[-1].type}: {told}")
-        if last.role == "assistant" and len(self.messages) == 1 and not last.blocks:
-            raise refusal("messages", "says nothing: send a message of the user")
-        self._thinking()  # refuses variables that have fields of their own
-        return self
 
 
 class MessagesBody(CountBody):
@@ -351,9 +312,6 @@ class MessageReply(PartsReply):
         if self.open is PartKind.REASONING:
             # Many clients drop a thought without one. It carries a thought that is not told.
             block["signature"] = sealed(self.written)
-            if self._request.tells_thoughts:
-                digest = sha256(self.written.encode("utf-8", "replace")).digest()
-                block["signature"] = b64encode(digest).decode()
             told = self._delta("signature", signature=block["signature"])
         elif self.open is PartKind.CALL:
             block["input"] = arguments_of(self.written)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import mimetypes
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -15,8 +16,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_spec.apps.server.anthropic import MESSAGES, add_messages
@@ -30,7 +32,7 @@ from edge_spec.apps.server.openai import add_openai
 from edge_spec.apps.server.options import ServerOptions, origin_pattern
 from edge_spec.apps.server.reply import Running
 from edge_spec.apps.server.responses import add_responses
-from edge_spec.apps.web import INDEX, load_assets
+from edge_spec.apps.web import INDEX, STATIC
 
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/static/"
@@ -44,10 +46,6 @@ _HEADERS = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
-}
-_GONE = {
-    "/completion": "Send the prompt to POST /v1/completions.",
-    "/slots": "GET /metrics tells how many slots there are and how many of them answer.",
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request is refused."},
@@ -73,7 +71,8 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     add_models(app, running.models)
     _add_health(app, running.metrics)
     _add_page(app)
-    running.metrics.paths = _paths(app)
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    running.metrics.paths = [path for path in paths if "{" not in path]
     guarded: ASGIApp = Guard(app, options, running.metrics.observe_request)
     if options.cors_origins:
         guarded = CORSMiddleware(
@@ -100,18 +99,13 @@ def _add_health(app: FastAPI, metrics: Metrics) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
-    page = load_assets()
-
-    @app.get("/static/{name}", include_in_schema=False)
-    async def static(name: str) -> Response:
-        asset = page.get(name)
-        if asset is None:
-            raise ApiError(404, "There is no such file.")
-        return Response(asset.content, 200, {"cache-control": "no-cache"}, asset.media_type)
+    mimetypes.add_type("text/javascript", ".js")  # which a registry may know by another type
+    mimetypes.add_type("text/css", ".css")
+    app.mount("/static", StaticFiles(directory=STATIC))
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
-        return await static(INDEX)
+        return FileResponse(INDEX)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -128,23 +122,11 @@ async def _refuse(request: Request, error: Exception) -> Response:
             return Response(status_code=204, headers=allow)
         told = ApiError(405, f"{path} takes {taken}, not {request.method}.", headers=allow)
     elif error.status_code == 404:
-        told = ApiError(404, f"There is no {path[:200]} here. {_hint(request.app, path)}")
+        there = "GET /openapi.json lists what there is."
+        told = ApiError(404, f"There is no {path[:200]} here. {there}")
     else:
         told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers or {})
     return error_response(told, MESSAGES if is_for_anthropic(request.headers) else path)
-
-
-def _paths(app: FastAPI) -> list[str]:
-    routes = [route.path for route in app.routes if isinstance(route, Route)]
-    return [path for path in routes if "{" not in path]
-
-
-def _hint(app: FastAPI, path: str) -> str:
-    if path.startswith("/v1/responses/"):
-        return "No response is stored: a request has the whole conversation."
-    meant = next((each for each in _paths(app) if path.endswith(each.removeprefix("/v1"))), None)
-    usual = f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
-    return _GONE.get(path, usual)
 
 
 class Guard:
@@ -169,7 +151,9 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._observe(scope["path"], message["status"])
-                MutableHeaders(scope=message).update(_HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-cache")
             await send(message)
 
         try:
@@ -178,7 +162,7 @@ class Guard:
             self._check_key(scope["path"], headers)
             if method == "POST":
                 _check_type(headers.get("content-type", ""))
-                receive = await self._read(scope, headers, receive)
+                receive = await self._read(scope, receive)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, send_guarded)
         except ClientDisconnect:
@@ -207,17 +191,11 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _read(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+    async def _read(self, scope: Scope, receive: Receive) -> Receive:
         """Read the body, and return what gives it, and then what comes after it. Raises ApiError,
         ClientDisconnect."""
         limit, closes = self._options.max_body_bytes, {"Connection": "close"}
-        told = f"The body has more than {limit} bytes."
-        too_large = ApiError(413, told, code="request_too_large", headers=closes)
         body, num_bytes = bytearray(), 0
-        waits_for_leave = headers.get("expect", "").lower() == "100-continue"
-        length = headers.get("content-length", "0")
-        if waits_for_leave and length.isdigit() and int(length) > limit:
-            raise too_large
         try:
             async with asyncio.timeout(self._options.client_timeout_s):
                 async for piece in Request(scope, receive).stream():
@@ -229,7 +207,8 @@ class Guard:
         except TimeoutError:
             raise ApiError(408, "The body took too long.", headers=closes) from None
         if num_bytes > limit:
-            raise too_large
+            told = f"The body has more than {limit} bytes."
+            raise ApiError(413, told, code="request_too_large", headers=closes)
         whole: list[Message] = [{"type": "http.request", "body": bytes(body)}]
 
         async def replay() -> Message:

@@ -3,7 +3,6 @@ that would change the answer, and the messages and tools of a conversation."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
@@ -59,7 +58,12 @@ HARMLESS = words(
     use_mlock low_vram ttl draft_model n_ctx ctx_len api_type api_server truncation_length
     max_context_length smoothing_curve dynatemp_low dynatemp_high max_tokens_second
     auto_max_new_tokens prompt_lookup_num_tokens static_cache chat_id message_id
-    litellm_call_id litellm_session_id litellm_trace_id litellm_metadata"""
+    litellm_call_id litellm_session_id litellm_trace_id litellm_metadata
+    max_tool_calls prompt_cache_options client_metadata image cache_control diagnostics
+    inference_geo speed user_profile_id workspace_id anthropic_version anthropic_beta betas
+    context_management numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa
+    rope_frequency_base rope_frequency_scale penalize_newline truncate shift t_max_prompt_ms
+    n_indent"""
 )
 _ON = words(
     """typical_p typical typ_p tfs_z tfs tail_free_sampling do_sample num_beams best_of
@@ -80,13 +84,10 @@ _USUAL: Mapping[str, tuple[Any, ...]] = {  # where others ask for nothing
 }
 _STATELESS = "nothing is stored here, so send the whole conversation"
 _INSTEAD = {
-    **dict.fromkeys(("previous_response_id", "conversation", "thread"), _STATELESS),
-    **dict.fromkeys(("options", "extra_body"), "send its members beside the others"),
+    **dict.fromkeys(("previous_response_id", "conversation"), _STATELESS),
     **dict.fromkeys(("images", "audio"), "the model reads text"),
-    **dict.fromkeys(("format", "structured_outputs"), "send response_format, regex or grammar"),
-    "messages": "send prompt or input, or ask POST /v1/chat/completions",
     "functions": "send tools",
-    "function_call": "send tool_choice, or tool_calls in a message",
+    "extra_body": "send its members beside the others",
 }
 
 
@@ -205,11 +206,9 @@ def joined(content: Content) -> str:
 
 
 def message_of(role: str, content: str | None, **others: Any) -> dict[str, Any]:
-    """Return a message as chat templates read it, without `others` that are None."""
+    """Return a message as the engine takes it, without `others` that are None."""
     given = {name: value for name, value in others.items() if value is not None}
-    if content is None and "tool_calls" not in given:
-        content = ""
-    return {"role": "system" if role == "developer" else role, "content": content, **given}
+    return {"role": role, "content": content, **given}
 
 
 def answer_of(
@@ -218,24 +217,17 @@ def answer_of(
     """Return an earlier answer as one message. thoughts: empty ones are none."""
     return message_of(
         "assistant",
-        "".join(texts) if texts else None,
+        "".join(texts) if texts or not calls else None,
         reasoning_content="\n\n".join(filter(None, thoughts)) or None,
         tool_calls=calls or None,
     )
 
 
 def call_of(id: str | None, name: str, arguments: Arguments | None) -> dict[str, Any]:
-    """Return a call as chat templates read it. Raises ApiError for arguments that are nested too
-    deeply; those that are no JSON stay a text."""
-    try:
-        read = json.loads(arguments or "{}") if not isinstance(arguments, dict) else arguments
-    except ValueError:
-        read = arguments
-    except RecursionError:
-        told = "the arguments of a call are nested too deeply. Give them fewer levels."
-        raise ApiError(400, told) from None
+    """Return a call as the engine takes it."""
     named = {} if id is None else {"id": id}
-    return {**named, "type": "function", "function": {"name": name, "arguments": read}}
+    function = {"name": name, "arguments": arguments or "{}"}
+    return {**named, "type": "function", "function": function}
 
 
 class FunctionCall(OpenBody):
@@ -279,7 +271,7 @@ class Message(Body):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return it as chat templates read it. Raises ApiError as `call_of` does."""
+        """Return it as the engine takes it."""
         functions = [(each.id, each.function) for each in self.tool_calls or ()]
         calls = [call_of(id, function.name, function.arguments) for id, function in functions]
         return message_of(

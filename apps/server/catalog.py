@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 
+from edge_spec import SamplingParams
 from edge_spec.apps.server.body import Body
-from edge_spec.apps.server.models import Description, Models, ServedModel
+from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.options import ServerOptions
+from edge_spec.apps.server.request import Desk
+from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 
 _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
 
@@ -31,21 +36,87 @@ def _openai_entry(model: ServedModel) -> dict[str, Any]:
 
 def _anthropic_entry(model: ServedModel) -> dict[str, Any]:
     """Describe a model; its limits are known once it was open."""
-    limit = model.description and model.description.info["context_length"]
     return {
         "type": "model",
         "id": model.name,
         "display_name": model.name,
         "created_at": model.since.isoformat(),
         "lifecycle": "active",
-        "max_input_tokens": limit,
-        "max_tokens": limit,
+        "max_input_tokens": model.context_length,
+        "max_tokens": model.context_length,
     }
 
 
 def _ollama_entry(model: ServedModel) -> dict[str, Any]:
     named = {"name": model.name, "model": model.name, "modified_at": model.since.isoformat()}
     return {**named, "digest": "", "size": 0, "details": {}}
+
+
+def _info(desk: Desk) -> dict[str, Any]:
+    engine = desk.engine
+    return {
+        "model": desk.model,
+        "runtime": engine.runtime,
+        "drafter": desk.drafter,
+        "drafters": ["auto", "none", *engine.drafters],
+        "plan": engine.plan,
+        "context_length": engine.context_length,
+        "version": version("edge-spec"),
+    }
+
+
+def _props(desk: Desk) -> dict[str, Any]:
+    """Describe the options of the page's conversations, and those of other requests."""
+    engine, text, options = desk.engine, desk.engine.parts.text, desk.options
+    of_page = engine.chat_sampling(**options.asked_sampling)
+    return {
+        "default_generation_settings": {
+            "n_ctx": engine.context_length,
+            "params": _params(of_page, options),
+        },
+        "total_slots": options.parallel,
+        "model_alias": desk.model,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": text.chat_template or "",
+        "bos_token": "" if text.bos_id is None else text.tokenizer.token_text(text.bos_id),
+        "eos_token": text.tokenizer.token_text(text.eos_ids[0]) if text.eos_ids else "",
+        "build_info": f"edge-spec {version('edge-spec')}",
+        "edge_spec": {
+            "plan": engine.plan,
+            "sampling": sampling_text(of_page),
+            "sampling_source": sampling_source(text.sampling, options.asked_sampling),
+            "request_params": _params(options.sampling, options),
+        },
+    }
+
+
+def _params(sampling: SamplingParams, options: ServerOptions) -> dict[str, float]:
+    """n_predict: -1 is to the end of the context."""
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "n_predict": -1 if options.max_tokens is None else options.max_tokens,
+    }
+
+
+def _for_ollama(desk: Desk) -> dict[str, Any]:
+    engine, text = desk.engine, desk.engine.parts.text
+    architecture = engine.parts.model.config.architecture
+    able = ["completion", *(("tools",) if text.chat_template else ())]
+    if text.chat_template and text.answer_form(()) is not None:
+        able.append("thinking")
+    return {
+        "template": text.chat_template or "",
+        "details": {"family": architecture, "families": [architecture]},
+        "model_info": {
+            "general.architecture": architecture,
+            f"{architecture}.context_length": engine.context_length,
+        },
+        "capabilities": able,
+    }
 
 
 class ShowRequest(Body):
@@ -55,12 +126,9 @@ class ShowRequest(Body):
 
 
 def add_models(app: FastAPI, models: Models) -> None:
-    async def describe(name: str | None) -> Description:
-        model = models.find(name)
-        if model.description is not None:
-            return model.description
-        async with models.using(model) as opened:
-            return opened.description
+    async def ask(name: str | None, describe: Callable[[Desk], dict[str, Any]]) -> dict[str, Any]:
+        async with models.using(models.find(name)) as opened:
+            return describe(opened.desk)
 
     @app.get("/v1/models")
     async def all_models(request: Request) -> Any:
@@ -88,10 +156,10 @@ def add_models(app: FastAPI, models: Models) -> None:
         return {"models": [_ollama_entry(model) for model in models if model.opened is not None]}
 
     @app.post("/api/show")
-    async def show(request: ShowRequest) -> Mapping[str, Any]:
+    async def show(request: ShowRequest) -> dict[str, Any]:
         """One of them, and what it can do. This opens the model."""
         since = models.find(request.model).since.isoformat()
-        return {"modified_at": since, **(await describe(request.model)).for_ollama}
+        return {"modified_at": since, **await ask(request.model, _for_ollama)}
 
     @app.get("/api/version")
     async def spoken() -> dict[str, str]:
@@ -99,16 +167,16 @@ def add_models(app: FastAPI, models: Models) -> None:
         return {"version": _SPOKEN}
 
     @app.get("/edge-spec/info")
-    async def what_runs(model: str | None = None) -> Mapping[str, Any]:
+    async def what_runs(model: str | None = None) -> dict[str, Any]:
         """What answers, and the drafters that requests may ask for. This opens the model."""
-        return (await describe(model)).info
+        return await ask(model, _info)
 
     @app.get("/props")
-    async def settings(model: str | None = None) -> Mapping[str, Any]:
+    async def settings(model: str | None = None) -> dict[str, Any]:
         """How conversations are answered, as llama.cpp's server tells it. This opens the model."""
-        return (await describe(model)).props
+        return await ask(model, _props)
 
     @app.get("/edge-spec/plan")
     async def plan(model: str | None = None) -> dict[str, Any]:
         """What runs the model, who drafts, and why. This opens the model."""
-        return {"plan": (await describe(model)).info["plan"]}
+        return await ask(model, lambda desk: {"plan": desk.engine.plan})

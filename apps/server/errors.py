@@ -59,11 +59,7 @@ class ApiError(Exception):
         if path.startswith("/v1/messages"):
             other = "api_error" if self.status >= 500 else _INVALID
             kind = _ANTHROPIC_TYPES.get(self.status, other)
-            told: dict[str, Any] = {"type": kind, "message": self.message}
-            if self.param == "thread":  # clients that read this ask again without one
-                unsupported = {"unsupported": ["thread"]}
-                told["details"] = {"error_code": "thread_unsupported_request", **unsupported}
-            return {"type": "error", "error": told}
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else _INVALID)
         told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": told}

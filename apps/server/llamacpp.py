@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.responses import Response
 
-from edge_spec import Chunk, FinishReason, Generation, GenerationResult
+from edge_spec import FinishReason, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
+from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole
 from edge_spec.apps.server.errors import refused
 from edge_spec.apps.server.openai import ChatBody, ChatReply, CompletionBody
 from edge_spec.apps.server.reply import (
@@ -54,8 +51,7 @@ class InfillBody(AnswerBody):
     """
 
     also: ClassVar = ALSO | {"extra_context": "input_extra"}
-    harmless = HARMLESS | {"t_max_prompt_ms", "samplers"}  # which have their own order
-    has_origins = False
+    harmless = HARMLESS | {"samplers"}  # which have an order of their own
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: Annotated[list[InfillFile], Field(max_length=MAX_FILES)] | None = None
@@ -64,20 +60,20 @@ class InfillBody(AnswerBody):
     max_tokens: Annotated[Whole, Field(ge=-2, le=MAX_INT)] | None = None
     n: Literal[1] | None = None
     t_max_predict_ms: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
-    n_indent: Annotated[Whole, Field(ge=0, le=MAX_INT)] | None = None
     response_fields: list[str] | None = None
     return_tokens: bool | None = None
 
     def request(self) -> Request:
+        # An empty file has no text, and a prompt that is only read may have other files alone.
+        if not {"input_prefix", "input_suffix", "input_extra", "prompt"} & self.model_fields_set:
+            raise refused("input_prefix", "is missing: send the text before the cursor.")
         asked, prefix = super().request(), self.input_prefix + (self.prompt or "")
         files = [(each.filename, each.text) for each in self.input_extra or ()]
         options = {"names_file": True, "suffix_first": self.spm_infill}
-        indent, time_ms = self.n_indent or 0, max(0, self.t_max_predict_ms or 0)
-        cut = partial(limited, least_indent=indent, seconds=time_ms / 1e3)
         return replace(
             asked,
             gap=Gap(prefix, self.input_suffix, files, options),
-            cut=cut if indent or time_ms else iter,
+            limit_s=(self.t_max_predict_ms or 0) / 1e3,
             max_tokens=1 if self.reads_alone else asked.max_tokens,
         )
 
@@ -85,14 +81,6 @@ class InfillBody(AnswerBody):
     def reads_alone(self) -> bool:
         """Return whether nothing is to be written."""
         return self.max_tokens == 0 and self.max_completion_tokens is None
-
-    @model_validator(mode="after")
-    def _has_text(self) -> InfillBody:
-        """An empty file has no text, and a prompt that is only read may have other files alone."""
-        given = {"input_prefix", "input_suffix", "input_extra", "prompt"} & self.model_fields_set
-        if not given:
-            raise refusal("input_prefix", "is missing: send the text before the cursor")
-        return self
 
 
 class FimBody(CompletionBody):
@@ -110,7 +98,7 @@ class TokenizeRequest(Body):
     """add_special: begin as texts do. parse_special: read control tokens that the text spells."""
 
     model: str | None = None
-    content: str | list[str | TokenId] = ""
+    content: str = ""
     add_special: bool | None = False
     parse_special: bool | None = True
     with_pieces: bool | None = False
@@ -121,58 +109,24 @@ class DetokenizeRequest(Body):
     tokens: list[TokenId] = Field(default_factory=list)
 
 
-_UNFINISHED = re.compile(r"\n[ \t]*\Z")  # how far the next line is indented is not known yet
-
-
-def limited(generation: Generation, least_indent: int, seconds: float) -> Iterator[Chunk]:
-    """Yield an answer up to the first later line that is indented by less than `least_indent`,
-    or to the end of the line `seconds` after the first chunk; 0: no limit. Cuts the result, too."""
-    shallow = re.compile(rf"\n[ \t]{{0,{max(0, least_indent - 1)}}}(?=[^ \t])")
-    text, num_shown, has_ended, began = "", 0, False, None
-    for chunk in generation:
-        began = time.perf_counter() if began is None else began
-        text += "" if has_ended else chunk.text
-        end = len(text)
-        if least_indent and (found := shallow.search(text, num_shown)):
-            end, has_ended = found.end(), True
-        elif least_indent and (found := _UNFINISHED.search(text, num_shown)):
-            end = found.start()
-        line_end = text.find("\n", num_shown, end) + 1
-        if line_end and seconds and time.perf_counter() - began > seconds:
-            end, has_ended = line_end, True
-        if has_ended:
-            text = text[:end]
-            generation.cancel()
-        yield replace(chunk, text=text[num_shown:end])
-        num_shown = end
-    if num_shown < len(text):
-        yield Chunk(text[num_shown:], ())
-    generation.result.text = text
-
-
 def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
-    """Return the tokens, with their texts or bytes where they are asked for. Raises ApiError for
-    what is no token of the model."""
+    """Return the tokens, with their texts or bytes where they are asked for."""
     codec = desk.engine.parts.text.tokenizer
     plain = PlainText(codec, desk.engine.parts.text.eos_ids)
-    given = [request.content] if isinstance(request.content, str) else request.content
-    ids: list[int] = []
-    for at, part in enumerate(given):
-        if isinstance(part, int):
-            ids.append(part)
-            continue
-        ids += plain.beginning if request.add_special and not at else ()
-        if request.parse_special is False:
-            ids += plain.tokens(part)
-        else:
-            ids += codec.encode(part)[len(plain.beginning) :]
-    _check_tokens(desk, "content", ids)
+    ids = list(plain.beginning) if request.add_special else []
+    if request.parse_special is False:
+        ids += plain.tokens(request.content)
+    else:
+        ids += codec.encode(request.content)[len(plain.beginning) :]
     return [{"id": id, "piece": _piece(codec, id)} for id in ids] if request.with_pieces else ids
 
 
 def detokenized(desk: Desk, tokens: Sequence[int]) -> str:
-    """Raises as `tokenized` does."""
-    _check_tokens(desk, "tokens", tokens)
+    """Raises ApiError for what is no token of the model."""
+    size = desk.engine.parts.model.config.vocab_size
+    wrong = next((token for token in tokens if token >= size), None)
+    if wrong is not None:
+        raise refused("tokens", f"has {wrong}: tokens are 0 to {size - 1}.")
     codec = desk.engine.parts.text.tokenizer
     stream, text = codec.stream(), ""
     for token in tokens:
@@ -181,13 +135,6 @@ def detokenized(desk: Desk, tokens: Sequence[int]) -> str:
         if special:
             stream = codec.stream()
     return text + stream.finish()
-
-
-def _check_tokens(desk: Desk, field: str, ids: Sequence[int]) -> None:
-    size = desk.engine.parts.model.config.vocab_size
-    wrong = next((token for token in ids if token >= size), None)
-    if wrong is not None:
-        raise refused(field, f"has {wrong}: tokens are 0 to {size - 1}.")
 
 
 def _piece(codec: TextCodec, token: int) -> str | list[int]:
@@ -208,8 +155,8 @@ class InfillReply(Reply):
         super().__init__(work)
         self._body: InfillBody = work.request.body
         self._context_length = work.desk.engine.context_length
-        (self._prompt,) = work.desk.texts(work.prompts)
         (tokens,) = work.prompts
+        self._prompt = work.desk.engine.parts.text.tokenizer.decode(tokens)
         self._is_cut = isinstance(tokens, InfillPrompt) and tokens.is_cut
         self._prompt_n = len(tokens)
 

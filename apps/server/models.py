@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import count
 from threading import Thread
-from typing import Any, Literal
+from typing import Literal
 
-from edge_spec import EdgeSpecError, Engine, SamplingParams
+from edge_spec import EdgeSpecError, Engine
 from edge_spec.apps.server.answer import Pool, Slot
 from edge_spec.apps.server.errors import (
     ApiError,
@@ -25,7 +23,6 @@ from edge_spec.apps.server.errors import (
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.request import Desk
 from edge_spec.core.model import Progress
-from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.loader import ModelOnDemand
 from edge_spec.loader.prepare import PreparedEngine
 from edge_spec.models.memory import Forecast, fit_together, fits_free_memory, forecast_here
@@ -34,15 +31,6 @@ _LATEST = ":latest"  # which Ollama's clients add to names
 _CLOSING_S = 5.0  # for a model that is being opened when the server ends
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Description:
-    """The description of a model once it was open, also when it is closed again."""
-
-    info: Mapping[str, Any]
-    props: Mapping[str, Any]
-    for_ollama: Mapping[str, Any]
 
 
 class OpenModel:
@@ -72,7 +60,6 @@ class OpenModel:
                 opened.callback(slot.thread.shutdown)
             self.pool = Pool(slots, options.queue, options.queue_timeout_s)
             self.desk = Desk(name, engine, options)
-            self.description = _description(self.desk, options)
             self._opened = opened.pop_all()
 
     @staticmethod
@@ -102,73 +89,10 @@ def _restore(engine: Engine, drafter: str) -> None:
         engine.set_drafter(drafter)
 
 
-def _description(desk: Desk, options: ServerOptions) -> Description:
-    """Describe what runs, and the options of the page's conversations and of other requests."""
-    engine, asked, text = desk.engine, options.asked_sampling, desk.engine.parts.text
-    of_page = engine.chat_sampling(**asked)
-    info = {
-        "model": desk.model,
-        "runtime": engine.runtime,
-        "drafter": desk.drafter,
-        "drafters": ["auto", "none", *engine.drafters],
-        "plan": engine.plan,
-        "context_length": engine.context_length,
-        "version": version("edge-spec"),
-    }
-    props = {
-        "default_generation_settings": {
-            "n_ctx": engine.context_length,
-            "params": _params(of_page, options),
-        },
-        "total_slots": options.parallel,
-        "model_alias": desk.model,
-        "modalities": {"vision": False, "audio": False},
-        "chat_template": text.chat_template or "",
-        "bos_token": "" if text.bos_id is None else text.tokenizer.token_text(text.bos_id),
-        "eos_token": text.tokenizer.token_text(text.eos_ids[0]) if text.eos_ids else "",
-        "build_info": f"edge-spec {version('edge-spec')}",
-        "edge_spec": {
-            "plan": engine.plan,
-            "sampling": sampling_text(of_page),
-            "sampling_source": sampling_source(text.sampling, asked),
-            "request_params": _params(options.sampling, options),
-        },
-    }
-    return Description(info, props, _for_ollama(engine))
-
-
-def _params(sampling: SamplingParams, options: ServerOptions) -> dict[str, float]:
-    """n_predict: -1 is to the end of the context."""
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repeat_penalty": sampling.repetition_penalty,
-        "n_predict": -1 if options.max_tokens is None else options.max_tokens,
-    }
-
-
-def _for_ollama(engine: Engine) -> dict[str, Any]:
-    text, architecture = engine.parts.text, engine.parts.model.config.architecture
-    able = ["completion", *(("tools",) if text.chat_template else ())]
-    if text.chat_template and text.answer_form(()) is not None:
-        able.append("thinking")
-    return {
-        "template": text.chat_template or "",
-        "details": {"family": architecture, "families": [architecture]},
-        "model_info": {
-            "general.architecture": architecture,
-            f"{architecture}.context_length": engine.context_length,
-        },
-        "capabilities": able,
-    }
-
-
 class ServedModel:
     """One of a server's models. Used in the event loop alone.
 
-    users: requests that keep it open. is_leaving: it will be closed, and new requests wait.
+    users: requests that keep it open. num_waiting: those that wait for it to be opened.
     """
 
     def __init__(self, name: str, on_demand: ModelOnDemand | None) -> None:
@@ -179,10 +103,9 @@ class ServedModel:
         self.on_demand = on_demand
         self.opened: OpenModel | None = None
         self.opening: asyncio.Task[ApiError | None] | None = None
-        self.description: Description | None = None
+        self.context_length: int | None = None  # known once it was open
         self.users = 0
-        self.num_waiting = 0  # for it to be opened
-        self.is_leaving = False
+        self.num_waiting = 0
         self.last_use = 0
 
     @property
@@ -193,7 +116,7 @@ class ServedModel:
 
     def take(self, opened: OpenModel) -> None:
         """It is open from now on."""
-        self.opened, self.description = opened, opened.description
+        self.opened, self.context_length = opened, opened.desk.engine.context_length
 
 
 class Models:
@@ -244,12 +167,11 @@ class Models:
     async def using(self, model: ServedModel) -> AsyncIterator[OpenModel]:
         """Keep the model open within the block. Raises ApiError if it cannot be opened, or not
         in time."""
-        if model.opened is not None and not model.is_leaving:
-            self.hold(model)
-        else:
-            await self._wait(model)
-        assert model.opened is not None
+        self.hold(model)
         try:
+            if model.opened is None:
+                await self._open(model)
+            assert model.opened is not None
             yield model.opened
         finally:
             self.release(model)
@@ -262,8 +184,8 @@ class Models:
     def release(self, model: ServedModel) -> None:
         model.users -= 1
         model.last_use = next(self._uses)
-        if not model.users:
-            self._tell_released()
+        self._released.set()
+        self._released = asyncio.Event()
 
     def end_openings(self) -> None:
         """Nothing is opened any more; those that wait for that are sent away."""
@@ -271,7 +193,6 @@ class Models:
         for model in self._models:
             if model.opening is not None:
                 model.opening.cancel()
-        self._tell_released()
 
     def end(self) -> None:
         """Nobody gets a slot any more."""
@@ -291,64 +212,54 @@ class Models:
             if model.opened is not None:
                 model.opened.close()
 
-    async def _wait(self, model: ServedModel) -> None:
-        """Waits until the model is open and held."""
+    async def _open(self, model: ServedModel) -> None:
+        """Return when the model is open."""
         if model.num_waiting >= self._options.queue + self._options.parallel:
             raise overloaded("Too many requests are waiting.")
         model.num_waiting += 1
         try:
             async with asyncio.timeout(self._options.load_timeout_s):
-                while model.is_leaving and not self._has_ended:
-                    await self._released.wait()
-                self.hold(model)
-                try:
-                    await self._open(model)
-                except BaseException:
-                    self.release(model)
-                    raise
+                while model.opened is None:
+                    if self._has_ended:
+                        raise shutting_down()
+                    opening = model.opening or asyncio.create_task(self._load(model))
+                    model.opening = opening
+                    await asyncio.wait((opening,))  # who leaves does not end it
+                    if not opening.cancelled() and (error := opening.result()):
+                        raise error
         except TimeoutError:
             raise overloaded(f"The request has waited too long for {model.name!r}.") from None
         finally:
             model.num_waiting -= 1
-
-    async def _open(self, model: ServedModel) -> None:
-        while model.opened is None:
-            if self._has_ended:
-                raise shutting_down()
-            opening = model.opening or asyncio.create_task(self._load(model))
-            model.opening = opening
-            await asyncio.wait((opening,))  # who leaves does not end it
-            if not opening.cancelled() and (error := opening.result()):
-                raise error
 
     async def _load(self, model: ServedModel) -> ApiError | None:
         """Open the model when it is its turn. Returns why it cannot be opened."""
         loop = asyncio.get_running_loop()
 
         def make_room(forecast: Forecast | None) -> None:
-            self._report("", 0.0)  # there may be no event loop any more
+            if self._has_ended:  # there may be no event loop any more
+                raise shutting_down()
             asyncio.run_coroutine_threadsafe(self._make_room(model, forecast), loop).result()
 
         def open_model() -> OpenModel:
             assert model.on_demand is not None  # else it is open
-            opened = OpenModel.open(model.on_demand, self._options, self._report, make_room)
+            opened = OpenModel.open(model.on_demand, self._options, _pass_over, make_room)
             if self._has_ended:
                 opened.close()
-                raise _UnwantedError
+                raise shutting_down()
             return opened
 
         try:
             async with self._turn:
-                if not model.users or self._has_ended:
+                if not model.users:
                     return None
                 _log.info("opening %s", model.name)
                 self._loading = _in_thread(open_model)
                 model.take(await asyncio.wrap_future(self._loading))
                 self._loading = None
-                return None
-        except _UnwantedError:
-            return None
         except Exception as error:
+            if self._has_ended or not model.users:
+                return None
             if isinstance(error, EdgeSpecError):
                 _log.warning("%s cannot be opened: %s", model.name, error)
             else:
@@ -356,46 +267,34 @@ class Models:
             return cannot_be_opened(model.name, error)
         finally:
             model.opening = None
-
-    def _report(self, what: str, fraction: float) -> None:
-        """Takes progress from the thread that opens: ends what takes long where the server ends."""
-        if self._has_ended:
-            raise _UnwantedError
+        return None
 
     async def _make_room(self, model: ServedModel, forecast: Forecast | None) -> None:
-        """Return when there is room for the model. Idle ones are closed; if that is not enough, the
-        least recently used one gets no new requests until it is idle.
-
-        Raises _UnwantedError where nobody waits for the model any more.
-        """
-        try:
-            while (must := not self._has_room(forecast)) or not (
-                forecast is None or fits_free_memory(forecast)
-            ):
-                opened = [each for each in self._models if each.opened is not None]
-                opened.sort(key=lambda each: each.last_use)
-                idle = next((each for each in opened if not each.users), None)
-                if idle is not None:
-                    await self._close(idle)
-                elif must and opened:
-                    opened[0].is_leaving = True
-                    await self._released.wait()
-                else:
-                    return  # what other programs use is theirs
-                if self._has_ended or not model.users:
-                    raise _UnwantedError
-        finally:
-            for each in self._models:
-                each.is_leaving = False
-            self._tell_released()
+        """Return when there is room for the model: idle ones are closed, and if that is not enough,
+        this waits until another one is idle. Raises ApiError where nobody waits for the model any
+        more."""
+        while (must := not self._has_room(forecast)) or not (
+            forecast is None or fits_free_memory(forecast)
+        ):
+            opened = [each for each in self._models if each.opened is not None]
+            opened.sort(key=lambda each: each.last_use)
+            idle = next((each for each in opened if not each.users), None)
+            if idle is not None:
+                await self._close(idle)
+            elif must and opened:
+                await self._released.wait()
+            else:
+                return  # what other programs use is theirs
+            if self._has_ended or not model.users:
+                raise shutting_down()
 
     def _has_room(self, forecast: Forecast | None) -> bool:
         """Return whether one more is not too many, and all fit into memory together."""
-        opened = [each for each in self._models if each.opened is not None]
+        opened = [each.opened for each in self._models if each.opened is not None]
         limit = self._options.max_models
         if limit is not None and len(opened) >= limit:
             return False
-        forecasts = [each.opened.forecast for each in opened if each.opened] + [forecast]
+        forecasts = [*(each.forecast for each in opened), forecast]
         return fit_together([each for each in forecasts if each is not None])
 
     async def _close(self, model: ServedModel) -> None:
@@ -407,13 +306,9 @@ class Models:
         except Exception:
             _log.exception("%s failed to close", model.name)
 
-    def _tell_released(self) -> None:
-        self._released.set()
-        self._released = asyncio.Event()
 
-
-class _UnwantedError(Exception):
-    """Nobody waits any more for the model that is being opened."""
+def _pass_over(what: str, fraction: float) -> None:
+    """Takes progress that nobody sees."""
 
 
 def _in_thread(open: Callable[[], OpenModel]) -> Future[OpenModel]:

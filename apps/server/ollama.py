@@ -15,15 +15,11 @@ from starlette.responses import JSONResponse, Response
 from edge_spec import GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.body import (
-    HARMLESS,
-    LEAVE_OUT,
     Message,
-    asks_for_nothing,
     message_of,
     refusal,
-    words,
 )
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.openai import ChatBody
 from edge_spec.apps.server.reply import (
     AnswerResponse,
@@ -34,19 +30,12 @@ from edge_spec.apps.server.reply import (
     reason_of,
 )
 from edge_spec.apps.server.request import Gap, Request
-from edge_spec.apps.server.schema import AnswerBody, ConversationBody
-
-_OF_ITS_RUNNER = words(
-    """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
-    rope_frequency_scale penalize_newline truncate shift"""
-)
+from edge_spec.apps.server.schema import ConversationBody
 
 
 class OllamaBody(ConversationBody):
     """Without messages or a prompt, the model is to be opened."""
 
-    harmless = HARMLESS | _OF_ITS_RUNNER
-    has_origins = False
     stream: bool | None = True
     n: Literal[1] | None = None
 
@@ -92,6 +81,9 @@ class OllamaGenerateBody(OllamaBody):
         return bool(self.prompt or self.suffix)
 
     def request(self) -> Request:
+        if self.system and (self.raw or self.suffix):
+            told = "is of the chat template, which raw and suffix go without."
+            raise refused("system", told)
         asked = super().request()
         if self.suffix:
             return replace(asked, gap=Gap(self.prompt, self.suffix))
@@ -99,20 +91,6 @@ class OllamaGenerateBody(OllamaBody):
             return replace(asked, prompts=[self.prompt])
         system = [message_of("system", self.system)] if self.system else []
         return replace(asked, messages=[*system, message_of("user", self.prompt)])
-
-    @model_validator(mode="after")
-    def _goes_without_template(self) -> OllamaGenerateBody:
-        if self.system and (self.raw or self.suffix):
-            raise refusal("system", "is of the chat template, which raw and suffix go without")
-        if self.suffix or (self.raw and self.prompt):
-            for name in self.model_fields_set & _OF_TEMPLATES:
-                if not asks_for_nothing(name, getattr(self, name)):
-                    raise refusal(name, f"is of the chat template: {LEAVE_OUT}")
-        return self
-
-
-_OF_TEMPLATES = ConversationBody.model_fields.keys() - AnswerBody.model_fields
-_OF_TEMPLATES -= {"logprobs", "top_logprobs"}
 
 
 class OllamaReply(Reply):

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from fastapi import FastAPI
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from edge_spec import Chunk, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.body import MAX_INT, Count, Message, refusal, whole
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.body import MAX_INT, Message
+from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
@@ -45,10 +45,11 @@ class ChatBody(ConversationBody):
         return replace(super().request(), messages=messages, continue_final_message=goes_on)
 
 
-def _all_whole(value: Any) -> Any:
-    """Reads a list at once: prompts are long."""
-    is_plain = not isinstance(value, list) or float not in set(map(type, value))
-    return value if is_plain else [whole(each) for each in value]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1, fail_fast=True)
+]
+_Several = Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+Prompt = str | TokenIds | Annotated[list[str], _Several] | Annotated[list[TokenIds], _Several]
 
 
 def _scores(value: Any) -> Any:
@@ -56,41 +57,19 @@ def _scores(value: Any) -> Any:
     return None if value is False else value
 
 
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1), BeforeValidator(_all_whole)
-]
-
-
-def _prompt_tag(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "text"
-    first = value[0] if isinstance(value, list) and value else None
-    return {str: "texts", list: "lists", int: "tokens", float: "tokens"}.get(type(first))
-
-
-Prompt = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[TokenIds, Tag("tokens")]
-    | Annotated[list[str], Field(max_length=MAX_CHOICES), Tag("texts")]
-    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES), Tag("lists")],
-    Discriminator(
-        _prompt_tag,
-        custom_error_type="no_prompt",
-        custom_error_message="Input should be a text, token ids, or a list of one of them",
-    ),
-]
-
-
 class CompletionBody(AnswerBody):
     """Asks for the continuation of a text."""
 
     prompt: Prompt
     logprobs: Annotated[Alternatives | None, BeforeValidator(_scores)] = None
-    best_of: Count | None = None
     echo: bool | None = False
     suffix: str | None = None  # what follows the answer; "": nothing is known of it
 
     def request(self) -> Request:
+        if self.echo and (self.suffix or self._num_logprobs is not None):
+            raise refused("echo", "goes without logprobs and suffix.")
+        if self.suffix and not isinstance(self.prompt, str):
+            raise refused("suffix", "needs a prompt that is one text.")
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         prompts: Sequence[Any] = [self.prompt] if is_one else self.prompt
         gap = Gap(prompts[0], self.suffix) if self.suffix else None
@@ -101,18 +80,6 @@ class CompletionBody(AnswerBody):
         if self.logprobs is None:
             return self.n_probs or None
         return max(self.logprobs, self.n_probs or 0)
-
-    @model_validator(mode="after")
-    def _fits(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise refusal("best_of", "is not supported, but where it is n: leave it out")
-        if self.echo and self._num_logprobs is not None:
-            raise refusal("echo", "goes without logprobs: the prompt's tokens are not scored")
-        if self.suffix and self.echo:
-            raise refusal("echo", "goes without suffix: the text is known on both sides")
-        if self.suffix and not isinstance(self.prompt, str):
-            raise refusal("suffix", "needs a prompt that is one text")
-        return self
 
 
 def _reason(result: GenerationResult) -> str:
@@ -200,7 +167,6 @@ class _ChoicesReply(Reply):
         live = {
             "tokens": [origin_of(token) for token in of.chunk.tokens],
             "predicted_n": of.predicted_n,
-            "live_per_second": of.live_per_second,
             "plain_per_second": of.plain_per_second,
         }
         return {"edge_spec": live}
@@ -276,8 +242,8 @@ class CompletionReply(_ChoicesReply):
     nothing = ""
 
     def __init__(self, work: Work) -> None:
-        echo = work.request.body.echo
-        super().__init__(work, work.desk.texts(work.prompts) if echo else ())
+        decode = work.desk.engine.parts.text.tokenizer.decode
+        super().__init__(work, list(map(decode, work.prompts)) if work.request.body.echo else ())
         self._offsets = [0] * len(work.prompts)  # of the next token in the choice's text
 
     def _said(self, choice: int, chunk: Chunk) -> str:

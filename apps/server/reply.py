@@ -46,7 +46,6 @@ class Reply(ABC):
     ends with either `closing` or `failure`."""
 
     media_type: ClassVar[str] = "text/event-stream"  # of a stream
-    is_folded: ClassVar[bool] = False  # the document is made of what the stream has told
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -90,7 +89,6 @@ class PartsReply(Reply):
     open: the kind of the last part, while it goes on. written: its text so far.
     """
 
-    is_folded = True
     open: PartKind | None = None
     written = ""
 
@@ -392,7 +390,7 @@ async def _disconnected(receive: Receive) -> None:
 
 async def _whole(answer: ServerAnswer, reply: Reply) -> Response:
     async for rounds in answer.events():
-        if reply.is_folded:
+        if isinstance(reply, PartsReply):  # its document is made of what a stream tells
             reply.told(rounds)
     text = await asyncio.to_thread(lambda: json.dumps(reply.document(answer.results)))
     return Response(text, media_type="application/json")

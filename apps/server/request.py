@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal
 
-from edge_spec import Chunk, Engine, Generation, Grammar, SamplingParams
+from edge_spec import Engine, Grammar, SamplingParams
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.errors import UnsupportedModelError, UsageError
@@ -36,7 +36,7 @@ class Request:
     Without messages, prompts and gap, a model is only to be opened. messages: as chat templates
     read them; messages_field: what the body calls them. tools: in OpenAI's form. tool_name: the one
     tool to call. form: of the answer, with the field that asks for it. sampling: of SamplingParams.
-    logprobs: the number of alternatives. cut: ends a text early.
+    logprobs: the number of alternatives.
     """
 
     body: Any = None  # of the API, which some replies repeat
@@ -60,13 +60,11 @@ class Request:
     ignore_eos: bool = False
     num_choices: int = 1
     max_tokens: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] | None = None
-    prediction: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # further ones of `Engine.generate`
     logprobs: int | None = None
     drafter: str | None = None
     session_id: str | None = None
-    cut: Callable[[Generation], Iterator[Chunk]] = iter
+    limit_s: float = 0  # of writing, from the first token on; 0: the server's own
     thoughts: Literal["told", "hidden", "in text"] = "told"
     tells_origins: bool = False  # of each token
     tells_usage: bool = False  # in an event of its own at the end of a stream
@@ -98,7 +96,7 @@ class Desk:
         self.model = model
         self.engine = engine
         self.drafter = engine.drafter
-        self._options = options
+        self.options = options
 
     def work(self, request: Request) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
@@ -106,16 +104,13 @@ class Desk:
             return self._chat(request)
         prompts: list[Sequence[int]]
         if (gap := request.gap) is not None:
-            limit = request.max_tokens or self._options.max_tokens
+            limit = request.max_tokens or self.options.max_tokens
             room = {"max_tokens": None if limit == NO_LIMIT else limit, **gap.options}
             prompts = [self.engine.infill_prompt(gap.prefix, gap.suffix, gap.files, **room)]
         else:
             encode = self.engine.encode
             prompts = [encode(p) if isinstance(p, str) else p for p in request.prompts]
         return self._work(request, prompts, _grammar(request))
-
-    def texts(self, prompts: Iterable[Sequence[int]]) -> list[str]:
-        return list(map(self.engine.parts.text.tokenizer.decode, prompts))
 
     def _chat(self, request: Request) -> Work:
         text = self.engine.parts.text
@@ -126,7 +121,7 @@ class Desk:
             "template_kwargs": request.template_kwargs or None,
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
-            "reasoning": request.reasoning or self._options.reasoning,
+            "reasoning": request.reasoning or self.options.reasoning,
         }
         options = {name: value for name, value in asked.items() if value is not None}
         try:
@@ -182,14 +177,12 @@ class Desk:
         if request.ignore_eos and grammar is not None:
             told = "keeps an answer of a given form from its end: leave one of them out."
             raise refused("ignore_eos", told)
-        limit, options = request.max_tokens, self._options
+        limit, options = request.max_tokens, self.options
         if limit is None and options.max_tokens is not None:
             limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
         asked: dict[str, Any] = {
             "max_tokens": None if limit == NO_LIMIT else limit,
-            "stop": request.stop,
-            "stop_token_ids": request.stop_token_ids,
-            "prediction": request.prediction,
+            **request.options,
             "logprobs": request.logprobs,
             "grammar": grammar,
             "form": form,
@@ -213,7 +206,7 @@ class Desk:
         if request.ignore_eos:
             ends = dict.fromkeys(self.engine.parts.text.eos_ids, -inf)
             given["logit_bias"] = {**given.get("logit_bias", {}), **ends}
-        params, last = replace(self._options.sampling, **given), request.repeat_last_n
+        params, last = replace(self.options.sampling, **given), request.repeat_last_n
         if params.penalized and last not in (None, -1) and last < self.engine.context_length:
             told = "but penalties are of all tokens: leave it out or send -1."
             raise refused("repeat_last_n", f"is {last}, {told}")

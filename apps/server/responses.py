@@ -17,7 +17,6 @@ from starlette.responses import Response
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.body import (
-    HARMLESS,
     MAX_TOOLS,
     Arguments,
     Body,
@@ -28,17 +27,15 @@ from edge_spec.apps.server.body import (
     call_of,
     joined,
     message_of,
-    refusal,
     tool_of,
 )
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
     PartsReply,
     Running,
     chat_logprobs,
-    origin_of,
     sealed,
     server_event,
     timings,
@@ -46,7 +43,7 @@ from edge_spec.apps.server.reply import (
     usage,
 )
 from edge_spec.apps.server.request import Request, Work
-from edge_spec.apps.server.schema import ConversationBody, Reasoning, ResponseFormat, grammar_of
+from edge_spec.apps.server.schema import ConversationBody, ResponseFormat, grammar_of
 from edge_spec.text.parts.part import CallHead
 
 # Agents offer these beside their own tools without being asked to.
@@ -181,29 +178,19 @@ def _message(group: Sequence[Item]) -> dict[str, Any]:
 
 SCORES = "message.output_text.logprobs"
 SEALED_THOUGHTS = "reasoning.encrypted_content"
-# Of tools that OpenAI runs, of its caches, and what Codex says about itself.
-_HARMLESS = frozenset(("max_tool_calls", "prompt_cache_options", "client_metadata", "image"))
 
 
 class TextOptions(Body):
     format: ResponseFormat | None = None
 
 
-class ReasoningOptions(Reasoning):
-    """summary: thoughts are told as their own summaries."""
-
-    summary: Literal["auto", "concise", "detailed"] | None = None
-
-
 class ResponsesBody(ConversationBody):
     """Asks for the next items of a conversation. All fields of a chat may be sent, too."""
 
-    harmless = HARMLESS | _HARMLESS
     input: Input
     instructions: str | None = None
     text: TextOptions | None = None
     tools: Annotated[list[Offered], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
-    reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
     truncation: Literal["disabled"] | None = None
@@ -220,13 +207,13 @@ class ResponsesBody(ConversationBody):
         asks_scores = isinstance(include, list) and SCORES in include
         scores = asks_scores or given.get("top_logprobs")
         body = read({**given, "logprobs": True} if scores else given)
-        if body.tools and not body._functions:
-            told = "has no function: this server runs no tools of its own, and leaves these out"
-            raise refusal("tools", told)
         body._given = given
         return body
 
     def request(self) -> Request:
+        if self.tools and not self._functions:
+            told = "has no function: this server runs no tools of its own, and leaves these out."
+            raise refused("tools", told)
         return replace(
             super().request(),
             messages=conversation(self.instructions, self.input),
@@ -271,44 +258,28 @@ Fields = dict[str, Any]
 
 
 class _Form(NamedTuple):
-    """Names of an item and of the events about it. member: of the item, with its part."""
+    """Names of an item and of the events about it."""
 
     prefix: str  # of its id
     type: str
-    text: str  # in events
-    text_type: str = ""  # of the part
-    member: str = ""
-    part: str = ""  # in events
+    text: str  # in events, and of its part
 
 
 _FORMS = {
-    PartKind.TEXT: _Form("msg", "message", "output_text", "output_text", "content", "content_part"),
-    PartKind.REASONING: _Form(
-        "rs", "reasoning", "reasoning_text", "reasoning_text", "content", "content_part"
-    ),
+    PartKind.TEXT: _Form("msg", "message", "output_text"),
+    PartKind.REASONING: _Form("rs", "reasoning", "reasoning_text"),
     PartKind.CALL: _Form("fc", "function_call", "function_call_arguments"),
 }
-_SUMMARY = _Form(
-    *("rs", "reasoning", "reasoning_summary_text", "summary_text"),
-    *("summary", "reasoning_summary_part"),
-)
-
-
 _REPEATED: Fields = {  # fields of the request, and their values where it does not say
     "instructions": None,
     "max_output_tokens": None,
-    "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
-    "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
     "top_logprobs": 0,
-    "truncation": "disabled",
-    "user": None,
 }
 
 
@@ -322,7 +293,7 @@ class ResponsesReply(PartsReply):
         self._items: list[Fields] = []  # that are complete
         self._new_scores: list[Any] = []  # of tokens that are not told yet
         # The item that is being written, and where its events say that it is.
-        self._form = _SUMMARY
+        self._form = _FORMS[PartKind.TEXT]
         self._item: Fields = {}
         self._place: Fields = {}
         self._scores: list[Any] = []
@@ -332,16 +303,12 @@ class ResponsesReply(PartsReply):
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",
-            "completed_at": None,
             "error": None,
             "incomplete_details": None,
             "model": self._model,
             "output": [],
             "usage": None,
             **{name: self._body.as_sent(name, value) for name, value in _REPEATED.items()},
-            "background": False,
-            "previous_response_id": None,
-            "service_tier": "default",
             "store": False,
             "temperature": options["sampling"].temperature,
             "top_p": options["sampling"].top_p,
@@ -365,14 +332,11 @@ class ResponsesReply(PartsReply):
         told = self._finish(is_complete=is_complete, is_cut=result.is_cut)
         self._response |= {
             "status": "completed" if is_complete else "incomplete",
-            "completed_at": int(time.time()) if is_complete else None,
             "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
             "output": self._items,
             "usage": _usage(result),
             "timings": timings([result]),
         }
-        if self._request.tells_origins:
-            self._response["edge_spec"] = {"tokens": [origin_of(each) for each in result.tokens]}
         return told + self._event(self._response["status"], response=self._response)
 
     def failure(self, error: ApiError) -> str:
@@ -398,8 +362,6 @@ class ResponsesReply(PartsReply):
             fields = {"call_id": call.id, **named, "arguments": ""}
         elif kind is PartKind.REASONING:
             fields = {"summary": []}
-            if self._body.reasoning is not None and self._body.reasoning.summary is not None:
-                self._form = _SUMMARY
             if SEALED_THOUGHTS in (self._body.include or ()):
                 fields["encrypted_content"] = sealed("")
         id = f"{self._form.prefix}_{secrets.token_hex(16)}"
@@ -407,9 +369,9 @@ class ResponsesReply(PartsReply):
         self._item = {"id": id, "type": self._form.type, "status": "in_progress", **fields}
         told = self._of_item("added")
         self._place = {"output_index": len(self._items), "item_id": id}
-        if self._form.member:
-            self._place[f"{self._form.member}_index"] = 0
-            told += self._event(f"{self._form.part}.added", **self._place, part=self._part(""))
+        if kind is not PartKind.CALL:
+            self._place["content_index"] = 0
+            told += self._event("content_part.added", **self._place, part=self._part(""))
         return told
 
     def add(self, text: str) -> str:
@@ -429,12 +391,12 @@ class ResponsesReply(PartsReply):
             told = self._event(f"{form.text}.done", **self._place, **done)
         else:
             part = self._part(text)
-            item[form.member] = [part]
+            item["content"] = [part]
             if "encrypted_content" in item:
                 item["encrypted_content"] = sealed(text)
             done = {name: part[name] for name in ("text", "logprobs") if name in part}
             told = self._event(f"{form.text}.done", **self._place, **done)
-            told += self._event(f"{form.part}.done", **self._place, part=part)
+            told += self._event("content_part.done", **self._place, part=part)
         item["status"] = status
         told += self._of_item("done")
         self._items.append(item)
@@ -454,7 +416,7 @@ class ResponsesReply(PartsReply):
         return told + self.close("completed" if is_whole else "incomplete")
 
     def _part(self, text: str) -> Fields:
-        part: Fields = {"type": self._form.text_type, "text": text}
+        part: Fields = {"type": self._form.text, "text": text}
         if self._form.type == "message":
             part |= {"annotations": [], "logprobs": self._scores}
         return part

@@ -6,17 +6,13 @@ import asyncio
 import logging
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import HANDLED_SIGNALS
 
 from edge_spec import Engine
 from edge_spec.apps.server.app import build_app
@@ -27,8 +23,11 @@ from edge_spec.apps.server.reply import Running
 from edge_spec.errors import DeviceError
 from edge_spec.loader import ModelOnDemand
 
-_UNREAD_BYTES = 1 << 18  # that the system keeps for a client, before the server sees that it waits
 _BOTH_FAMILIES = ("127.0.0.1", "localhost")  # which many clients reach by ::1, or try it first
+# That a connection may be kept without a request. Clients keep theirs for the next one for about a
+# minute, and most do not ask again where it is closed under their request.
+_KEPT_S = 75
+_LAST_S = 5.0  # after the time of grace, for clients that do not read
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +37,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     localhost is listened to by both addresses: some clients know ::1 alone, or wait for it first.
     """
     try:
-        opened = [_listening(host, port)]
+        opened = [_listen(host, port)]
     except OSError as error:
         raise DeviceError(
             f"cannot listen on {host} port {port}: {error.strerror or error}",
@@ -46,83 +45,17 @@ def listen(host: str, port: int) -> list[socket.socket]:
         ) from error
     if host in _BOTH_FAMILIES:
         try:
-            opened.append(_listening("::1", opened[0].getsockname()[1]))
+            opened.append(_listen("::1", opened[0].getsockname()[1]))
         except OSError as error:
             _log.info("not listening on ::1, too: %s", error.strerror or error)
     return opened
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     """Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if sys.platform != "win32":  # where it lets another process take the port over
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
-        listening.bind((host, port))
-        listening.listen(128)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
-
-
-# That a connection may be kept without a request. Clients keep theirs for the next one for about a
-# minute, and most do not ask again where it is closed under their request.
-_KEPT_S = 75
-_LAST_S = 5.0  # after the time of grace, for clients that do not read
-
-
-class LimitedConnection(H11Protocol):
-    """Is cut after `client_timeout_s` without the head of a request, or without being read."""
-
-    def __init__(self, *arguments: Any, client_timeout_s: float, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._client_timeout_s = client_timeout_s
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._limit("head")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            self._limit("head")
-        else:
-            self._lift("head")
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._limit("reading")
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._lift("reading")
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._limit("end")
-
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._limit("end")
-
-    def _limit(self, name: str) -> None:
-        if name not in self._timers:
-            self._timers[name] = self.loop.call_later(self._client_timeout_s, self.transport.abort)
-
-    def _lift(self, name: str) -> None:
-        timer = self._timers.pop(name, None)
-        if timer is not None:
-            timer.cancel()
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)
 
 
 class _Server(uvicorn.Server):
@@ -136,10 +69,9 @@ class _Server(uvicorn.Server):
     ) -> None:
         """sockets: accept connections; the first one has the port."""
         self._running = Running(models, Metrics(models), options.request_timeout_s)
-        cut_after = partial(LimitedConnection, client_timeout_s=options.client_timeout_s)
         config = uvicorn.Config(
             build_app(self._running, options),
-            http=cut_after,  # type: ignore[arg-type]
+            http="h11",
             ws="none",
             lifespan="off",
             log_config=None,
@@ -157,38 +89,17 @@ class _Server(uvicorn.Server):
         self._sockets = sockets
         self._grace_s = options.grace_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watched: Sequence[int] = ()
 
     def answer(self) -> None:
         """Answer requests until it is told to end."""
         self.run(sockets=self._sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End by the first signal, cut all answers by the second; a third one ends the process."""
+        """End by the first signal, cut all answers by the second."""
         self.interrupted = self.interrupted or sig == signal.SIGINT
-        if self.should_exit:
-            for each in self._watched:
-                signal.signal(each, signal.SIG_DFL)
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._cut)
+        if self.should_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cut)
         self.should_exit = True
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Whoever runs the server decides what an interrupt means after its end."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        watched = list(HANDLED_SIGNALS)
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            watched.append(signal.SIGHUP)  # the terminal is closed; nohup turns it off
-        self._watched = watched
-        previous = {each: signal.signal(each, self.handle_exit) for each in watched}
-        try:
-            yield
-        finally:
-            for each, handler in previous.items():
-                signal.signal(each, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -228,7 +139,7 @@ def serve(
     options: ServerOptions,
     announce: Callable[[str, str, int], None] = lambda model, url, port: None,
 ) -> None:
-    """Serve until a signal: SIGTERM and SIGHUP return, SIGINT raises KeyboardInterrupt, when
+    """Serve until a signal: SIGTERM returns, SIGINT raises KeyboardInterrupt, when
     answers have ended or `options.grace_s` has passed. An engine is not closed.
 
     announce: called with the model's name, the address and the port, when connections are accepted.

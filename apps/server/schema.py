@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import fields, replace
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -14,11 +14,10 @@ from pydantic import (
     model_validator,
 )
 
-from edge_spec import Grammar
+from edge_spec import Grammar, SamplingParams
 from edge_spec.apps.server.body import (
     ALSO,
     HARMLESS,
-    LEAVE_OUT,
     MAX_INT,
     MAX_TOOLS,
     Body,
@@ -29,8 +28,8 @@ from edge_spec.apps.server.body import (
     Tool,
     Whole,
     joined,
-    refusal,
 )
+from edge_spec.apps.server.errors import refused
 from edge_spec.apps.server.request import NO_LIMIT, Request
 from edge_spec.core.sampling import LEAST_PENALTY
 from edge_spec.text.parts.answer_form import SWITCHES
@@ -89,8 +88,9 @@ Budget = Annotated[Whole, Field(ge=-1, le=MAX_INT)]  # of tokens; -1: no limit
 
 
 class Reasoning(Body):
-    """OpenRouter's."""
+    """OpenRouter's, and OpenAI's, whose summary is the thought itself."""
 
+    harmless = frozenset(("summary",))
     effort: Effort | None = None
     enabled: bool | None = None
     max_tokens: Budget | None = None
@@ -98,6 +98,7 @@ class Reasoning(Body):
 
 
 MAX_CHOICES = 16
+_SAMPLING = [each.name for each in fields(SamplingParams) if each.name != "seed"]
 MAX_STOPS = 256
 
 
@@ -136,9 +137,14 @@ class Prediction(Body):
     content: Content
 
 
-class SamplingBody(Body):
-    """Fields of SamplingParams."""
+class AnswerBody(Body):
+    """The fields of every request for an answer."""
 
+    also = ALSO
+    harmless = HARMLESS
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None  # -1 and 0: all tokens
@@ -147,25 +153,6 @@ class SamplingBody(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=LEAST_PENALTY, le=10)] | None = None
     logit_bias: Biases | None = None
-
-    def sampling(self) -> dict[str, Any]:
-        """Return those that are given, as SamplingParams takes them."""
-        given = {name: getattr(self, name) for name in SamplingBody.model_fields}
-        given["top_k"] = self.top_k and max(self.top_k, 0)
-        biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}
-        given["logit_bias"] = biases or None
-        return {name: value for name, value in given.items() if value is not None}
-
-
-class AnswerBody(SamplingBody):
-    """The fields of every request for an answer."""
-
-    also = ALSO
-    harmless = HARMLESS
-    has_origins: ClassVar[bool] = True  # of tokens, in answers of its API
-    model: str | None = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
     max_completion_tokens: Limit | None = None  # goes before max_tokens, its older name
     max_tokens: Limit | None = None
     repeat_last_n: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
@@ -189,6 +176,8 @@ class AnswerBody(SamplingBody):
         limit = self.max_completion_tokens or self.max_tokens
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         forms = [(name, form) for name, form in self.forms().items() if form is not None]
+        if len(forms) > 1:
+            raise refused(forms[1][0], f"is a form beside that of {forms[0][0]}: send one of them.")
         return Request(
             body=self,
             stream=bool(self.stream),
@@ -199,15 +188,25 @@ class AnswerBody(SamplingBody):
             ignore_eos=bool(self.ignore_eos),
             num_choices=self.n or 1,
             max_tokens=limit and max(limit, NO_LIMIT),  # llama.cpp has a -2, too
-            stop=tuple(filter(None, stops)),
-            stop_token_ids=self.stop_token_ids,
-            prediction=joined(self.prediction.content) if self.prediction else None,
+            options={
+                "stop": tuple(filter(None, stops)),
+                "stop_token_ids": self.stop_token_ids,
+                "prediction": joined(self.prediction.content) if self.prediction else None,
+            },
             logprobs=self.n_probs or None,
             drafter=speculative.drafter,
             session_id=self.session_id,
             tells_origins=speculative.tokens,
             tells_usage=bool(self.stream_options and self.stream_options.include_usage),
         )
+
+    def sampling(self) -> dict[str, Any]:
+        """Return those that are given, as SamplingParams takes them."""
+        given = {name: getattr(self, name) for name in _SAMPLING}
+        given["top_k"] = self.top_k and max(self.top_k, 0)
+        biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}
+        given["logit_bias"] = biases or None
+        return {name: value for name, value in given.items() if value is not None}
 
     def forms(self) -> dict[str, Grammar | None]:
         """Return what an answer has to look like, by the fields that may ask for it."""
@@ -222,25 +221,15 @@ class AnswerBody(SamplingBody):
             "grammar": Grammar.gbnf(self.grammar) if self.grammar else None,
         }
 
-    @model_validator(mode="after")
-    def _asks_what_has_a_place(self) -> AnswerBody:
-        fields = [name for name, grammar in self.forms().items() if grammar is not None]
-        if len(fields) > 1:
-            raise refusal(fields[1], f"is a form beside that of {fields[0]}: send one of them")
-        if self.speculative is not None and self.speculative.tokens and not self.has_origins:
-            told = f"asks for what has no place in a message of this API: {LEAVE_OUT}"
-            raise refusal("speculative", told)
-        return self
-
 
 def thinking_of(
     kwargs: JsonObject, thinks: bool | None, effort: str | None, budget: int | None
 ) -> dict[str, Any]:
     """Return the fields of a request about thoughts. kwargs: of the chat template, as the client
-    named them."""
+    named them. Raises ApiError."""
     for name in ("messages", "tools"):
         if name in kwargs:
-            raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
+            raise refused("chat_template_kwargs", f"has {name}: send them beside it.")
     # Some templates know the switch by another name, and some think when they are asked alone.
     is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
     given: JsonObject = {**(dict.fromkeys(SWITCHES, True) if is_on else {}), **kwargs}
@@ -250,6 +239,9 @@ def thinking_of(
         given["reasoning_effort"] = effort
     if thinks is not None:
         given["enable_thinking"] = thinks
+    if twice := [name for name in kwargs if given[name] != kwargs[name]]:
+        told = f"has another {twice[0]} than the request: send one of them."
+        raise refused("chat_template_kwargs", told)
     switches = [given.get(name) for name in SWITCHES]
     reasoning: Literal["auto", "off"] | int | None = "auto"
     if effort == "none" or budget == 0 or any(each is False for each in switches):
@@ -285,6 +277,11 @@ class ConversationBody(AnswerBody):
     separate_reasoning: bool | None = None
 
     def request(self) -> Request:
+        if self.top_logprobs and not self.logprobs:
+            raise refused("top_logprobs", "needs logprobs: true.")
+        if self.continue_final_message and self.add_generation_prompt:
+            told = "goes on with a message, add_generation_prompt begins one: send one of them."
+            raise refused("continue_final_message", told)
         scored, choice = max(self.top_logprobs or 0, self.n_probs or 0), self.tool_choice
         name = choice.function.name if isinstance(choice, NamedTool) else None
         if isinstance(choice, NamedTool) or choice == "any":
@@ -319,27 +316,3 @@ class ConversationBody(AnswerBody):
         hidden = self.reasoning_format == "hidden" or self.include_reasoning is False
         excluded = self.reasoning is not None and self.reasoning.exclude
         return "hidden" if hidden or excluded else "told"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_budget(cls, given: Any) -> Any:
-        """Reads a budget that stands beside the switch, as Anthropic's API has it."""
-        asked = given.get("thinking") if isinstance(given, dict) else None
-        if isinstance(asked, dict) and list(asked) == ["type", "budget_tokens"]:
-            budget = asked["budget_tokens"]
-            return {**given, "thinking": {"type": asked["type"]}, "reasoning_budget": budget}
-        return given
-
-    @model_validator(mode="after")
-    def _fits(self) -> ConversationBody:
-        if self.top_logprobs and not self.logprobs:
-            raise refusal("top_logprobs", "needs logprobs: true")
-        if self.continue_final_message and self.add_generation_prompt:
-            told = "goes on with a message, add_generation_prompt begins one: send one of them"
-            raise refusal("continue_final_message", told)
-        given = self._thinking()["template_kwargs"]
-        for name, value in (self.chat_template_kwargs or {}).items():
-            if given[name] != value:
-                told = f"has another {name} than the request: send one of them"
-                raise refusal("chat_template_kwargs", told)
-        return self

@@ -1,12 +1,13 @@
-"""Defines what may be asked, and how answers and errors look, after JSON-RPC 2.0."""
+"""The requests, answers and errors of the protocol, which is JSON-RPC 2.0 with a message a line."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from enum import IntEnum
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
 from edge_spec import Chunk, EdgeSpecError, Grammar, PartKind, SamplingParams
@@ -15,9 +16,9 @@ from edge_spec.apps.validation import told
 PROTOCOL: Final = 1
 MAX_LINE_BYTES = 4 * 1024 * 1024
 _FORMS = ("json_schema", "regex", "lark", "gbnf")  # options, and makers of `Grammar`
-_TOLD = ("max_tokens", "stop", "stop_token_ids", "logprobs", "prediction")
+_SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")
+_PLAIN = ("max_tokens", "stop", "stop_token_ids", "logprobs", "prediction")
 Id = int | str
-Asked = TypeVar("Asked", bound="Params")
 
 
 class Code(IntEnum):
@@ -32,18 +33,11 @@ class Code(IntEnum):
 
 
 class RpcError(Exception):
-    """Becomes an error response."""
-
-    def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class UnreadableError(RpcError):
-    """A line that is no request, which is answered even where its `id` could not be read."""
+    """Becomes an error response. id: of a request that could not be read, where it has one."""
 
     def __init__(self, code: Code, message: str, id: Id | None = None) -> None:
-        super().__init__(code, message)
+        super().__init__(message)
+        self.code = code
         self.id = id
 
 
@@ -58,16 +52,16 @@ class RpcRequest(BaseModel):
 
     @staticmethod
     def parse(line: bytes) -> RpcRequest:
-        """Raises UnreadableError."""
+        """Raises RpcError."""
         if len(line) > MAX_LINE_BYTES:
             long = f"the line is longer than {MAX_LINE_BYTES} bytes"
-            raise UnreadableError(Code.INVALID_REQUEST, long)
+            raise RpcError(Code.INVALID_REQUEST, long)
         try:
             found = from_json(line, allow_inf_nan=False)
         except ValueError as error:
-            raise UnreadableError(Code.PARSE, f"not a line of JSON: {error}") from None
+            raise RpcError(Code.PARSE, f"not a line of JSON: {error}") from None
         if not isinstance(found, dict):
-            raise UnreadableError(
+            raise RpcError(
                 Code.INVALID_REQUEST, "a line is one request, an object; batches are not supported"
             )
         try:
@@ -76,105 +70,28 @@ class RpcRequest(BaseModel):
             place, wrong = told(error.errors(include_url=False), found)
             code = Code.INVALID_PARAMS if place[0] == "params" else Code.INVALID_REQUEST
             id = found.get("id")
-            raise UnreadableError(code, wrong, id if type(id) in (int, str) else None) from None
+            raise RpcError(code, wrong, id if type(id) in (int, str) else None) from None
         if request.id is None and "id" in found:
-            raise UnreadableError(Code.INVALID_REQUEST, "id is null")
+            raise RpcError(Code.INVALID_REQUEST, "id is null")
         return request
 
-    def read(self, kind: type[Asked]) -> Asked:
-        """The parameters. Raises RpcError for missing, unknown or mistyped ones."""
-        try:
-            return kind.model_validate(self.params)
-        except ValidationError as error:
-            _, line = told(error.errors(include_url=False), self.params)
-            raise RpcError(Code.INVALID_PARAMS, line) from None
+
+def answer_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as `Engine.chat` takes them and checks them. Raises UsageError, RpcError."""
+    forms = [name for name in _FORMS if given.get(name) is not None]
+    if len(forms) > 1:
+        raise RpcError(Code.INVALID_PARAMS, f"{' and '.join(forms)}: give one of them")
+    for name in given:
+        if name not in (*_FORMS, *_SAMPLING, *_PLAIN):
+            raise RpcError(Code.INVALID_PARAMS, f"options.{name} is no field that is known here")
+    return {
+        **{name: given[name] for name in _PLAIN if name in given},
+        "grammar": next((getattr(Grammar, name)(given[name]) for name in forms), None),
+        "sampling": SamplingParams(**{name: given[name] for name in _SAMPLING if name in given}),
+    }
 
 
-class Params(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class Nothing(Params):
-    pass
-
-
-class Initialize(Params):
-    protocol: Literal[1] = PROTOCOL
-
-
-class OfConversation(Params):
-    conversation: str = Field("main", min_length=1, max_length=200)
-
-
-class Options(Params):
-    """Those of `Engine.chat`, by the same names."""
-
-    max_tokens: int | None = None
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    logprobs: int | None = None
-    prediction: str | None = None
-    json_schema: dict[str, Any] | None = None
-    regex: str | None = None
-    lark: str | None = None
-    gbnf: str | None = None
-
-    @model_validator(mode="after")
-    def _can_be_had(self) -> Options:
-        self.answer_options()
-        return self
-
-    def answer_options(self) -> dict[str, Any]:
-        """Raises UsageError for a value out of its range, RpcError for two forms."""
-        drawn = self.model_dump(include={each.name for each in fields(SamplingParams)})
-        forms = [name for name in _FORMS if getattr(self, name) is not None]
-        if len(forms) > 1:
-            raise RpcError(Code.INVALID_PARAMS, f"{' and '.join(forms)}: give one of them")
-        grammars = [getattr(Grammar, name)(getattr(self, name)) for name in forms]
-        return {
-            **{name: getattr(self, name) for name in _TOLD},
-            "grammar": next(iter(grammars), None),
-            "sampling": SamplingParams(**drawn),
-        }
-
-
-class ToChat(OfConversation):
-    messages: str | list[dict[str, Any]]
-    tools: list[dict[str, Any]] = []
-    options: Options = Options()
-
-
-class ToGenerate(OfConversation):
-    prompt: str | list[int]
-    options: Options = Options()
-
-
-class ToSetDrafter(OfConversation):
-    drafter: str
-
-
-class ToSnapshot(OfConversation):
-    path: str
-    note: dict[str, Any] | None = None
-
-
-class ToRestore(OfConversation):
-    path: str
-
-
-class ToCancel(Params):
-    id: Id
-
-
-def result(id: Id, value: Any) -> dict[str, Any]:
+def result(id: Id | None, value: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "result": value}
 
 

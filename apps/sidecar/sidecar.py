@@ -7,51 +7,56 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from io import FileIO
 from queue import Empty, Full, Queue, SimpleQueue
 from threading import Lock, Thread
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
+
+from pydantic import ConfigDict, ValidationError, validate_call
 
 from edge_spec import Chunk, EdgeSpecError, Engine, FinishReason, Generation
 from edge_spec.apps.answering import Stop
 from edge_spec.apps.sidecar import messages
 from edge_spec.apps.sidecar.messages import (
     MAX_LINE_BYTES,
+    PROTOCOL,
     Code,
     Id,
-    OfConversation,
     RpcError,
     RpcRequest,
-    UnreadableError,
+    answer_options,
     failure,
+    result,
 )
+from edge_spec.apps.validation import told
 
 MAX_QUEUED = 16  # requests of a conversation
 MAX_WAITING = 16  # lines read ahead
 CLOSING_S = 2.0  # for rounds in progress; they take as long as they take, but nobody waits longer
 MAX_CONVERSATIONS = 4
-_LOOK_S = 1.0  # between two looks whether the other program has left
+_MAX_NAME = 200  # characters, of a conversation
+_LOOK_S = 1.0  # between two looks whether a signal has come
 Send = Callable[[dict[str, Any]], None]
+method = validate_call(config=ConfigDict(strict=True))
 
 
+@dataclass
 class Job:
     """Holds what request `id` asks of an engine: `do` gives back its result, or the answer to
-    stream, which `stop` ends."""
+    stream, which `stop` ends. produced: by an answer, however it ended."""
 
-    def __init__(self, id: Id, do: Callable[[Engine], Any]) -> None:
-        self.id = id
-        self.do = do
-        self.stop = Stop()
-        self.produced: dict[str, Any] | None = None  # by an answer, however it ended
+    id: Id
+    do: Callable[[Engine], Any]
+    stop: Stop = field(default_factory=Stop)
+    produced: dict[str, Any] | None = None
 
 
 class SidecarConversation:
@@ -93,7 +98,7 @@ class SidecarConversation:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                response = messages.result(job.id, self._do(job))
+                response = result(job.id, self._do(job))
             except Exception as error:  # a mistake of ours must not end the other conversations
                 _log(error)
                 response = failure(job.id, error, job.produced)
@@ -119,9 +124,9 @@ class SidecarConversation:
             while (chunk := self._next(outcome)) is not None:
                 self._send(messages.chunk_message(job.id, chunk))
         finally:
-            job.produced = told = outcome.result.to_dict()
-            del told["tokens"]  # they were streamed
-            self.last_stats = told["stats"]
+            job.produced = written = outcome.result.to_dict()
+            del written["tokens"]  # they were streamed
+            self.last_stats = written["stats"]
         if outcome.result.finish_reason is FinishReason.CANCELLED and not outcome.result.tokens:
             read = f"{outcome.num_read} of {outcome.result.stats.prompt_n}"
             raise RpcError(
@@ -129,7 +134,7 @@ class SidecarConversation:
                 f"cancelled after {read} tokens of the prompt were read; asking again goes on from "
                 "there",
             )
-        return told
+        return written
 
     def _next(self, generation: Generation) -> Chunk | None:
         with self.between_rounds:
@@ -142,31 +147,56 @@ def _log(error: Exception) -> None:
         traceback.print_exc()
 
 
-def _set_drafter(asked: messages.ToSetDrafter, engine: Engine) -> dict[str, str]:
-    engine.set_drafter(asked.drafter)
+@method
+def _chat(
+    engine: Any,
+    *,
+    messages: str | list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    options: dict[str, Any] | None = None,
+) -> Any:
+    return engine.chat(messages, stream=True, tools=tools or (), **answer_options(options or {}))
+
+
+@method
+def _generate(
+    engine: Any, *, prompt: str | list[int], options: dict[str, Any] | None = None
+) -> Any:
+    return engine.generate(prompt, stream=True, **answer_options(options or {}))
+
+
+@method
+def _set_drafter(engine: Any, *, drafter: str) -> dict[str, str]:
+    engine.set_drafter(drafter)
     return {"drafter": engine.drafter}
 
 
-def _chat(asked: messages.ToChat, engine: Engine) -> Generation:
-    tools: dict[str, Any] = {"tools": asked.tools} if asked.tools else {}
-    return engine.chat(asked.messages, stream=True, **asked.options.answer_options(), **tools)
+@method
+def _snapshot(engine: Any, *, path: str, note: dict[str, Any] | None = None) -> None:
+    engine.snapshot(path, note)
 
 
-def _generate(asked: messages.ToGenerate, engine: Engine) -> Generation:
-    return engine.generate(asked.prompt, stream=True, **asked.options.answer_options())
+@method
+def _restore(engine: Any, *, path: str) -> dict[str, Any]:
+    return {"note": engine.restore(path)}
 
 
-# Methods of a conversation: what is asked, and what gives the result or the answer to stream.
-_OF_ENGINE: dict[str, tuple[type[OfConversation], Callable[[Any, Engine], Any]]] = {
-    "chat": (messages.ToChat, _chat),
-    "generate": (messages.ToGenerate, _generate),
-    "set_drafter": (messages.ToSetDrafter, _set_drafter),
-    "snapshot": (
-        messages.ToSnapshot,
-        lambda it, engine: engine.snapshot(it.path, it.note),
-    ),
-    "restore": (messages.ToRestore, lambda it, engine: {"note": engine.restore(it.path)}),
+_OF_ENGINE: dict[str, Callable[..., Any]] = {  # methods of a conversation
+    "chat": _chat,
+    "generate": _generate,
+    "set_drafter": _set_drafter,
+    "snapshot": _snapshot,
+    "restore": _restore,
 }
+
+
+def call(act: Callable[..., Any], params: dict[str, Any], *first: Any) -> Any:
+    """Call a method. Raises RpcError for missing, unknown or mistyped parameters."""
+    try:
+        return act(*first, **params)
+    except ValidationError as error:
+        _, line = told(error.errors(include_url=False), params)
+        raise RpcError(Code.INVALID_PARAMS, line) from None
 
 
 class Sidecar:
@@ -183,42 +213,94 @@ class Sidecar:
         self._first = self._conversation(lambda: engine)
         self._conversations: dict[str, SidecarConversation] = {}  # used longest ago first
         self._shut = False
-        self._methods: dict[str, tuple[type[messages.Params], Callable[[Any, Any], Any]]] = {
-            "initialize": (messages.Initialize, self._initialize),
-            **{name: (kind, partial(self._ask, act)) for name, (kind, act) in _OF_ENGINE.items()},
-            "cancel": (messages.ToCancel, self._cancel),
-            "stats": (messages.Nothing, self._stats),
-            "shutdown": (messages.Nothing, lambda asked, id: self.close()),
-        }
+        own = (self.initialize, self.cancel, self.stats, self.shutdown)
+        self._methods = {each.__name__: method(each) for each in own}
 
     def handle(self, line: bytes) -> bool:
         """Answer at once or let a conversation answer; return False for `exit`."""
-        id: Id | None = None
         try:
             request = RpcRequest.parse(line)
-            id = request.id
-            if request.method == "exit":
-                return False
-            if request.method not in self._methods:
-                raise RpcError(Code.UNKNOWN_METHOD, f"there is no method {request.method!r}")
-            if self._shut:
-                raise RpcError(Code.INVALID_REQUEST, "after shutdown there is only exit")
-            kind, act = self._methods[request.method]
-            value = act(request.read(kind), id)
+        except RpcError as error:
+            self._send(failure(error.id, error))
+            return True
+        if request.method == "exit":
+            return False
+        try:
+            value = self._answer(request)
         except Exception as error:
             _log(error)
-            if isinstance(error, UnreadableError):
-                self._send(failure(error.id, error))
-            elif id is not None:
-                self._send(failure(id, error))
+            if request.id is not None:
+                self._send(failure(request.id, error))
             else:
                 print(f"edge-spec: in a notification: {error}", file=sys.stderr)
         else:
-            if id is not None and not isinstance(value, Job):
-                self._send(messages.result(id, value))
+            if request.id is not None and not isinstance(value, Job):
+                self._send(result(request.id, value))
         return True
 
-    def close(self) -> None:
+    def _answer(self, request: RpcRequest) -> Any:
+        """Return the result, or the job that answers."""
+        if self._shut:
+            raise RpcError(Code.INVALID_REQUEST, "after shutdown there is only exit")
+        if request.method in self._methods:
+            return call(self._methods[request.method], request.params)
+        act = _OF_ENGINE.get(request.method)
+        if act is None:
+            raise RpcError(Code.UNKNOWN_METHOD, f"there is no method {request.method!r}")
+        params = dict(request.params)
+        name = params.pop("conversation", "main")
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+            expected = f"a text of 1 to {_MAX_NAME} characters"
+            raise RpcError(Code.INVALID_PARAMS, f"conversation has to be {expected}")
+        if act is _set_drafter and (engine := self._named(name).engine) is not None:
+            return call(act, params, engine)  # at once, even within an answer
+        if request.id is None:
+            raise RpcError(Code.INVALID_REQUEST, "this method needs an id to answer to")
+        if request.id in self._jobs:
+            raise RpcError(Code.INVALID_REQUEST, f"request {request.id!r} is not answered yet")
+        conversation = self._named(name)
+        job = Job(request.id, lambda engine: call(act, params, engine))
+        self._jobs[job.id] = conversation, job
+        try:
+            conversation.submit(job)
+        except RpcError:
+            del self._jobs[job.id]
+            raise
+        return job
+
+    def initialize(self, *, protocol: Literal[1] = PROTOCOL) -> dict[str, Any]:
+        engine = self._origin
+        return {
+            "protocol": protocol,
+            "version": version("edge-spec"),
+            "model": engine.name,
+            "runtime": engine.runtime,
+            "drafter": engine.drafter,
+            "drafters": engine.drafters,
+            "context_length": engine.context_length,
+            "max_conversations": MAX_CONVERSATIONS,
+        }
+
+    def cancel(self, *, id: int | str) -> dict[str, bool]:
+        _, job = self._jobs.get(id, (None, None))
+        if job is not None:
+            job.stop.request()
+        return {"cancelled": job is not None}
+
+    def stats(self) -> dict[str, Any]:
+        jobs = list(self._jobs.values())
+        return {
+            "conversations": {
+                name: {
+                    "drafter": (conversation.engine or self._origin).drafter,
+                    "requests": [job.id for owner, job in jobs if owner is conversation],
+                    "last": conversation.last_stats,
+                }
+                for name, conversation in self._conversations.items()
+            }
+        }
+
+    def shutdown(self) -> None:
         """Cancel what runs and free the models within about CLOSING_S. Any thread may call it."""
         self._shut = True
         ends_at = time.monotonic() + CLOSING_S
@@ -232,58 +314,6 @@ class Sidecar:
         if self._first.engine is None:  # nobody has asked it
             self._origin.close()
         self._conversations.clear()
-
-    def _initialize(self, asked: messages.Initialize, id: Id | None) -> dict[str, Any]:
-        engine = self._origin
-        return {
-            "protocol": messages.PROTOCOL,
-            "version": version("edge-spec"),
-            "model": engine.name,
-            "runtime": engine.runtime,
-            "drafter": engine.drafter,
-            "drafters": engine.drafters,
-            "context_length": engine.context_length,
-            "max_conversations": MAX_CONVERSATIONS,
-        }
-
-    def _cancel(self, asked: messages.ToCancel, id: Id | None) -> dict[str, bool]:
-        _, job = self._jobs.get(asked.id, (None, None))
-        if job is not None:
-            job.stop.request()
-        return {"cancelled": job is not None}
-
-    def _stats(self, asked: messages.Nothing, id: Id | None) -> dict[str, Any]:
-        jobs = list(self._jobs.values())
-        return {
-            "conversations": {
-                name: {
-                    "drafter": (conversation.engine or self._origin).drafter,
-                    "requests": [job.id for owner, job in jobs if owner is conversation],
-                    "last": conversation.last_stats,
-                }
-                for name, conversation in self._conversations.items()
-            }
-        }
-
-    def _ask(self, act: Callable[[Any, Engine], Any], asked: OfConversation, id: Id | None) -> Any:
-        """Return the job that answers, or the result: an open conversation changes its drafter at
-        once, even within an answer."""
-        if isinstance(asked, messages.ToSetDrafter):
-            engine = self._named(asked.conversation).engine
-            if engine is not None:
-                return act(asked, engine)
-        if id is None:
-            raise RpcError(Code.INVALID_REQUEST, "this method needs an id to answer to")
-        if id in self._jobs:
-            raise RpcError(Code.INVALID_REQUEST, f"request {id!r} is not answered yet")
-        conversation, job = self._named(asked.conversation), Job(id, partial(act, asked))
-        self._jobs[id] = conversation, job
-        try:
-            conversation.submit(job)
-        except RpcError:
-            del self._jobs[id]
-            raise
-        return job
 
     def _named(self, name: str) -> SidecarConversation:
         """Raises RpcError where there is no room for one more."""
@@ -345,16 +375,6 @@ class Wire:
                 return line.removesuffix(b"\n")
         return None
 
-    @property
-    def is_left(self) -> bool:
-        """Return whether the other program has closed its end; False if the system does not
-        tell."""
-        if not hasattr(select, "poll"):
-            return False
-        poll = select.poll()
-        poll.register(self._source, 0)  # its end is told in any case
-        return any(event & select.POLLHUP for _, event in poll.poll(0))
-
     def send(self, message: dict[str, Any]) -> None:
         """Write a line, in ASCII, so that no reader splits it at one of Unicode's line separators.
         Blocks while the other side does not read."""
@@ -368,7 +388,7 @@ class Wire:
 
 
 def run(open_engine: Callable[[], Engine]) -> None:
-    """Serve standard input until `exit`, its end, SIGTERM, or until nobody reads standard output;
+    """Serve standard input until `exit`, its end, SIGTERM, or until nobody reads an answer;
     then cancel everything and return, for the process to end. Raises what `open_engine` raises.
 
     This thread only waits, so that it notices every reason to end while a model is opened or a
@@ -398,13 +418,13 @@ def run(open_engine: Callable[[], Engine]) -> None:
     for work in (read, answer):
         Thread(target=work, daemon=True).start()
     try:
-        while not wire.is_left:
+        while True:
             # The system may give a signal to another thread, which does not wake this one.
             with suppress(Empty):
                 ends.get(timeout=_LOOK_S)
                 break
     finally:
         for sidecar in opened:
-            sidecar.close()
+            sidecar.shutdown()
     for error in errors:
         raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from json import loads
@@ -246,10 +246,10 @@ def chat(
     from edge_spec.core import entry_points
     from edge_spec.text.parts.answer_form import read_reasoning
 
-    def opener(model: str, *, exact: bool, report: Progress | None) -> Engine:
+    def opener(model: str, report: Progress | None) -> Engine:
         return open_engine(
             model,
-            replace(loading, exact=exact),
+            loading,
             measure_when_idle=True,
             report=report,
             needs_chat=True,
@@ -262,7 +262,7 @@ def chat(
         "reasoning": read_reasoning(sampling.reasoning),
     }
     entry_points.load_app("chat")(
-        opener, model, loading.exact, answering, system, json, asked_sampling=sampling.asked
+        opener, model, answering, system, json, asked_sampling=sampling.asked
     )
 
 
@@ -304,7 +304,7 @@ class ServerSettings:
         600.0, "Seconds that an answer may take from its first token on."
     )
     client_timeout_s: float = _server(
-        30.0, "Seconds that a client may take to send a request, or not to read."
+        30.0, "Seconds that a client may take to send the body of a request."
     )
     grace_s: float = _server(30.0, "Seconds that answers have to end on a signal.")
     max_body_bytes: int = _server(2 << 20, "Largest request.")

@@ -25,7 +25,6 @@ from tokenizers import decoders, models, pre_tokenizers
 from edge_spec import Engine
 from edge_spec.apps.chat import run
 from edge_spec.core.model import Forward
-from edge_spec.core.modes import LosslessMode
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.engine.components import EngineComponents
@@ -101,7 +100,7 @@ class PacedSession(ScriptedSession):
 
 
 def opener(answers: Mapping[str, str], pace: int) -> Any:
-    def open_model(model: str, *, exact: bool, report: Any) -> Engine:
+    def open_model(model: str, report: Any) -> Engine:
         if model == "missing":
             raise ModelFileError("there is no model called missing", remedy="Choose another.")
         while model == "endless" and os.read(pace, 1):
@@ -113,7 +112,7 @@ def opener(answers: Mapping[str, str], pace: int) -> Any:
             DrafterContext(scripted.config.vocab_size),
             scripted.capabilities,
             batch_invariance,
-            Losslessness(LosslessMode.ALWAYS, replays=True) if exact else Losslessness(),
+            Losslessness(),
         )
         return Engine(
             EngineComponents(
@@ -138,9 +137,8 @@ if __name__ == "__main__":
     run(
         opener(scripted_answers, int(sys.argv[2])),
         "scripted",
-        False,
         {"max_tokens": 600},
         None,
         as_json=False,
-        asked_sampling={"temperature": 0.0},  # /compare's texts are equal by their argmax
+        asked_sampling={"temperature": 0.0},
     )

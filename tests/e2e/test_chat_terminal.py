@@ -297,17 +297,6 @@ def test_a_message_waits_for_the_end_of_the_answer_before_it(chat: Any) -> None:
     assert tty.text.index("Second") < tty.text.index("> hello")
 
 
-def test_comparing_shows_both_texts_rates_and_that_they_are_equal(chat: Any) -> None:
-    tty = chat()
-    tty.enter("/compare repeat")
-    tty.until("equal, token by token (121)", "tokens/s with suffix", "without:", "three answers")
-    assert "plain:" in tty.text and "suffix:" in tty.text
-    tty.enter("/draft none")
-    tty.until("draft none")
-    tty.enter("/compare repeat")
-    tty.until("drafting is off")
-
-
 def test_a_window_that_changes_its_size_in_an_answer_keeps_it(chat: Any) -> None:
     tty = chat()
     tty.enter("slow list")

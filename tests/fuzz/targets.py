@@ -162,18 +162,11 @@ def _sealed(data: bytes) -> bytes:
 
 
 def sidecar(data: bytes) -> None:
-    kinds = (messages.ToChat, messages.ToGenerate, messages.ToSetDrafter, messages.ToRestore)
     try:
         request = messages.RpcRequest.parse(data)
-    except messages.RpcError:
-        return
-    for kind in kinds:
-        try:
-            asked = request.read(kind)
-            if isinstance(asked, messages.ToChat | messages.ToGenerate):
-                asked.options.answer_options()
-        except (messages.RpcError, EdgeSpecError) as error:
-            json.dumps(messages.failure(request.id, error))
+        messages.answer_options(request.params)
+    except (messages.RpcError, EdgeSpecError) as error:
+        json.dumps(messages.failure(1, error))
 
 
 def reference(data: bytes) -> None:

@@ -170,7 +170,6 @@ def test_tokens_tell_their_origin_and_figures_their_rates(client: httpx.Client) 
     assert {token["origin"] for token in streamed} <= {"plain", "accepted", "recovered", "bonus"}
     counts = [event["edge_spec"]["predicted_n"] for event in told[1:]]
     assert counts == sorted(counts) and counts[-1] == 30
-    assert told[-1]["edge_spec"]["live_per_second"] > 0
     assert told[-1]["timings"]["predicted_n"] == 30
 
 

@@ -151,7 +151,7 @@ ORIGINS = [
     ("http://localhost:*", "http://localhost", True),
     ("http://localhost:*", "http://localhost:5173.evil.com", False),
     ("http://localhost:*", "https://localhost:5173", False),
-    ("HTTPS://A.Example:443", "https://a.example", True),
+    ("HTTPS://A.Example", "https://a.example", True),
     ("http://[::1]:3000", "http://[::1]:3000", True),
 ]
 

@@ -67,19 +67,6 @@ def test_an_answer_is_the_engines_between_the_same_texts(
         assert last[name] == told[name]
 
 
-@pytest.mark.parametrize("indent", [1, 4])
-def test_a_text_that_ends_at_a_line_is_the_same_streamed(editor: httpx.Client, indent: int) -> None:
-    """Each fourth letter of the answer is a line break, by its form."""
-    asked = {**AROUND, "grammar": 'root ::= ([a-z] [a-z] "\\n" " "?)*', "n_indent": indent}
-    told = ask(editor, "/infill", **asked)
-    *pieces, last = streamed(editor, **asked)
-    assert "".join(each["content"] for each in pieces) == told["content"]
-    assert told["stop_type"] == last["stop_type"] == "limit"
-    lines = told["content"].split("\n")
-    assert len(lines) > 1 and all(line.startswith(" " * indent) for line in lines[1:-1])
-    assert len(lines[-1].strip()) == 0 or lines[-1].startswith(" " * indent)
-
-
 def test_an_editors_request_is_taken_as_it_sends_it(editor: httpx.Client) -> None:
     told = ask(
         editor,
@@ -158,22 +145,5 @@ def test_a_text_and_its_tokens(editor: httpx.Client, coder: Engine) -> None:
     parts = [each["piece"] for each in pieces]
     assert parts[-3:] == [[0xC3], [0xA9], "\n"]
     assert "<|im_end|>" in parts
-    mixed = ask(editor, "/tokenize", content=["the", tokens[0], "end"])["tokens"]
-    assert mixed == [*coder.encode("the"), tokens[0], *coder.encode("end")]
     assert ask(editor, "/tokenize") == {"tokens": []}
     assert ask(editor, "/detokenize") == {"content": ""}
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "told"),
-    [
-        ("POST", "/completion", "Send the prompt to POST /v1/completions."),
-        ("GET", "/slots", "GET /metrics tells how many slots there are"),
-    ],
-)
-def test_an_endpoint_that_is_gone_says_what_to_use(
-    client: httpx.Client, method: str, path: str, told: str
-) -> None:
-    response = client.request(method, path, json={})
-    assert response.status_code == 404
-    assert f"There is no {path} here. {told}" in response.json()["error"]["message"]

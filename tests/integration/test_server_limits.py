@@ -135,23 +135,21 @@ def test_an_answer_that_takes_too_long_is_cut(
     assert told[-1]["usage"]["completion_tokens"] == 3 + 1
 
 
-def test_a_client_that_does_not_read_blocks_nobody_and_is_cut(serve: Serve) -> None:
-    client = serve(parallel=2, client_timeout_s=1.0)
+def test_a_client_that_does_not_read_blocks_nobody(serve: Serve) -> None:
+    client = serve(parallel=2)
     body = {**LONG, "max_tokens": 900, "n": 16, "logprobs": 20, "speculative": {"tokens": True}}
     with connected(client) as hanging:
         hanging.sendall(raw(COMPLETIONS, body))
         until(client, "edge_spec_slots_busy", 1)
         assert client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2}).status_code == 200
-        until(client, "edge_spec_slots_busy", 0)
+    until(client, "edge_spec_slots_busy", 0)
     assert figure(client, "edge_spec_predicted_tokens_total") < 16 * 900
 
 
-def test_a_request_that_never_ends_is_cut(serve: Serve) -> None:
+def test_a_body_that_never_ends_is_refused(serve: Serve) -> None:
     client = serve(client_timeout_s=1.0)
-    with connected(client) as silent, connected(client) as slow, connected(client) as half:
-        slow.sendall(b"GET /health HTTP/1.1\r\nHost:")
+    with connected(client) as half:
         half.sendall(raw(CHAT, {"messages": []})[:-3])
-        assert silent.recv(1) == slow.recv(1) == b""
         assert b" 408 " in read_until(half, b"too long")
 
 
@@ -193,16 +191,6 @@ def test_a_body_without_an_end_is_cut(serve: Serve) -> None:
     with suppress(httpx.TransportError):  # it may still be sending when it is cut
         assert client.post(CHAT, content=forever(), headers=headers).status_code == 413
     assert client.get("/health").status_code == 200
-
-
-def test_a_client_that_asks_before_it_sends_is_spared_the_sending(serve: Serve) -> None:
-    client = serve(max_body_bytes=1000)
-    with connected(client) as opened:
-        opened.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n"
-            b"Content-Type: application/json\r\nExpect: 100-continue\r\n\r\n"
-        )
-        assert b" 413 " in read_until(opened, b"more than 1000")
 
 
 @pytest.mark.parametrize("grace_s", [30.0, 0.0])

@@ -93,6 +93,14 @@ def test_browsers_are_told_to_be_strict(serve: Serve, path: str) -> None:
     assert "server" not in headers
 
 
+def test_media_types_are_those_that_browsers_insist_on(serve: Serve) -> None:
+    client = serve()
+    for name, kind in (("main.js", "text/javascript"), ("page.css", "text/css")):
+        headers = client.get(f"/static/{name}").headers
+        assert headers["content-type"].startswith(kind)  # a module of another type is refused
+        assert headers["cache-control"] == "no-cache"
+
+
 def test_no_documentation_loads_scripts_from_elsewhere(serve: Serve) -> None:
     client = serve()
     assert client.get("/docs").status_code == client.get("/redoc").status_code == 404

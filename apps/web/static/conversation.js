@@ -12,9 +12,11 @@
 //   its tokens, as those of the text; calls: [{id, name, arguments}], of tools, the arguments a text.
 
 const MAX_SAMPLES = 200; // of one answer; then every other one is dropped
+const WINDOW_MS = 1000; // that the live rate is taken over
 const MAX_TITLE = 80;
 const ORIGINS = ["plain", "accepted", "recovered", "bonus"];
 const STATES = ["running", "stop", "length", "cancelled", "failed"];
+const recent = new WeakMap(); // of running answers: [[ms, tokens], ...] of the last second
 
 export function newConversation() {
   return { id: crypto.randomUUID?.() ?? randomId(), title: "", updated: Date.now(), messages: [] };
@@ -63,7 +65,19 @@ export function addChunk(answer, chunk, elapsed_ms, took_ms) {
   if (chunk.timings) answer.timings = cleanTimings(chunk.timings);
   if (!ours) return;
   if (isRate(ours.plain_per_second)) answer.plain = ours.plain_per_second;
-  if (isRate(ours.live_per_second)) addSample(answer, elapsed_ms, ours.live_per_second);
+  const rate = liveRate(answer, elapsed_ms, ours.predicted_n);
+  if (isRate(rate)) addSample(answer, elapsed_ms, rate);
+}
+
+/** Tokens a second over the last second; undefined until tokens came over some time. */
+function liveRate(answer, elapsed_ms, predicted_n) {
+  const seen = recent.get(answer) ?? [];
+  recent.set(answer, seen);
+  seen.push([elapsed_ms, predicted_n]);
+  while (elapsed_ms - seen[0][0] > WINDOW_MS) seen.shift();
+  const [began_ms, before_n] = seen[0];
+  const span_ms = elapsed_ms - began_ms;
+  return span_ms > 0 ? ((predicted_n - before_n) / span_ms) * 1e3 : undefined;
 }
 
 /** Whether a delta of the stream has anything of an answer; its first one has not. */

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_spec.apps.web import load_assets
+from edge_spec.apps.web import STATIC
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 
@@ -110,15 +110,14 @@ PIECES += ["=", "`", "["]
 @pytest.fixture(scope="module")
 def page(browser: Browser) -> Iterator[Page]:
     """An empty page that has the renderer at hand."""
-    assets = load_assets()
 
     def answer(route: Any) -> None:
         name = route.request.url.removeprefix(f"{ADDRESS}/")
-        asset = assets.get(name)
-        if asset is None:
-            route.fulfill(body="<!doctype html>", content_type="text/html")
+        if name.endswith(".js"):
+            content = (STATIC / name).read_text("utf-8")
+            route.fulfill(body=content, content_type="text/javascript")
         else:
-            route.fulfill(body=asset.content, content_type=asset.media_type)
+            route.fulfill(body="<!doctype html>", content_type="text/html")
 
     context = browser.new_context()
     page = context.new_page()

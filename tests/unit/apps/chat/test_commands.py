@@ -18,8 +18,6 @@ from edge_spec.apps.chat.commands import (
     CommandAnswer,
     Door,
     Leave,
-    compare,
-    comparison_text,
     help_text,
     run_command,
 )
@@ -30,7 +28,6 @@ from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import GenerationResult
 from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageError
-from edge_spec.testing import ScriptedModel, random_logits
 from fixtures import echo_model
 from fixtures.faults import Fault, FaultKind, FaultyModel
 
@@ -49,7 +46,7 @@ def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
     """Begins a conversation on a model of which every token so far decides the next."""
 
     def begin(using: Any = None, asked: Any = GREEDY, **answering: Any) -> ChatConversation:
-        def opener(model: str, *, exact: bool, report: Any) -> Any:
+        def opener(model: str, report: Any) -> Any:
             if model == "missing":
                 raise ModelFileError("there is no missing", remedy="Choose another.")
             engine = make_engine(using or remembers_all(), [SuffixDrafter()])
@@ -58,11 +55,11 @@ def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
                 engine.parts = replace(
                     engine.parts, text=replace(engine.parts.text, sampling=states)
                 )
-            opened.append((model, exact, engine))
+            opened.append((model, engine))
             return engine
 
         options: Any = {"max_tokens": 12, **answering}
-        return ChatConversation(opener, "first", False, options, None, asked)
+        return ChatConversation(opener, "first", options, None, asked)
 
     return begin
 
@@ -207,9 +204,9 @@ def test_the_new_model_goes_on_with_the_conversation_and_the_old_one_is_closed(
     conversation = talk()
     say(conversation, "hello")
     typed(conversation, "/model second")
-    assert [model for model, _, _ in opened] == ["first", "second"]
+    assert [model for model, _ in opened] == ["first", "second"]
     with pytest.raises(UsageError, match="closed"):
-        opened[0][2].chat("hello")
+        opened[0][1].chat("hello")
     assert say(conversation, "and then?").stats.prompt_n > 12
 
 
@@ -224,8 +221,6 @@ SHOWN = [  # one line after the other
     ("/draft", "Speculation: auto."),
     ("/draft off", "Speculation: off."),
     ("/draft on", "Speculation: auto."),
-    ("/exact", "Exact mode: off."),
-    ("/exact off", "Exact mode: off."),
     ("/model", "test on scripted."),
     ("/plain on", "Markdown is shown as text."),
     ("/plain", "Markdown is shown as text."),
@@ -234,10 +229,9 @@ SHOWN = [  # one line after the other
 REFUSED = {
     "/save": "file is missing",
     "/load": "file is missing",
-    "/exact maybe": "neither on nor off",
+    "/plain maybe": "neither on nor off",
     "/draft nonsense": "no drafter called",
     "/retry": "nothing was asked yet",
-    "/compare": "nothing was asked yet",
     "/model missing": "there is no missing",
 }
 
@@ -255,25 +249,6 @@ def test_commands_show_what_is_there_and_refuse_what_is_not(talk: Any) -> None:
     typed(conversation, "/system Be brief.")
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]
     assert say(conversation, "hello").tokens
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.2])
-def test_comparing_measures_both_and_leaves_the_conversation(talk: Any, temperature: float) -> None:
-    repeating = ScriptedModel(random_logits(260, order=1, scale=20.0), 260)
-    asked = {"temperature": temperature, "seed": 1}
-    conversation = talk(repeating, asked, max_tokens=100)
-    say(conversation, "hello")
-    before = conversation.messages
-    compared = compare(conversation, None, lambda chunk: None, lambda what: None)
-    assert compared is not None
-    first, drafted, second = compared
-    told = plain(comparison_text("auto", compared, 80))
-    assert "The texts are equal, token by token (100)." in told
-    assert drafted.stats.draft_n_accepted > 0
-    assert [set(each.stats.plain_reasons) for each in (first, second)] == [{"off"}, {"off"}]
-    assert conversation.messages == before
-    after = say(conversation, "and then?")
-    assert after.stats.draft_n > 0  # drafters are back
 
 
 def test_through_a_pipe_answers_are_plain_text_and_errors_of_commands_a_line(
@@ -299,7 +274,7 @@ def test_through_a_pipe_a_message_that_cannot_be_answered_ends_it(
 def thinking() -> ChatConversation:
     """A conversation with a model that answers a message with its own text, thoughts included."""
     engine = echo_model.open_echo(600, echo_model.THINKING_TEMPLATE)
-    return ChatConversation(lambda *_, **__: engine, "echo", False, {}, None, GREEDY)
+    return ChatConversation(lambda *_: engine, "echo", {}, None, GREEDY)
 
 
 def test_through_a_pipe_there_is_the_text_alone_and_json_has_the_thought(

@@ -35,7 +35,7 @@ def messages_of(**body: Any) -> list[Any]:
 
 
 def called(*ids: str, name: str = "f") -> dict[str, Any]:
-    function = {"name": name, "arguments": {"a": 1}}
+    function = {"name": name, "arguments": '{"a": 1}'}
     calls = [{"id": id, "type": "function", "function": function} for id in ids]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
@@ -49,7 +49,7 @@ TOOL = {"role": "tool", "tool_call_id": "c1", "content": "7"}
     [
         ("hi", [HI]),
         ([HI], [HI]),
-        ([HI | {"role": "developer"}], [HI | {"role": "system"}]),
+        ([HI | {"role": "developer"}], [HI | {"role": "developer"}]),
         ([HI | {"content": [{"type": "input_text", "text": "h"}] * 2}], [HI | {"content": "hh"}]),
         ([HI, SAID, HI], [HI, ANSWER, HI]),
         ([SAID, SAID], [ANSWER, ANSWER]),

@@ -46,7 +46,7 @@ RESPONSES = (
         "input": [
             {"role": "user", "content": "call"},
             {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
-            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": ARGUMENTS},
             {"type": "function_call_output", "call_id": "c1", "output": "four"},
         ],
         "tools": [{"type": "function", **FUNCTION}],

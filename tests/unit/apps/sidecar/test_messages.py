@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+from queue import Queue
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec import Grammar, SamplingParams
+from edge_spec import EdgeSpecError, Grammar, SamplingParams
 from edge_spec.apps.sidecar.messages import (
     Code,
-    Params,
     RpcError,
     RpcRequest,
-    ToChat,
-    UnreadableError,
+    answer_options,
     failure,
 )
+from edge_spec.apps.sidecar.sidecar import Sidecar
 from edge_spec.errors import ModelFileError
 
 VALUES = st.recursive(
@@ -33,10 +34,8 @@ def request(**fields: object) -> bytes:
 
 
 def test_a_request_is_read() -> None:
-    read = RpcRequest.parse(request(params={"messages": "Hi", "options": {"max_tokens": 4}}))
-    assert (read.id, read.method) == (1, "chat")
-    asked = read.read(ToChat)
-    assert (asked.messages, asked.conversation, asked.options.max_tokens) == ("Hi", "main", 4)
+    read = RpcRequest.parse(request(params={"messages": "Hi"}))
+    assert (read.id, read.method, read.params) == (1, "chat", {"messages": "Hi"})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ def test_a_request_is_read() -> None:
     ],
 )
 def test_what_is_no_request_is_told_apart(line: bytes, code: Code, id: object) -> None:
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(RpcError) as caught:
         RpcRequest.parse(line)
     assert (caught.value.code, caught.value.id) == (code, id)
 
@@ -68,17 +67,26 @@ def test_what_is_no_request_is_told_apart(line: bytes, code: Code, id: object) -
     [
         ({}, "messages is missing"),
         ({"messages": 7}, "messages: 7 should be a valid string or a valid list"),
-        ({"messages": [{}, "a"]}, r'messages\[1\]: "a" should be an object'),
+        ({"messages": [{}, "a"]}, 'messages[1]: "a" should be an object'),
         ({"messages": "Hi", "max_tokens": 4}, "max_tokens is no field"),  # belongs into options
-        ({"messages": "Hi", "options": {"max_tokens": "4"}}, 'options.max_tokens: "4" should'),
-        ({"messages": "Hi", "options": {"stop": ["a", 1]}}, r"options.stop\[1\]: 1 should"),
-        ({"messages": "Hi", "conversation": ""}, "conversation: String should have at least"),
+        ({"messages": "Hi", "options": {"max_token": 4}}, "options.max_token is no field"),
+        ({"messages": "Hi", "options": {"max_tokens": "4"}}, "max_tokens is '4'"),
+        ({"messages": "Hi", "options": {"top_k": "4"}}, "top_k is '4'"),
+        ({"messages": "Hi", "options": {"stop": ["a", 1]}}, "stop is ['a', 1]"),
+        ({"messages": "Hi", "options": {"regex": 3}}, "a grammar is 3"),
+        ({"messages": "Hi", "conversation": ""}, "conversation has to be a text"),
     ],
 )
-def test_wrong_parameters_are_named(params: object, told: str) -> None:
-    with pytest.raises(RpcError, match=told) as caught:
-        RpcRequest.parse(request(params=params)).read(ToChat)
-    assert caught.value.code is Code.INVALID_PARAMS
+def test_wrong_parameters_are_named(
+    make_engine: Any, remembers_all: Any, params: object, told: str
+) -> None:
+    sent: Queue[dict[str, Any]] = Queue()
+    sidecar = Sidecar(make_engine(remembers_all()), sent.put)
+    sidecar.handle(request(params=params))
+    error = sent.get(timeout=60)["error"]
+    assert error["code"] in (Code.INVALID_PARAMS, Code.EDGE_SPEC)
+    assert error["message"].startswith(told)
+    sidecar.shutdown()
 
 
 def test_an_error_that_quotes_a_file_is_fit_to_be_shown() -> None:
@@ -91,27 +99,24 @@ def test_an_error_that_quotes_a_file_is_fit_to_be_shown() -> None:
 
 def test_options_are_those_of_the_sdk() -> None:
     given = {"stop": ["a"], "stop_token_ids": [5], "frequency_penalty": 0.5, "gbnf": 'root ::= "a"'}
-    asked = RpcRequest.parse(request(params={"messages": "Hi", "options": given})).read(ToChat)
-    options = asked.options.answer_options()
-    assert (options["stop"], options["stop_token_ids"]) == (["a"], [5])
-    assert options["sampling"] == SamplingParams(frequency_penalty=0.5)
-    assert options["grammar"] == Grammar.gbnf('root ::= "a"')
+    assert answer_options(given) == {
+        "stop": ["a"],
+        "stop_token_ids": [5],
+        "sampling": SamplingParams(frequency_penalty=0.5),
+        "grammar": Grammar.gbnf('root ::= "a"'),
+    }
 
 
 def test_two_forms_of_an_answer_contradict_each_other() -> None:
-    asked = {"messages": "Hi", "options": {"regex": "a", "lark": "start: A"}}
     with pytest.raises(RpcError, match="regex and lark"):
-        RpcRequest.parse(request(params=asked)).read(ToChat).options.answer_options()
+        answer_options({"regex": "a", "lark": "start: A"})
 
 
 @given(
     st.binary(max_size=64) | st.dictionaries(FIELDS, VALUES).map(lambda d: json.dumps(d).encode())
 )
 def test_any_line_is_a_request_or_unreadable(line: bytes) -> None:
-    kinds: tuple[type[Params], ...] = (ToChat, Params)
     try:
-        read = RpcRequest.parse(line)
-        for kind in kinds:
-            read.read(kind)
-    except RpcError as error:
+        answer_options(RpcRequest.parse(line).params)
+    except (RpcError, EdgeSpecError) as error:
         assert str(error)
