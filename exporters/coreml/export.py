@@ -17,7 +17,7 @@ from coremltools.converters.mil.converter import ConverterRegistry, mil_convert_
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
-from edge_spec.core.model import Progress, RuntimeOptions
+from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.coreml.graph import ProgramBuilder
@@ -39,8 +39,8 @@ from edge_spec.exporters.static_layout import (
     require_block_size,
     require_whole_blocks,
 )
-from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.devices import devices_of
 from edge_spec.storage.atomic import atomic_directory
 
 PACKAGE = "model.mlpackage"
@@ -134,8 +134,7 @@ class CoreMlExporter:
 
 
 def _runs_here() -> bool:
-    devices = runtimes.load_runtime("coreml").devices(RuntimeOptions())
-    return all(device.fault is None for device in devices)
+    return all(device["fault"] is None for device in devices_of("coreml"))
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> tuple[str, str]:
