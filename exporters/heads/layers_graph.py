@@ -25,8 +25,17 @@ from edge_spec.core.heads import (
     HeadMatrix,
 )
 from edge_spec.exporters.block_quantize import BlockQuantized, quantize
-from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET, tensor
-from edge_spec.exporters.onnx.nodes import CONTRIB, INLINE_BYTES, NodeList, aligned, refer_outside
+from edge_spec.exporters.onnx.experts import add_operator
+from edge_spec.exporters.onnx.nodes import (
+    CONTRIB,
+    INLINE_BYTES,
+    IR_VERSION,
+    OPSET,
+    NodeList,
+    aligned,
+    refer_outside,
+    tensor,
+)
 
 _ACCURACY_INT8 = 4  # the node quantizes its input to int8 on the fly
 LIKELIEST = 4  # tokens of a row that are told: as many as a row of a tree has after it at most
@@ -219,20 +228,11 @@ def add_mixture(
     )
     attributes: dict[str, float] = {"activation_alpha": 1.0, "activation_beta": 0.0}
     if bits == FLOAT_BITS:
-        inputs = [rows, scores, *up, "", *down, ""]
         attributes["normalize_routing_weights"] = 1
-    else:
-        inputs = [rows, scores, *up[:2], "", *down[:2], "", "", "", "", up[2], down[2]]
-        attributes |= {"expert_weight_bits": bits, "block_size": BLOCK}
-    mixed = graph.add(
-        "MoE" if bits == FLOAT_BITS else "QMoE",
-        inputs,
-        prefix + "mixed_rows",
-        domain=CONTRIB,
-        k=experts.used,
-        activation_type="swiglu",
-        swiglu_fusion=1,
-        **attributes,
+    blocks = None if bits == FLOAT_BITS else (bits, BLOCK)
+    output, used = prefix + "mixed_rows", experts.used
+    mixed = add_operator(
+        graph, [rows, scores], ([*up, ""], [*down, ""]), output, blocks, k=used, **attributes
     )
     whole = graph.weight("pass_shape", np.array([1, -1, hidden]))
     return graph.add("Reshape", [mixed, whole], prefix + "mixture")

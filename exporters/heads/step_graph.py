@@ -75,8 +75,7 @@ from edge_spec.core.heads import (
     TrainedHead,
 )
 from edge_spec.exporters.heads.layers_graph import LIKELIEST, HeadGraph, LayersGraph
-from edge_spec.exporters.onnx.graph import tensor
-from edge_spec.exporters.onnx.nodes import CONTRIB
+from edge_spec.exporters.onnx.nodes import CONTRIB, tensor
 
 
 class EagleGraph(LayersGraph[EagleHead]):

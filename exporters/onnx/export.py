@@ -11,9 +11,10 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx.attention import pays_to_stack
+from edge_spec.exporters.onnx.emitter import Emitter
 from edge_spec.exporters.onnx.encoder import ENCODER_FILE, EncoderBuilder
 from edge_spec.exporters.onnx.graph import GraphBuilder
-from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes
+from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers
 from edge_spec.exporters.onnx.segments import (
     PARTIAL_FILE,
     SEGMENT_FILE,
@@ -24,7 +25,6 @@ from edge_spec.exporters.onnx.weights import (
     EMBEDDING_BLOCK,
     FloatWeights,
     IntegerWeights,
-    OnnxWeights,
 )
 from edge_spec.exporters.parity import Converted, Parity, check, scored_by
 from edge_spec.exporters.requests import (
@@ -165,15 +165,7 @@ def _write_graph(
     block_size: int,
     progress: Progress,
 ) -> None:
-    nodes = Nodes(weights)
-
-    def stored(nodes: Nodes) -> OnnxWeights:
-        if quantization.bits <= 8:
-            return IntegerWeights(checkpoint, nodes, quantization.bits, block_size)
-        kind = np.float16 if quantization.bits == 16 else np.float32
-        return FloatWeights(checkpoint, nodes, kind)
-
-    graph = GraphBuilder(nodes, stored(nodes), checkpoint)
+    graph = GraphBuilder(_emitter(checkpoint, weights, quantization, block_size))
 
     def written(layer: int) -> None:
         checkpoint.release_pages()
@@ -182,11 +174,26 @@ def _write_graph(
     model = graph.build(written)
     (work / GRAPH_FILE).write_bytes(model.SerializeToString())
     if checkpoint.config.encoder is not None:
-        own = Nodes(weights)
-        encoder = EncoderBuilder(own, stored(own), checkpoint).build_encoder()
+        own = _emitter(checkpoint, weights, quantization, block_size)
+        encoder = EncoderBuilder(own).build_encoder()
         (work / ENCODER_FILE).write_bytes(encoder.SerializeToString())
         return  # no part of it drafts, and its layers are not loaded apart
     partial = partial_model(model, graph.sublayers, checkpoint.config)
     (work / PARTIAL_FILE).write_bytes(partial.SerializeToString())
     for number, segment in enumerate(segment_models(model, graph.sublayers, checkpoint.config)):
         (work / SEGMENT_FILE.format(number)).write_bytes(segment.SerializeToString())
+
+
+def _emitter(
+    checkpoint: StoredCheckpoint,
+    weights: Initializers,
+    quantization: BlockQuantization,
+    block_size: int,
+) -> Emitter:
+    graph = Emitter(weights, checkpoint)
+    if quantization.bits <= 8:
+        graph.matrices = IntegerWeights(checkpoint, graph, quantization.bits, block_size)
+    else:
+        kind = np.float16 if quantization.bits == 16 else np.float32
+        graph.matrices = FloatWeights(checkpoint, graph, kind)
+    return graph

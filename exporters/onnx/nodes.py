@@ -6,13 +6,15 @@ tensor at once keeps an export's memory at that of its largest tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 CONTRIB = "com.microsoft"
+OPSET = 21
+IR_VERSION = 10
 
 
 class NodeList:
@@ -42,6 +44,38 @@ class Nodes(NodeList):
     def __init__(self, weights: Initializers) -> None:
         super().__init__()
         self.weights = weights
+
+    def model(
+        self,
+        name: str,
+        inputs: Sequence[ValueInfoProto],
+        outputs: Sequence[ValueInfoProto],
+        opset: int = OPSET,
+    ) -> ModelProto:
+        used = read_names(self.protos)
+        weights = [each for each in self.weights.protos if each.name in used]
+        graph = helper.make_graph(self.protos, name, inputs, outputs, weights)
+        opsets = [helper.make_opsetid("", opset)]
+        if any(node.domain == CONTRIB for node in self.protos):
+            opsets.append(helper.make_opsetid(CONTRIB, 1))
+        return helper.make_model(
+            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-spec"
+        )
+
+
+def read_names(nodes: Iterable[NodeProto]) -> set[str]:
+    """Returns what nodes read, and what branches of theirs read from outside of them."""
+    names: set[str] = set()
+    for node in nodes:
+        names.update(name for name in node.input if name)
+        for attribute in node.attribute:
+            inner = attribute.g.node
+            names |= read_names(inner) - {name for each in inner for name in each.output}
+    return names
+
+
+def tensor(name: str, kind: int, shape: Sequence[int | str]) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
 
 
 DATA_FILE = "model.onnx.data"
@@ -107,62 +141,3 @@ def refer_outside(proto: TensorProto, location: str, offset: int, length: int) -
     proto.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         proto.external_data.add(key=key, value=str(value))
-
-
-def times(nodes: Nodes, x: str, scale: float, output: str) -> str:
-    """x * scale as `output`; x itself for a scale of 1."""
-    return x if scale == 1.0 else nodes.add("Mul", [x, _scalar(nodes, scale)], output)
-
-
-def softcap(nodes: Nodes, x: str, cap: float, output: str) -> str:
-    """Keeps x between -cap and cap: cap * tanh(x / cap)."""
-    small = nodes.add("Div", [x, _scalar(nodes, cap)], output + ".small")
-    return nodes.add(
-        "Mul", [nodes.add("Tanh", [small], output + ".tanh"), _scalar(nodes, cap)], output
-    )
-
-
-def activation(nodes: Nodes, gate: str, name: str, prefix: str) -> str:
-    """name: one of edge_spec.core.config.ACTIVATIONS."""
-    if name == "relu":
-        return nodes.add("Relu", [gate], prefix + "relu")
-    if name == "gelu":
-        return nodes.add("Gelu", [gate], prefix + "gelu")
-    if name == "gelu_tanh":
-        return nodes.add("FastGelu", [gate], prefix + "gelu", domain=CONTRIB)
-    return nodes.add("QuickGelu", [gate], prefix + "swish", domain=CONTRIB, alpha=1.0)
-
-
-def window_bias(nodes: Nodes, window: int) -> str:
-    """`attention_bias` that lets a row see `window` positions at most, its own included."""
-    prefix = f"window.{window}."
-    distance = distances(nodes, prefix)
-    limit = nodes.weights.add(f"window_{window}", np.array(window, np.int32))
-    near = nodes.add("Less", [distance, limit], prefix + "near")
-    never = nodes.weights.add("never", np.array(-np.inf, np.float32))
-    return nodes.add("Where", [near, "attention_bias", never], prefix + "bias")
-
-
-def distances(nodes: Nodes, prefix: str) -> str:
-    """[attended, total] int32: how far each row stands after what it may attend to.
-
-    Cached tokens stand at their positions, the rows of the pass after them at `position_ids`.
-    """
-
-    def constant(name: str, value: int, kind: type = np.int32) -> str:
-        return nodes.weights.add(name, np.array(value, kind))
-
-    wide = nodes.add("Squeeze", ["position_ids"], prefix + "wide")
-    rows = nodes.add("Cast", [wide], prefix + "rows", to=TensorProto.INT32)
-    count = nodes.add("Size", [rows], prefix + "count64")
-    count = nodes.add("Cast", [count], prefix + "count", to=TensorProto.INT32)
-    past = nodes.add("Sub", ["total_sequence_length", count], prefix + "past")
-    ends = [constant("range_start", 0), past, constant("range_step", 1)]
-    cached = nodes.add("Range", ends, prefix + "cached")
-    positions = nodes.add("Concat", [cached, rows], prefix + "positions", axis=0)
-    column = nodes.add("Unsqueeze", [rows, constant("last_axis", -1, np.int64)], prefix + "column")
-    return nodes.add("Sub", [column, positions], prefix + "distance")
-
-
-def _scalar(nodes: Nodes, value: float) -> str:
-    return nodes.weights.add(f"scalar_{value!r}", np.array(value, np.float32))

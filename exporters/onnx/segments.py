@@ -34,7 +34,8 @@ from itertools import pairwise
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.exporters.onnx.graph import EMBEDDED, Sublayer, cache_shapes, tensor
+from edge_spec.exporters.onnx.graph import EMBEDDED, Sublayer, cache_shapes
+from edge_spec.exporters.onnx.nodes import read_names, tensor
 
 SEGMENT_FILE = "segment.{}.onnx"  # from 0
 SEGMENT_BYTES = 300_000_000  # of weights; less is loaded in the time that it takes to begin
@@ -71,9 +72,9 @@ def _segment(whole: ModelProto, part: slice, config: ModelConfig) -> ModelProto:
     alone = _apart_from_tokens(graph)
     nodes = [*_needed(alone, graph.node[part]), *graph.node[part]]
     made = {name for node in nodes for name in node.output if name}
-    taken = _taken(nodes) - made
+    taken = read_names(nodes) - made
     others = [*graph.node[: part.start], *graph.node[part.stop :]]
-    taken_later = _taken(others) - {name for node in alone for name in node.output}
+    taken_later = read_names(others) - {name for node in alone for name in node.output}
     inputs = [value for value in graph.input if value.name in taken]
     outputs = [value for value in graph.output if value.name in made]
     weights = [proto for proto in graph.initializer if proto.name in taken]
@@ -96,7 +97,7 @@ def _apart_from_tokens(graph: GraphProto) -> list[NodeProto]:
     known = {value.name for value in [*graph.input, *graph.initializer]} - {"input_ids"}
     alone = []
     for node in graph.node:
-        if known.issuperset(_taken([node])):
+        if known.issuperset(read_names([node])):
             alone.append(node)
             known.update(node.output)
     return alone
@@ -105,24 +106,13 @@ def _apart_from_tokens(graph: GraphProto) -> list[NodeProto]:
 def _needed(alone: Sequence[NodeProto], nodes: Sequence[NodeProto]) -> list[NodeProto]:
     """Those of `alone` that nodes need and do not have, in the order they run in."""
     made = {name for node in nodes for name in node.output}
-    wanted = _taken(nodes) - made
+    wanted = read_names(nodes) - made
     kept: list[NodeProto] = []
     for node in reversed(alone):
         if wanted.intersection(node.output):
             kept.append(node)
-            wanted |= _taken([node])
+            wanted |= read_names([node])
     return kept[::-1]
-
-
-def _taken(nodes: Sequence[NodeProto]) -> set[str]:
-    """Returns what nodes read, and what the branches of an `If` read from outside of them."""
-    names: set[str] = set()
-    for node in nodes:
-        names.update(name for name in node.input if name)
-        for attribute in node.attribute:
-            inner = attribute.g.node
-            names |= _taken(inner) - {name for each in inner for name in each.output}
-    return names
 
 
 def _streams(names: Sequence[str], config: ModelConfig) -> list[ValueInfoProto]:
@@ -132,7 +122,7 @@ def _streams(names: Sequence[str], config: ModelConfig) -> list[ValueInfoProto]:
 
 def _packed_bytes(node: NodeProto, sizes: dict[str, int]) -> int:
     """Counts the weights of a node that are packed; of an embedding, rows are only looked up."""
-    return 0 if "Gather" in node.op_type else sum(sizes.get(name, 0) for name in _taken([node]))
+    return 0 if "Gather" in node.op_type else sum(sizes.get(name, 0) for name in read_names([node]))
 
 
 def _num_bytes(proto: TensorProto) -> int:

@@ -34,8 +34,7 @@ from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.fitted_layers import input_importance, input_ranges
-from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET
-from edge_spec.exporters.onnx.nodes import CONTRIB, DATA_FILE, Initializers, Nodes
+from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes, tensor
 from edge_spec.exporters.onnx.weights import (
     EMBEDDING,
     StaticFloats,
@@ -117,21 +116,8 @@ class _Pass:
         self._groups = self._config.num_heads // self._config.num_kv_heads
 
     def model(self) -> ModelProto:
-        outputs = self._pass()
-        used = {name for node in self._nodes.protos for name in node.input}
-        graph = helper.make_graph(
-            self._nodes.protos,
-            f"edge-spec {self._function.name}",
-            self._inputs(),
-            outputs + self._states("new", self._rows),
-            [proto for proto in self._graphs.weights.protos if proto.name in used],
-        )
-        opsets = [helper.make_opsetid("", OPSET)]
-        if any(node.domain == CONTRIB for node in self._nodes.protos):
-            opsets.append(helper.make_opsetid(CONTRIB, 1))
-        return helper.make_model(
-            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-spec"
-        )
+        outputs = self._pass() + self._states("new", self._rows)
+        return self._nodes.model(f"edge-spec {self._function.name}", self._inputs(), outputs)
 
     def _pass(self) -> list[ValueInfoProto]:
         """Adds the nodes; returns the outputs beside the new keys and values."""
@@ -157,9 +143,9 @@ class _Pass:
         name = EMBEDDING if config.tied_embeddings else "lm_head.weight"
         hidden = self._reshape(x, (rows, config.hidden_size), "hidden")
         self._graphs.matrices.head(self._nodes, hidden, name, "logits")
-        found = [_value("logits", TensorProto.FLOAT, (rows, config.vocab_size))]
+        found = [tensor("logits", TensorProto.FLOAT, (rows, config.vocab_size))]
         if self._graphs.hidden:
-            found.append(_value("hidden", TensorProto.FLOAT, (rows, config.hidden_size)))
+            found.append(tensor("hidden", TensorProto.FLOAT, (rows, config.hidden_size)))
         return found
 
     def _rotation(self, which: int, name: str) -> str:
@@ -315,10 +301,10 @@ class _Pass:
     def _inputs(self) -> list[ValueInfoProto]:
         rows, slots = self._rows, self._graphs.shape.slots
         return [
-            _value("input_ids", TensorProto.INT32, (1, rows)),
-            _value("position_ids", TensorProto.INT32, (rows,)),
-            _value("past_mask", TensorProto.FLOAT, (1, 1, rows, slots)),
-            _value("own_mask", TensorProto.FLOAT, (1, 1, rows, rows)),
+            tensor("input_ids", TensorProto.INT32, (1, rows)),
+            tensor("position_ids", TensorProto.INT32, (rows,)),
+            tensor("past_mask", TensorProto.FLOAT, (1, 1, rows, slots)),
+            tensor("own_mask", TensorProto.FLOAT, (1, 1, rows, rows)),
             *self._states("past", slots),
         ]
 
@@ -326,14 +312,10 @@ class _Pass:
         config = self._config
         shape = (1, config.num_kv_heads, length, config.head_dim)
         return [
-            _value(f"{when}.{layer}.{part}", self._graphs.state, shape)
+            tensor(f"{when}.{layer}.{part}", self._graphs.state, shape)
             for layer in range(config.num_layers)
             for part in PARTS
         ]
-
-
-def _value(name: str, kind: int, shape: tuple[int, ...]) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
 
 
 _HEADROOM = 1.0  # of a range, on either side: other texts have larger values, and 16 bits have room
