@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from onnx import GraphProto, TensorProto, helper
+from onnx import TensorProto
 
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.nodes import CONTRIB, Initializers, Nodes
@@ -33,9 +32,6 @@ class Emitter(Nodes):
         inner = Emitter(self.weights, self.checkpoint)
         inner.matrices = self.matrices
         return inner
-
-    def constant(self, name: str, values: Any, kind: Any = None) -> str:
-        return self.weights.add(name, np.array(values, kind))
 
     def vector(self, name: str) -> str:
         return self.weights.add(name, self.checkpoint.float32(name))
@@ -94,24 +90,6 @@ class Emitter(Nodes):
         if name == "gelu_tanh":
             return self.add("FastGelu", [gate], prefix + "gelu", domain=CONTRIB)
         return self.add("QuickGelu", [gate], prefix + "swish", domain=CONTRIB, alpha=1.0)
-
-    def reshape(self, x: str, shape_name: str, shape: Sequence[int], output: str) -> str:
-        return self.add("Reshape", [x, self.constant(shape_name, shape)], output)
-
-    def choose(self, condition: str, outputs: str | list[str], *branches: GraphProto) -> str:
-        """One of two branches, each with all outputs."""
-        then_branch, else_branch = branches
-        return self.add(
-            "If", [condition], outputs, then_branch=then_branch, else_branch=else_branch
-        )
-
-    def graph(
-        self, name: str, outputs: Sequence[str], shape: Sequence[int | None] | None = None
-    ) -> GraphProto:
-        """A branch that gives these float tensors; shape: of each, where it is known."""
-        kind = TensorProto.FLOAT
-        values = [helper.make_tensor_value_info(each, kind, shape) for each in outputs]
-        return helper.make_graph(self.protos, name, [], values)
 
 
 def window_bias(graph: Emitter, window: int) -> str:

@@ -10,11 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 CONTRIB = "com.microsoft"
 OPSET = 21
 IR_VERSION = 10
+_ACCURACY_INT8 = 4  # MatMulNBits quantizes its input to int8 on the fly
 
 
 class NodeList:
@@ -44,6 +53,46 @@ class Nodes(NodeList):
     def __init__(self, weights: Initializers) -> None:
         super().__init__()
         self.weights = weights
+
+    def constant(self, name: str, values: Any, kind: Any = None) -> str:
+        return self.weights.add(name, np.array(values, kind))
+
+    def reshape(self, x: str, shape_name: str, shape: Sequence[int], output: str) -> str:
+        return self.add("Reshape", [x, self.constant(shape_name, shape)], output)
+
+    def multiply_blocks(
+        self, inputs: list[str], shape: tuple[int, int], blocks: tuple[int, int], output: str
+    ) -> str:
+        """A product with a matrix in blocks of integers. inputs: x, packed values, scales, maybe
+        zero points, group index and bias; shape: of the matrix; blocks: their bits and sizes."""
+        rows, columns = shape
+        bits, block_size = blocks
+        return self.add(
+            "MatMulNBits",
+            inputs,
+            output,
+            domain=CONTRIB,
+            K=columns,
+            N=rows,
+            bits=bits,
+            block_size=block_size,
+            accuracy_level=_ACCURACY_INT8,
+        )
+
+    def choose(self, condition: str, outputs: str | list[str], *branches: GraphProto) -> str:
+        """One of two branches, each with all outputs."""
+        then_branch, else_branch = branches
+        return self.add(
+            "If", [condition], outputs, then_branch=then_branch, else_branch=else_branch
+        )
+
+    def graph(
+        self, name: str, outputs: Sequence[str], shape: Sequence[int | None] | None = None
+    ) -> GraphProto:
+        """A branch that gives these float tensors; shape: of each, where it is known."""
+        kind = TensorProto.FLOAT
+        values = [helper.make_tensor_value_info(each, kind, shape) for each in outputs]
+        return helper.make_graph(self.protos, name, [], values)
 
     def model(
         self,
@@ -86,9 +135,10 @@ _ALIGNMENT = 4096  # a memory page, so that a tensor can be mapped where it lies
 class Initializers:
     """Collects the TensorProtos of a graph; the bytes of all but tiny ones go to `data`."""
 
-    def __init__(self, data: BinaryIO) -> None:
+    def __init__(self, data: BinaryIO, location: str = DATA_FILE) -> None:
+        """location: how the graph calls the file that `data` is written to."""
         self.protos: list[TensorProto] = []
-        self._data = data
+        self._data, self._location = data, location
         self._names: set[str] = set()
 
     def add(self, name: str, values: np.ndarray) -> str:
@@ -100,6 +150,17 @@ class Initializers:
         if name not in self._names:
             self._names.add(name)
             self.protos.append(self._written(name, make()))
+        return name
+
+    def add_parts(self, name: str, parts: Iterable[np.ndarray]) -> str:
+        """Adds a tensor that is made some rows at a time, the first ones first, at least one."""
+        offset, rows = self._aligned(), 0
+        for part in parts:
+            self._data.write(np.ascontiguousarray(part).data)
+            rows += len(part)
+        kind = helper.np_dtype_to_tensor_dtype(part.dtype)
+        proto = TensorProto(name=name, dims=(rows, *part.shape[1:]), data_type=kind)
+        self.protos.append(self._refer_outside(proto, offset))
         return name
 
     def add_int4(self, name: str, make: Callable[[], np.ndarray]) -> str:
@@ -123,21 +184,21 @@ class Initializers:
         return self._external(proto, packed)
 
     def _external(self, proto: TensorProto, stored: np.ndarray) -> TensorProto:
-        offset = aligned(self._data)
+        offset = self._aligned()
         self._data.write(stored.data)
-        refer_outside(proto, DATA_FILE, offset, stored.nbytes)
+        return self._refer_outside(proto, offset)
+
+    def _aligned(self) -> int:
+        """Pads the file to where a tensor can be mapped, and returns where that is."""
+        end = self._data.tell()
+        offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+        self._data.write(b"\0" * (offset - end))
+        return offset
+
+    def _refer_outside(self, proto: TensorProto, offset: int) -> TensorProto:
+        """Says that the tensor is what was written from `offset` on."""
+        proto.data_location = TensorProto.EXTERNAL
+        length = self._data.tell() - offset
+        for key, value in (("location", self._location), ("offset", offset), ("length", length)):
+            proto.external_data.add(key=key, value=str(value))
         return proto
-
-
-def aligned(data: BinaryIO) -> int:
-    """Pads a file of weights to where a tensor can be mapped, and returns where that is."""
-    end = data.tell()
-    offset = -(-end // _ALIGNMENT) * _ALIGNMENT
-    data.write(b"\0" * (offset - end))
-    return offset
-
-
-def refer_outside(proto: TensorProto, location: str, offset: int, length: int) -> None:
-    proto.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", length)):
-        proto.external_data.add(key=key, value=str(value))

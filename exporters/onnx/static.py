@@ -156,7 +156,7 @@ class _Pass:
 
     def _for_groups(self, mask: str) -> str:
         """The mask's rows once for each query of a group."""
-        repeats = self._nodes.weights.add("groups", np.array([1, 1, self._groups, 1]))
+        repeats = self._nodes.constant("groups", [1, 1, self._groups, 1])
         return self._nodes.add("Tile", [mask, repeats], mask + ".groups")
 
     def _keys_and_values(self, x: str, layer: int, prefix: str) -> list[str]:
@@ -228,9 +228,8 @@ class _Pass:
         ]
         joined = nodes.add("Concat", scores, prefix + "scores", axis=-1)
         shares = nodes.add("Softmax", [joined], prefix + "shares", axis=-1)
-        sizes = nodes.weights.add(
-            f"attended_{self._rows}", np.array([self._graphs.shape.slots, self._rows])
-        )
+        ends = [self._graphs.shape.slots, self._rows]
+        sizes = nodes.constant(f"attended_{self._rows}", ends)
         past, own = prefix + "past_shares", prefix + "own_shares"
         nodes.add("Split", [shares, sizes], [past, own], axis=-1)
         parts = [
@@ -242,8 +241,8 @@ class _Pass:
 
     def _scaled(self, queries: str, prefix: str) -> str:
         """First: products then stay within float16."""
-        scale = np.float32(self._config.head_dim**-0.5)
-        stored = self._nodes.weights.add("attention_scale", np.array(scale))
+        scale = self._config.head_dim**-0.5
+        stored = self._nodes.constant("attention_scale", scale, np.float32)
         return self._nodes.add("Mul", [queries, stored], prefix + "scaled")
 
     def _masked_scores(self, queries: str, keys: str, mask: str) -> str:
@@ -269,7 +268,7 @@ class _Pass:
 
     def _norm(self, x: str, name: str) -> str:
         """The nodes that compilers fuse to a root mean square norm (Zhang and Sennrich 2019)."""
-        nodes, add = self._nodes, self._nodes.weights.add
+        nodes = self._nodes
         if self._graphs.fuses_norms:
             return nodes.add(
                 "SimplifiedLayerNormalization",
@@ -278,9 +277,9 @@ class _Pass:
                 axis=-1,
                 epsilon=self._config.norm_epsilon,
             )
-        two = add("two", np.array(2, np.float32))
-        last = add("last_axis", np.array([-1]))
-        epsilon = add("norm_epsilon", np.array(self._config.norm_epsilon, np.float32))
+        two = nodes.constant("two", 2, np.float32)
+        last = nodes.constant("last_axis", [-1])
+        epsilon = nodes.constant("norm_epsilon", self._config.norm_epsilon, np.float32)
         squares = nodes.add("Pow", [x, two], name + ".squares")
         mean = nodes.add("ReduceMean", [squares, last], name + ".mean", keepdims=1)
         moved = nodes.add("Add", [mean, epsilon], name + ".moved")
@@ -289,10 +288,7 @@ class _Pass:
         return nodes.add("Mul", [normed, self._vector(name + ".weight")], name + ".output")
 
     def _reshape(self, x: str, shape: tuple[int, ...], output: str) -> str:
-        name = "shape_" + "_".join(map(str, shape))
-        return self._nodes.add(
-            "Reshape", [x, self._nodes.weights.add(name, np.array(shape))], output
-        )
+        return self._nodes.reshape(x, "shape_" + "_".join(map(str, shape)), shape, output)
 
     def _vector(self, name: str) -> str:
         add = self._nodes.weights.add_made
@@ -435,7 +431,7 @@ class StaticOnnxExporter:
         state = np.float32 if quantization == "fp32" else np.float16
         matrices: StaticWeights
         if quantization in ("fp16", "fp32"):
-            matrices = StaticFloats(checkpoint, weights, state)
+            matrices = StaticFloats(checkpoint, state)
         else:
             bits = QUANTIZATIONS[quantization].bits
             importance = input_importance(checkpoint, progress) if bits == 4 else {}
