@@ -12,12 +12,6 @@ returns what its rows add; the runtime writes that at write_slot. Inputs and out
     new.N.key|value    [1, kv_heads, rows, head_dim]
     logits             [rows, vocab] float32          of functions that score
     hidden             [rows, hidden_size] float32    of these, where it was asked for
-
-What matrices are multiplied with is rounded to 16 bits, as NPUs compute. Every input of a matrix
-has one scale and one zero point for all of it, fixed beforehand by the texts that weights are
-measured on. QuantizeLinear and DequantizeLinear stand before the product, of which a compiler may
-make one operation of integers (Nagel et al. 2021, A White Paper on Neural Network Quantization).
-With 8 bits, a few large values of some columns leave the others no levels.
 """
 
 from __future__ import annotations
@@ -33,7 +27,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.fitted_layers import input_importance, input_ranges
+from edge_spec.exporters.fitted_layers import input_importance
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes, tensor
 from edge_spec.exporters.onnx.weights import (
     EMBEDDING,
@@ -314,60 +308,12 @@ class _Pass:
         ]
 
 
-_HEADROOM = 1.0  # of a range, on either side: other texts have larger values, and 16 bits have room
-_MOST = np.iinfo(np.uint16).max
-
-
-class RoundedInputs:
-    """Static weights whose inputs are rounded.
-
-    ranges: the least and the largest value of each matrix's inputs, by its name.
-    """
-
-    def __init__(self, matrices: StaticWeights, ranges: Mapping[str, tuple[float, float]]) -> None:
-        self._matrices = matrices
-        self._ranges = ranges
-        self._last: tuple[Nodes, str] | None = None  # that was rounded
-
-    def linear(self, nodes: Nodes, x: str, name: str) -> str:
-        return self._matrices.linear(nodes, self._rounded(nodes, x, name), name)
-
-    def embed(self, nodes: Nodes, ids: str) -> str:
-        return self._matrices.embed(nodes, ids)
-
-    def head(self, nodes: Nodes, hidden: str, name: str, output: str) -> None:
-        self._matrices.head(nodes, self._rounded(nodes, hidden, name), name, output)
-
-    def _rounded(self, nodes: Nodes, x: str, name: str) -> str:
-        """Matrices that have one input follow each other, and share its two nodes."""
-        widened = f"{x}.rounded"
-        if self._last == (nodes, x):
-            return widened
-        self._last = (nodes, x)
-        scale, zero = affine(*self._ranges[name])
-        add = nodes.weights.add
-        told = [add(f"{x}.scale", scale), add(f"{x}.zero", zero)]
-        levels = nodes.add("QuantizeLinear", [x, *told], f"{x}.levels")
-        return nodes.add("DequantizeLinear", [levels, *told], widened)
-
-
-def affine(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the scale, float32, and the zero point, uint16, both without axes, of levels that
-    cover the range and 0."""
-    room = _HEADROOM * max(high - low, float(np.finfo(np.float32).tiny))
-    low, high = min(0.0, low - room), max(0.0, high + room)
-    scale = np.float32((high - low) / _MOST)
-    return np.array(scale), np.array(np.clip(np.rint(-low / scale), 0, _MOST), np.uint16)
-
-
 QUANTIZATIONS: Mapping[str, BlockQuantization] = {
     "fp16": BlockQuantization(16, 5e-3),
     "int4": BlockQuantization(4, 1.5),
     "int8": BlockQuantization(8, 0.1),
-    "w8a16": BlockQuantization(8, 0.1),
     "fp32": BlockQuantization(32, 1e-4),
 }
-_ROUNDS_INPUTS = "w8a16"
 
 
 class StaticOnnxExporter:
@@ -436,8 +382,6 @@ class StaticOnnxExporter:
             bits = QUANTIZATIONS[quantization].bits
             importance = input_importance(checkpoint, progress) if bits == 4 else {}
             matrices = self._form.integers(checkpoint, weights, bits, importance)
-            if quantization == _ROUNDS_INPUTS:
-                matrices = RoundedInputs(matrices, input_ranges(checkpoint, progress))
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(state))
         fuses = self._form.fuses_norms
         return StaticGraphs(checkpoint, weights, matrices, shape, kind, hidden, fuses)
