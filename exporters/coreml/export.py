@@ -24,7 +24,7 @@ from edge_spec.exporters.coreml.graph import ProgramBuilder
 from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
 from edge_spec.exporters.fitted_layers import input_importance
-from edge_spec.exporters.parity import Converted, Parity, check, scored_by
+from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     chosen_quantization,
     describe,
@@ -39,7 +39,7 @@ from edge_spec.exporters.static_layout import (
     require_block_size,
     require_whole_blocks,
 )
-from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.bundle import open_bundle
 from edge_spec.models.devices import devices_of
 from edge_spec.storage.atomic import atomic_directory
 
@@ -112,13 +112,8 @@ class CoreMlExporter:
             program = graph.build(lambda done: progress("Converting the weights", done))
             progress("Writing the package", 0.0)
             save_package(program, work / PACKAGE, compute)
-
-            def compared(bundle: Bundle) -> Parity:
-                bound = quantization.max_kl_divergence
-                score = scored_by("coreml", bundle)
-                converted = Converted(score, shape.context_length, bound, "Use more bits.")
-                return check(checkpoint, converted, progress)
-
+            bound = quantization.max_kl_divergence
+            compared = against_reference(checkpoint, "coreml", bound, progress)
             is_compared = options.check and _runs_here()
             describe(
                 work,

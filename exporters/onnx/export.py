@@ -26,7 +26,7 @@ from edge_spec.exporters.onnx.weights import (
     FloatWeights,
     IntegerWeights,
 )
-from edge_spec.exporters.parity import Converted, Parity, check, scored_by
+from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     BLOCK_SIZES,
     BlockQuantization,
@@ -40,11 +40,10 @@ from edge_spec.exporters.requests import (
     require_unchanged,
     uncomposed,
 )
-from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.bundle import open_bundle
 from edge_spec.storage.atomic import atomic_directory
 
 GRAPH_FILE = "model.onnx"
-_REMEDY = "Use more bits or smaller blocks (--quant int8, --block-size 32)."
 
 
 QUANTIZATIONS = {
@@ -59,8 +58,14 @@ class OnnxExporter:
     format = "onnx"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        _require_heads(checkpoint)
-        _require_experts(checkpoint)
+        problem, lacked = head_problem(checkpoint.config), uncomposed(checkpoint.config)
+        if problem is None and lacked is not None:
+            problem = f"its experts {lacked}, which is not written for their activation"
+        if problem is not None:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: {problem}",
+                remedy=f"Run it with --runtime {other_runtime(checkpoint, 'ort')}.",
+            )
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
@@ -80,12 +85,8 @@ class OnnxExporter:
             with (work / DATA_FILE).open("wb") as data:
                 weights = Initializers(data)
                 _write_graph(checkpoint, weights, work, quantization, block_size, progress)
-
-            def compared(bundle: Bundle) -> Parity:
-                bound, longest = quantization.max_kl_divergence, bundle.config.context_length
-                converted = Converted(scored_by("ort", bundle), longest, bound, _REMEDY)
-                return check(checkpoint, converted, progress)
-
+            bound = quantization.max_kl_divergence
+            compared = against_reference(checkpoint, "ort", bound, progress)
             describe(
                 work,
                 checkpoint,
@@ -103,51 +104,29 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     options.require_only(OnnxExporter.format)
     name, block_size = chosen_quantization(options, QUANTIZATIONS), chosen_block_size(options)
     require_replaceable(out)
-    config = checkpoint.config
-    if QUANTIZATIONS[name].bits <= 8 and config.hidden_size % EMBEDDING_BLOCK:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: a hidden size of {config.hidden_size} cannot be quantized in "
-            f"blocks of {EMBEDDING_BLOCK}",
-            remedy="Export it with --quant fp16 or fp32.",
-        )
-    own = config.layer_embeddings
-    if QUANTIZATIONS[name].bits <= 8 and own and own.size * config.num_layers % EMBEDDING_BLOCK:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: its layers' embeddings of {own.size} elements cannot be quantized "
-            f"in blocks of {EMBEDDING_BLOCK}",
-            remedy="Export it with --quant fp16 or fp32.",
-        )
-    _require_whole_blocks(checkpoint, QUANTIZATIONS[name].bits, block_size)
-    _require_heads(checkpoint)
-    _require_experts(checkpoint)
+    if QUANTIZATIONS[name].bits <= 8:
+        _require_whole_blocks(checkpoint, block_size)
+    OnnxExporter().require_exportable(checkpoint)
     return name, block_size
 
 
-def _require_heads(checkpoint: StoredCheckpoint) -> None:
-    problem = head_problem(checkpoint.config)
-    if problem is not None:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: {problem}",
-            remedy=f"Run it with --runtime {other_runtime(checkpoint, 'ort')}.",
-        )
-
-
-def _require_experts(checkpoint: StoredCheckpoint) -> None:
-    lacked = uncomposed(checkpoint.config)
-    if lacked is not None:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: its experts {lacked}, which is not written for their activation",
-            remedy=f"Run it with --runtime {other_runtime(checkpoint, 'ort')}.",
-        )
-
-
-def _require_whole_blocks(checkpoint: StoredCheckpoint, bits: int, block_size: int) -> None:
-    """Raises UnsupportedModelError for experts whose rows end within a block."""
-    config = checkpoint.config
-    # Whatever else is in blocks is padded.
+def _require_whole_blocks(checkpoint: StoredCheckpoint, block_size: int) -> None:
+    """Raises UnsupportedModelError for rows of tables and experts that end within a block; whatever
+    else is in blocks is padded."""
+    config, own = checkpoint.config, checkpoint.config.layer_embeddings
+    rows = {"a hidden size": config.hidden_size}
+    if own is not None:
+        rows["its layers' embeddings"] = own.size * config.num_layers
+    for what, size in rows.items():
+        if size % EMBEDDING_BLOCK:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: {what} of {size} cannot be quantized in blocks of "
+                f"{EMBEDDING_BLOCK}",
+                remedy="Export it with --quant fp16 or fp32.",
+            )
     is_one_operator = config.experts is not None and not is_composed(config)
     sizes = (config.hidden_size, config.intermediate_size)
-    if is_one_operator and bits <= 8 and any(size % block_size for size in sizes):
+    if is_one_operator and any(size % block_size for size in sizes):
         smaller = [each for each in BLOCK_SIZES if not any(size % each for size in sizes)]
         smallest = f"--block-size {smaller[0]}, or with " if smaller else ""
         raise UnsupportedModelError(

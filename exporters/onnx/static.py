@@ -35,7 +35,7 @@ from edge_spec.exporters.onnx.weights import (
     StaticIntegers,
     StaticWeights,
 )
-from edge_spec.exporters.parity import Converted, Parity, check, scored_by
+from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_quantization,
@@ -54,7 +54,7 @@ from edge_spec.exporters.static_layout import (
     require_block_size,
     require_whole_blocks,
 )
-from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.bundle import open_bundle
 from edge_spec.storage.atomic import atomic_directory
 
 PARTS = ("key", "value")
@@ -338,7 +338,6 @@ class StaticOnnxExporter:
         name = _checked(checkpoint, out, options)
         if options.num_layers is not None:
             checkpoint = first_layers(checkpoint, options.num_layers)
-        quantization = QUANTIZATIONS[name]
         shape = StaticShape.of(chosen_context(checkpoint.config, options.context_length))
         config = replace(checkpoint.config, context_length=shape.context_length)
         with atomic_directory(out) as work, require_unchanged(checkpoint.path):
@@ -348,12 +347,8 @@ class StaticOnnxExporter:
                     checkpoint, weights, shape, name, options.hidden_states, progress
                 )
                 _write(graphs, work, progress)
-
-            def compared(bundle: Bundle) -> Parity:
-                bound, longest = quantization.max_kl_divergence, bundle.config.context_length
-                converted = Converted(scored_by("ort", bundle), longest, bound, "Use more bits.")
-                return check(checkpoint, converted, progress)
-
+            bound = QUANTIZATIONS[name].max_kl_divergence
+            compared = against_reference(checkpoint, "ort", bound, progress)
             describe(
                 work,
                 checkpoint,
