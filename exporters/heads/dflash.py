@@ -16,7 +16,12 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import Confidence, DFlashHead, FollowsBy, Transitions
 from edge_spec.exporters.heads import eagle
-from edge_spec.exporters.heads.eagle import as_ours_begin, head_config, head_window, require_target
+from edge_spec.exporters.heads.eagle import (
+    head_config,
+    head_window,
+    require_target,
+    without_prefixes,
+)
 from edge_spec.exporters.heads.head_files import (
     HeadFiles,
     Names,
@@ -86,7 +91,7 @@ def dflash_head(files: HeadFiles, names: Names = NAMES) -> DFlashHead:
     values = {**top, **mapping(top, "dflash_config")}
     sizes = {**top, **mapping(top, "transformer_layer_config")}
     _require_computed(path, values)
-    named = names.rename(path, as_ours_begin(files.tensors))
+    named = names.rename(path, without_prefixes(files.tensors))
     config = head_config(path, sizes, named, target, "dflash")
     if head_window(path, sizes) is not None:
         raise not_computed(f"{path} has a sliding window, which is not computed for DFlash heads")

@@ -77,7 +77,7 @@ def eagle_head(files: HeadFiles, names: Names = NAMES) -> EagleHead:
     """Raises as `open_head` does."""
     path, values, target = files.path, files.values, files.target
     sizes = {**values, **mapping(values, "transformer_layer_config")}
-    tensors = as_ours_begin(files.tensors)
+    tensors = without_prefixes(files.tensors)
     named, masked = names.rename(path, tensors), tensors.get(_MASKED)
     marks = named.keys() | tensors.keys()
     reads_beside = not marks.isdisjoint({"layers.0.hidden_norm", "norm", *VOCABULARY})
@@ -104,7 +104,7 @@ def eagle_head(files: HeadFiles, names: Names = NAMES) -> EagleHead:
     return with_weights(replace(head, masks=_masked_rows(head, values, masked)), files, named)
 
 
-def as_ours_begin(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def without_prefixes(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Returns tensors without the beginnings that some formats give their names."""
     return {
         name.removeprefix("model.").replace("midlayer.", "layers.0."): each

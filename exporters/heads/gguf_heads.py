@@ -14,7 +14,7 @@ from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.gguf_reader import EAGLE3, GgufFile, Metadata
 from edge_spec.exporters.heads import dflash, eagle
-from edge_spec.exporters.heads.head_files import GGUF_SIZES, GgufKeys, HeadFiles, values_of_gguf
+from edge_spec.exporters.heads.head_files import GGUF_SIZES, GgufKeys, HeadFiles, read_gguf_values
 
 _OPTIONAL: GgufKeys = {
     "head_dim": ("attention.key_length", int),
@@ -40,7 +40,7 @@ def trained_gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> Eag
     file = GgufFile(path)
     metadata, tensors = Metadata(file.metadata, path), dict(file.tensors)
     architecture = metadata.require("general.architecture", str)
-    values = values_of_gguf(metadata, GGUF_SIZES, _OPTIONAL)
+    values = read_gguf_values(metadata, GGUF_SIZES, _OPTIONAL)
     ids = tensors.get("d2t")  # ids of tokens here, in the place of offsets
     if ids is not None and len(ids.shape) == 1 and ids.data.nbytes == 8 * ids.shape[0]:
         offsets = np.frombuffer(ids.data.tobytes(), np.int64) - np.arange(ids.shape[0])

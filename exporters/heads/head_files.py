@@ -302,7 +302,7 @@ GGUF_SIZES: GgufKeys = {
 }
 
 
-def values_of_gguf(metadata: Metadata, required: GgufKeys, optional: GgufKeys) -> dict[str, Any]:
+def read_gguf_values(metadata: Metadata, required: GgufKeys, optional: GgufKeys) -> dict[str, Any]:
     """Returns what GGUF says of a head, by the keys of config.json. Raises UnsupportedModelError
     for a rotary embedding that is scaled."""
     architecture = metadata.require("general.architecture", str)

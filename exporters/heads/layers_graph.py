@@ -4,8 +4,7 @@ Experts are onnxruntime's operator, which reads those alone that rows take: no r
 matters in a head, so rows are not kept apart as those of models are (exporters/onnx/experts.py).
 
 Matrices are written as they are made: a message of protobuf ends at 2 GB, and a runtime maps a file
-where it would hold copies of a message. What is bound to the size of a model beyond that, steps
-that can be resumed, has no use here.
+where it would hold copies of a message.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from edge_spec.core.heads import (
     HeadMatrix,
 )
 from edge_spec.exporters.block_quantize import BlockQuantized, quantize
-from edge_spec.exporters.onnx.experts import add_operator
+from edge_spec.exporters.onnx.experts import add_moe
 from edge_spec.exporters.onnx.nodes import (
     CONTRIB,
     Initializers,
@@ -174,7 +173,7 @@ def add_mixture(
         attributes["normalize_routing_weights"] = 1
     blocks = None if bits == FLOAT_BITS else (bits, BLOCK)
     output, used = prefix + "mixed_rows", experts.used
-    mixed = add_operator(
+    mixed = add_moe(
         graph, [rows, scores], ([*up, ""], [*down, ""]), output, blocks, k=used, **attributes
     )
     return graph.reshape(mixed, "pass_shape", [1, -1, hidden], prefix + "mixture")

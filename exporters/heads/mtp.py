@@ -38,9 +38,9 @@ from edge_spec.exporters.heads.head_files import (
     StoredTensors,
     count,
     mapping,
+    read_gguf_values,
     require_shape,
     require_shapes,
-    values_of_gguf,
     with_weights,
 )
 from edge_spec.exporters.mtp_layers import (
@@ -331,7 +331,7 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
             remedy="Convert the model again, without --no-mtp, or use it without --draft.",
         )
     stated = {**_KEYS, **(_KEYS_OF_EXPERTS if architecture in _WITH_EXPERTS else {})}
-    values = values_of_gguf(metadata, stated, {}) | {"num_hidden_layers": first}
+    values = read_gguf_values(metadata, stated, {}) | {"num_hidden_layers": first}
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None:
         values["vocab_size"] = embedding.shape[0]

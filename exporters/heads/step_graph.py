@@ -319,7 +319,7 @@ class MedusaGraph:
         no_rows = none.add("Identity", [nothing], name + ".else")
         place = graph.constant(f"{index}.place", [index])
         asked = graph.add("Gather", ["asked", place], f"{index}.asked", axis=0)
-        branches = scored.graph(scored_rows, [scored_rows]), none.graph(no_rows, [no_rows])
+        branches = scored.subgraph(scored_rows, [scored_rows]), none.subgraph(no_rows, [no_rows])
         return graph.choose(asked, name, *branches)
 
     def _score(self, graph: HeadGraph, states: str, output: int, name: str) -> str:

@@ -109,7 +109,7 @@ class Attention:
         """A form of attention, whose nodes' names end with its own."""
         inner = self._graph.branch()
         found = form(inner, packed, layer, f".{name}")
-        return inner.graph(f"model.layers.{layer}.self_attn.output.{name}", found)
+        return inner.subgraph(f"model.layers.{layer}.self_attn.output.{name}", found)
 
     def _stacked(self, graph: Emitter, packed: str, layer: int, end: str) -> list[str]:
         """packed: [1, rows, q, k and v side by side]."""
@@ -300,12 +300,12 @@ def cross_attention(graph: Emitter, x: str, layer: int) -> str:
     queries = graph.linear(x, prefix, ["q_proj"], config.qkv_bias)
     attended = graph.add("Gather", [queries, "attention_rows"], prefix + "attended", axis=1)
     source = [f"cross.{layer}.{part}" for part in PARTS]
-    mixed = every_row(graph, [attended, *source], prefix + "mixed")
+    mixed = multi_head_attention(graph, [attended, *source], prefix + "mixed")
     output = graph.add("Gather", [mixed, "kept_rows"], prefix + "output", axis=1)
     return graph.linear(output, prefix, ["o_proj"], config.output_bias)
 
 
-def every_row(graph: Emitter, inputs: list[str], output: str) -> str:
+def multi_head_attention(graph: Emitter, inputs: list[str], output: str) -> str:
     """Attention of all heads in which each row sees all keys."""
     config = graph.config
     scale = config.attention_scale

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from edge_spec.exporters.onnx.attention import every_row, head_bias, source_values
+from edge_spec.exporters.onnx.attention import head_bias, multi_head_attention, source_values
 from edge_spec.exporters.onnx.emitter import count_up
 from edge_spec.exporters.onnx.graph import GraphBuilder, mlp
 from edge_spec.exporters.onnx.nodes import tensor
@@ -73,7 +73,9 @@ class EncoderBuilder(GraphBuilder):
         packed = graph.linear(x, prefix, ["q_proj", "k_proj", "v_proj"], config.qkv_bias)
         parts = [f"{prefix}{part}.split" for part in "qkv"]
         graph.add("Split", [packed], parts, axis=-1, num_outputs=3)
-        mixed = every_row(graph, [*parts, "", "", bias] if bias else parts, prefix + "mixed")
+        mixed = multi_head_attention(
+            graph, [*parts, "", "", bias] if bias else parts, prefix + "mixed"
+        )
         return graph.linear(mixed, prefix, ["o_proj"], config.output_bias)
 
     def _keys_and_values(self, x: str, layer: int) -> None:

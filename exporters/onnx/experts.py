@@ -25,7 +25,7 @@ MAX_SINGLE_ROWS = 16  # up to which each row is computed by itself
 _NEVER, _LEAST = -1e30, 1e-37  # a score that is not chosen, and a weight that has a logarithm
 
 
-class _OfExperts:
+class _ExpertLayer:
     """prefix: of the names of a layer's tensors."""
 
     def __init__(self, graph: Emitter, prefix: str) -> None:
@@ -39,7 +39,7 @@ class _OfExperts:
         return self._graph.reshape(x, "rows_shape", shape, self._prefix + name)
 
 
-class ComposedMixture(_OfExperts):
+class ComposedMixture(_ExpertLayer):
     """Adds the experts of a layer as nodes of their own."""
 
     def add(self, x: str, routed: str) -> str:
@@ -139,11 +139,11 @@ class ComposedMixture(_OfExperts):
         computed, left = graph.branch(), graph.branch()
         computed.protos, graph.protos[start:] = graph.protos[start:], []
         none = left.add("Identity", [rows], prefix + "left")
-        branches = computed.graph(made, [made], shape), left.graph(none, [none], shape)
+        branches = computed.subgraph(made, [made], shape), left.subgraph(none, [none], shape)
         return graph.choose(is_taken, prefix + "added", *branches)
 
 
-class Mixture(_OfExperts):
+class Mixture(_ExpertLayer):
     """Adds router and experts of a layer."""
 
     def add(self, x: str) -> str:
@@ -178,12 +178,12 @@ class Mixture(_OfExperts):
     def _singly(self, rows: str) -> GraphProto:
         inner, output = self._graph.branch(), self._prefix + "singles"
         inner.add("Scan", [rows], output, body=self._body(), num_scan_inputs=1)
-        return inner.graph(output, [output])
+        return inner.subgraph(output, [output])
 
     def _together(self, rows: str) -> GraphProto:
         inner, output = self._graph.branch(), self._prefix + "together"
         self._route(inner, rows, "all.", output)
-        return inner.graph(output, [output])
+        return inner.subgraph(output, [output])
 
     def _body(self) -> GraphProto:
         """One row, [hidden] -> [hidden]."""
@@ -246,10 +246,10 @@ class Mixture(_OfExperts):
             read += ["", graph.add("Softmax", [scores], prefix + "shares", axis=-1)]
         matrices = self._gate_up, self._down
         used = self._config.experts_used
-        return add_operator(graph, read, matrices, output, blocks, k=used, **gate)
+        return add_moe(graph, read, matrices, output, blocks, k=used, **gate)
 
 
-def add_operator(
+def add_moe(
     nodes: NodeList,
     read: list[str],
     matrices: tuple[list[str], list[str]],

@@ -86,7 +86,7 @@ class Nodes(NodeList):
             "If", [condition], outputs, then_branch=then_branch, else_branch=else_branch
         )
 
-    def graph(
+    def subgraph(
         self, name: str, outputs: Sequence[str], shape: Sequence[int | None] | None = None
     ) -> GraphProto:
         """A branch that gives these float tensors; shape: of each, where it is known."""
