@@ -15,12 +15,7 @@ from edge_spec.exporters.onnx.emitter import Emitter
 from edge_spec.exporters.onnx.encoder import ENCODER_FILE, EncoderBuilder
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers
-from edge_spec.exporters.onnx.segments import (
-    PARTIAL_FILE,
-    SEGMENT_FILE,
-    partial_model,
-    segment_models,
-)
+from edge_spec.exporters.onnx.partial import PARTIAL_FILE, partial_model
 from edge_spec.exporters.onnx.weights import (
     EMBEDDING_BLOCK,
     FloatWeights,
@@ -156,11 +151,9 @@ def _write_graph(
         own = _emitter(checkpoint, weights, quantization, block_size)
         encoder = EncoderBuilder(own).build_encoder()
         (work / ENCODER_FILE).write_bytes(encoder.SerializeToString())
-        return  # no part of it drafts, and its layers are not loaded apart
+        return  # no part of it drafts
     partial = partial_model(model, graph.sublayers, checkpoint.config)
     (work / PARTIAL_FILE).write_bytes(partial.SerializeToString())
-    for number, segment in enumerate(segment_models(model, graph.sublayers, checkpoint.config)):
-        (work / SEGMENT_FILE.format(number)).write_bytes(segment.SerializeToString())
 
 
 def _emitter(

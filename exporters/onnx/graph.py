@@ -33,7 +33,7 @@ Writes the embeddings and the scale of each layer that Gemma 4 has.
 
 An embedding of a layer is a part of a row of one table of all layers, and of what one matrix makes
 of the token's own embedding. It is added, behind a gate, to what the MLP leaves. That is no
-sublayer that a draft may leave out (segments.py): it is part of what each layer does. What is
+sublayer that a draft may leave out (partial.py): it is part of what each layer does. What is
 estimated there of how far a sublayer turns the stream does not know of it.
 """
 
