@@ -19,9 +19,8 @@ is a sample of few texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 
@@ -37,37 +36,22 @@ from edge_spec.text.tokenizer import Tokenizer
 
 _PROMPTS_PER_CATEGORY = 6
 _MEASURED_PER_PROMPT = 32
-_Measured = TypeVar("_Measured")
 
 _FLOOR = 1e-3  # of the mean: an input that was zero in these texts counts a little
 
 
 def input_importance(checkpoint: StoredCheckpoint, progress: Progress) -> Mapping[str, np.ndarray]:
-    """Returns an array [in] for each matrix; none for an embedding that is no head."""
-    return _of_inputs(checkpoint, progress, importance)
-
-
-def input_ranges(
-    checkpoint: StoredCheckpoint, progress: Progress
-) -> Mapping[str, tuple[float, float]]:
-    """Returns the least and the largest value that each matrix is multiplied with."""
-    return _of_inputs(checkpoint, progress, lambda x: (float(x.min()), float(x.max())))
-
-
-def _of_inputs(
-    checkpoint: StoredCheckpoint, progress: Progress, measure: Callable[[np.ndarray], _Measured]
-) -> dict[str, _Measured]:
-    """Returns what is measured of each matrix's inputs [rows, in], by the reference on the
-    beginnings of our own prompts."""
+    """Returns an array [in] for each matrix, measured by the reference on the beginnings of our own
+    prompts; none for an embedding that is no head."""
     tokenizer = Tokenizer(checkpoint.tokenizer_json())
     tokens: list[int] = []
     for prompt in read_prompts(OWN_PROMPTS, _PROMPTS_PER_CATEGORY):
         tokens += tokenizer.encode(prompt.text + "\n")[:_MEASURED_PER_PROMPT]
     tokens = tokens[: checkpoint.config.context_length]
-    found: dict[str, _Measured] = {}
+    found: dict[str, np.ndarray] = {}
 
     def observe(name: str, inputs: np.ndarray) -> None:
-        found[name] = measure(inputs)
+        found[name] = importance(inputs)
 
     stream = runtimes.load_layer_stream(checkpoint, [tokens], observe)
     num_layers = checkpoint.config.num_layers

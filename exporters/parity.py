@@ -16,6 +16,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ExportError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle
 from edge_spec.text.tokenizer import Tokenizer
 
 _CHUNK_ROWS = 32
@@ -59,6 +60,19 @@ def scored_by(runtime: str, source: Any, chunk_rows: Sequence[int] = (_CHUNK_ROW
             model.close()
 
     return score
+
+
+def against_reference(
+    checkpoint: StoredCheckpoint, runtime: str, max_kl_divergence: float, progress: Progress
+) -> Callable[[Bundle], Parity]:
+    """Return what compares a bundle as a runtime runs it with the reference."""
+
+    def compared(bundle: Bundle) -> Parity:
+        score, longest = scored_by(runtime, bundle), bundle.config.context_length
+        remedy = "Use more bits or smaller blocks (--quant int8, --block-size 32)."
+        return check(checkpoint, Converted(score, longest, max_kl_divergence, remedy), progress)
+
+    return compared
 
 
 def check(checkpoint: StoredCheckpoint, converted: Converted, progress: Progress) -> Parity:

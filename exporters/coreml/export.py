@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import coremltools as ct
 import numpy as np
+from coremltools.converters.mil import Program
+from coremltools.converters.mil.converter import ConverterRegistry, mil_convert_to_proto
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
@@ -14,11 +21,10 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.coreml.graph import ProgramBuilder
-from edge_spec.exporters.coreml.interpreter import save_package, scored_in_numpy
 from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
 from edge_spec.exporters.fitted_layers import input_importance
-from edge_spec.exporters.parity import Converted, Parity, check
+from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     chosen_quantization,
     describe,
@@ -33,11 +39,15 @@ from edge_spec.exporters.static_layout import (
     require_block_size,
     require_whole_blocks,
 )
-from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.bundle import open_bundle
+from edge_spec.models.devices import devices_of
 from edge_spec.storage.atomic import atomic_directory
 
 PACKAGE = "model.mlpackage"
+COMPUTE = "edge_spec.compute"  # user-defined metadata: the unit that the program is laid out for
+SPECIFICATION = 9  # iOS 18, macOS 15
 GPU, ANE = "gpu", "ane"
+_UNCOMPARED = "not compared with the reference: Core ML runs on macOS 15 or newer only"
 _MAX_STATE_BYTES = (1 << 31) - 1
 _ANE_ALIGNMENT = 32  # of the last axis, in float16: 64 bytes ("Deploying Transformers on the ANE")
 
@@ -78,7 +88,7 @@ class CoreMlExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the bundle `out` and compares it with the reference.
+        """Writes the bundle `out` and compares it with the reference where Core ML runs.
 
         Raises UsageError for unknown options and where `out` must not be replaced,
         UnsupportedModelError for a model that Core ML cannot run, ExportError beyond the
@@ -102,23 +112,24 @@ class CoreMlExporter:
             program = graph.build(lambda done: progress("Converting the weights", done))
             progress("Writing the package", 0.0)
             save_package(program, work / PACKAGE, compute)
-
-            def compared(bundle: Bundle) -> Parity:
-                bound = quantization.max_kl_divergence
-                score = scored_in_numpy(bundle.path / PACKAGE, config.vocab_size, shape.slots)
-                converted = Converted(score, shape.context_length, bound, "Use more bits.")
-                return check(checkpoint, converted, progress)
-
+            bound = quantization.max_kl_divergence
+            compared = against_reference(checkpoint, "coreml", bound, progress)
+            is_compared = options.check and _runs_here()
             describe(
                 work,
                 checkpoint,
                 config,
                 format=self.format,
                 quantization=f"{name} for the {compute}",
-                check=compared if options.check else None,
+                check=compared if is_compared else None,
             )
         bundle = open_bundle(out)
-        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
+        notes = (_UNCOMPARED,) if options.check and not is_compared else ()
+        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity, notes)
+
+
+def _runs_here() -> bool:
+    return all(device["fault"] is None for device in devices_of("coreml"))
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> tuple[str, str]:
@@ -161,3 +172,22 @@ def _shape(checkpoint: StoredCheckpoint, compute: str, asked: int | None) -> Sta
             remedy="Choose a smaller --context.",
         )
     return shape
+
+
+def save_package(program: Program, path: Path, compute: str) -> None:
+    """Writes `path`, a new .mlpackage, which needs iOS 18 or macOS 15."""
+    # Beside it: weights are moved, not copied, within a disk. Progress bars are coremltools' own.
+    with TemporaryDirectory(dir=path.parent) as weights, redirect_stderr(StringIO()):
+        specification: Any
+        specification, _ = mil_convert_to_proto(
+            program,
+            "milinternal",
+            "mlprogram",
+            ConverterRegistry,
+            main_pipeline=ct.PassPipeline.EMPTY,  # the program is saved as it was built
+            specification_version=SPECIFICATION,
+            weights_dir=weights,
+            export_multi_functions=True,
+        )
+        specification.description.metadata.userDefined[COMPUTE] = compute
+        ct.utils.save_spec(specification, str(path), weights_dir=weights)

@@ -33,12 +33,6 @@ class Palettized:
     indices: np.ndarray  # uint8 [rows, columns], below 2 ** bits
     tables: np.ndarray  # float16 [groups, 2 ** bits], ascending
 
-    def dequantize(self) -> np.ndarray:
-        """float32 [rows, columns]."""
-        groups = len(self.tables)
-        picked = np.take_along_axis(self.tables, self.indices.reshape(groups, -1), axis=1)
-        return picked.astype(np.float32).reshape(self.indices.shape)
-
 
 def palettize(weights: np.ndarray, bits: int, importance: np.ndarray | None = None) -> Palettized:
     """Tables near the best for each group: weighted k-means in one dimension (Lloyd 1982; weights

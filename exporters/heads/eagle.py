@@ -1,4 +1,5 @@
-"""EAGLE heads: of SafeAILab, which published the method, of speculators and of SpecForge.
+"""EAGLE heads: of SafeAILab, which published the method, of speculators and of SpecForge, and as
+llama.cpp converts them.
 
 They differ in names, in how they count layers and in options; `EagleHead` says all of it in one
 way. Layer ids of SpecForge are those of layers whose output is read, all others name inputs.
@@ -7,101 +8,85 @@ way. Layer ids of SpecForge are those of layers whose output is read, all others
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead, MaskedRows
-from edge_spec.errors import ModelFileError
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.heads.head_files import (
-    TURNS_HALVES,
-    VOCABULARY,
+    GGUF_LAYER,
+    LAYER,
     HeadFiles,
-    StoredTensors,
+    Names,
+    Shapes,
     count,
     download_again,
-    known_token,
+    feature_layers,
+    layer_shapes,
     mapping,
-    named_as_ours,
+    mask_token,
     not_computed,
     other_target,
+    require_shape,
     require_shapes,
     scored_tokens,
     unusable,
-    with_halves,
+    with_weights,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
 
-MASKED = "mask_hidden"  # [..., features] of a token of which nothing is known
-_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")  # how config.json calls that token
-_PARALLEL = "parallel_drafting"
-_KIND = "peagle"
+VOCABULARY = ("d2t", "t2d")  # what is scored, and the same as a mask
+_MASKED = "mask_hidden"  # [..., features] of a token of which nothing is known
+# What training compares with.
+_TARGETS = ("verifier_norm.weight", "verifier_lm_head.weight")
+NAMES = Names(
+    {
+        "fc.weight": "fc.weight",
+        "fc.bias": "fc.bias",
+        "input_norm.weight": "fc_norm",
+        **{f"fc_norm.{each}.weight": f"feature_norm.{each}" for each in range(10)},
+        "embed_tokens.weight": "embed",
+        "lm_head.weight": "head",
+        "norm.weight": "norm",
+    },
+    {**LAYER, "hidden_norm.weight": "hidden_norm"},
+    ignored=(*VOCABULARY, *_TARGETS, _MASKED, "rotary_emb.inv_freq"),
+)
+GGUF_NAMES = replace(
+    NAMES,
+    whole={
+        "fc.weight": "fc.weight",
+        "fc.bias": "fc.bias",
+        "enc.output_norm.weight": "fc_norm",
+        "token_embd.weight": "embed",
+        "output.weight": "head",
+        "output_norm.weight": "norm",
+    },
+    of_layers={**GGUF_LAYER, "attn_norm_2.weight": "hidden_norm", "ffn_norm.weight": "post_norm"},
+    layer="blk.{}.",
+)
+_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")  # how config.json calls the mask token
 _COUNT, _MAX_COUNT = 8, 64  # tokens: as heads are trained where config.json does not tell
+_PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
 
 
-def masked_rows(
-    head: EagleHead, values: Mapping[str, Any], stored: StoredTensor | None
-) -> MaskedRows | None:
-    """Returns None for a head that drafts one token after the other. Raises ModelFileError for one
-    that lacks what it needs for several, UsageError for a token that the target has not."""
-    stated = mapping(values, "speculators_config")
-    if stored is None:
-        kinds = (values.get("speculators_model_type"), stated.get("algorithm"))
-        if values.get(_PARALLEL) or _KIND in kinds:
-            raise download_again(
-                f"{head.path} drafts several tokens in one pass, but tensor {MASKED} is missing"
-            )
-        return None
-    size = len(head.feature_layers) * head.feature_size
-    if math.prod(stored.shape) != size or stored.shape[-1] != size:
-        raise ModelFileError(
-            f"{head.path}: tensor {MASKED} has the shape {list(stored.shape)}, expected [{size}]",
-            remedy="Download the head again, or use it with its own target.",
-        )
-    return MaskedRows(
-        _token(head, values), stored.float32().reshape(-1), _count(head, values, stated)
-    )
-
-
-def _token(head: EagleHead, values: Mapping[str, Any]) -> int:
-    told = next((values[name] for name in _TOKENS if values.get(name) is not None), None)
-    if isinstance(told, bool) or not str(told).isdecimal() or len(str(told)) > 9:
-        raise unusable(head.path, f"usable {_TOKENS[0]}")
-    return known_token(head.path, int(str(told)), head.config.vocab_size)
-
-
-def _count(head: EagleHead, values: Mapping[str, Any], stated: Mapping[str, Any]) -> int:
-    methods = stated.get("proposal_methods")
-    first = methods[0] if isinstance(methods, list) and methods else None
-    told = first if isinstance(first, dict) else values
-    return min(count(head.path, told, "speculative_tokens", _COUNT), _MAX_COUNT)
-
-
-PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
-
-
-def eagle_head(files: HeadFiles) -> EagleHead:
+def eagle_head(files: HeadFiles, names: Names = NAMES) -> EagleHead:
     """Raises as `open_head` does."""
-    path, values, tensors, target = files.path, files.values, files.tensors, files.target
+    path, values, target = files.path, files.values, files.target
     sizes = {**values, **mapping(values, "transformer_layer_config")}
-    masked = tensors.get(MASKED)
-    named = named_as_ours(path, {n: t for n, t in tensors.items() if n != MASKED})
+    tensors = without_prefixes(files.tensors)
+    named, masked = names.rename(path, tensors), tensors.get(_MASKED)
     marks = named.keys() | tensors.keys()
     reads_beside = not marks.isdisjoint({"layers.0.hidden_norm", "norm", *VOCABULARY})
-    layers = _feature_layers(path, values, target) if reads_beside else (target.num_layers,)
-    config = head_config(path, sizes, named, target)
-    ids = token_ids(path, tensors.get("d2t"), values, target)
-    scored = target.vocab_size if ids is None else len(ids)
+    ids = scored_tokens(files)
     head = EagleHead(
         kind=("EAGLE-3" if masked is None else "P-EAGLE") if reads_beside else "EAGLE-1",
         path=path,
-        config=config,
-        feature_layers=layers,
+        config=head_config(path, sizes, named, target),
+        feature_layers=_feature_layers(files) if reads_beside else (target.num_layers,),
         feature_size=target.hidden_size,
         tensors={},
         joins_embedding=not reads_beside,
@@ -113,41 +98,97 @@ def eagle_head(files: HeadFiles) -> EagleHead:
     require_target(head, named, sizes, target)
     # Norms that config.json asks for: without them a head would silently draft worse.
     options = {"norm_before_fc": "fc_norm", "fc_norm": "feature_norm.0"}
-    asked = frozenset(name for option, name in options.items() if values.get(option) is True)
-    require_shapes(head, named, scored, asked)
-    head = replace(head, masks=masked_rows(head, values, masked))
-    if values.get(TURNS_HALVES) is False:
-        named |= with_halves(config, named)
-    return with_weights(head, named) if files.has_weights else head
+    asked = {name for option, name in options.items() if values.get(option) is True}
+    shapes = eagle_shapes(head, named.keys() | asked)
+    require_shapes(path, names, named, shapes)
+    return with_weights(replace(head, masks=_masked_rows(head, values, masked)), files, named)
 
 
-def with_weights(head: EagleHead, named: Mapping[str, StoredTensor]) -> EagleHead:
-    """Returns the head with its tensors, which stay in their files until they are asked for."""
-    embed_rows, head_rows = (rows_of(named.get(name)) for name in ("embed", "head"))
-    return replace(head, tensors=StoredTensors(named), embed_rows=embed_rows, head_rows=head_rows)
+def without_prefixes(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns tensors without the beginnings that some formats give their names."""
+    return {
+        name.removeprefix("model.").replace("midlayer.", "layers.0."): each
+        for name, each in tensors.items()
+    }
 
 
-def rows_of(table: StoredTensor | None) -> Callable[[np.ndarray], np.ndarray] | None:
-    return None if table is None else lambda rows: table.rows(rows).float32()
+def eagle_shapes(head: EagleHead, present: set[str]) -> Shapes:
+    """Returns the shapes of what the head has to have. present: names, each of which asks for all
+    of its group."""
+    config, hidden = head.config, head.config.hidden_size
+    joined = 2 * hidden if head.joins_embedding else len(head.feature_layers) * head.feature_size
+    shapes: Shapes = {"fc.weight": (hidden, joined)}
+    if not head.joins_embedding:
+        shapes |= {"norm": (hidden,), "layers.0.hidden_norm": (hidden,)}
+    if head.norms_inputs:
+        shapes |= {name: (hidden,) for name in ("embed_norm", "state_norm", "norm")}
+    for layer in range(config.num_layers):
+        beside = layer == 0 and not head.joins_embedding
+        own = layer_shapes(config, 2 * hidden if beside else hidden)
+        if layer or beside or head.norms_inputs:  # what EAGLE-1's first layer reads is not normed
+            own["input_norm"] = (hidden,)
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
+    for group in _optional_groups(head):
+        if not group.keys().isdisjoint(present):
+            shapes |= group
+    return shapes
 
 
-def _feature_layers(path: Path, values: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...]:
+def _optional_groups(head: EagleHead) -> Iterator[Shapes]:
+    """Yields what a head has all of, or nothing."""
+    config, hidden = head.config, head.config.hidden_size
+    yield {"fc.bias": (hidden,)}
+    yield {"embed": (config.vocab_size, hidden)}
+    yield {"head": (config.vocab_size if head.token_ids is None else len(head.token_ids), hidden)}
+    if not head.joins_embedding:
+        count, size = len(head.feature_layers), head.feature_size
+        yield {"fc_norm": (count * size,)}
+        yield {f"feature_norm.{each}": (size,) for each in range(count)}
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        yield {prefix + f"{name}_norm": (config.head_dim,) for name in "qk"}
+        if layer or head.joins_embedding:
+            yield {prefix + "q_gate.weight": (config.query_size, hidden)}
+        sizes = {"q": config.query_size, "k": config.kv_size, "v": config.kv_size}
+        yield {prefix + f"{name}.bias": (size,) for name, size in sizes.items()}
+
+
+def _feature_layers(files: HeadFiles) -> tuple[int, ...]:
     """Returns layers; by default the 3rd one, the middle one, and the 3rd from the end."""
-    of_outputs = mapping(values, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
-    ids = values.get("eagle_aux_hidden_state_layer_ids")
-    if of_outputs is not None:
-        ids = [each + 1 if isinstance(each, int) else each for each in _listed(of_outputs)]
+    values, num_layers = files.values, files.target.num_layers
+    key = "eagle_aux_hidden_state_layer_ids"
+    outputs = mapping(values, "eagle_config").get(key)
+    if outputs is not None:
+        return feature_layers(files.path, outputs, files.target, are_outputs=True)
+    ids = values.get(key)
     if ids is None:
-        ids = [2, target.num_layers // 2, target.num_layers - 3]
-    found = _listed(ids)
-    if not found or not all(isinstance(each, int) for each in found):
-        raise download_again(f"{path} names no layers")
-    if found != sorted(set(found)) or not 0 <= found[0] <= found[-1] < target.num_layers:
-        raise other_target(
-            f"{path} drafts from the inputs of the layers {found}, of which a target of "
-            f"{target.num_layers} layers has not all in this order"
-        )
-    return tuple(found)
+        ids = [2, num_layers // 2, num_layers - 3]
+    return feature_layers(files.path, ids, files.target, are_outputs=False)
+
+
+def _masked_rows(
+    head: EagleHead, values: Mapping[str, Any], stored: StoredTensor | None
+) -> MaskedRows | None:
+    """Returns None for a head that drafts one token after the other. Raises ModelFileError for one
+    that lacks what it needs for several, UsageError for a token that the target has not."""
+    stated = mapping(values, "speculators_config")
+    if stored is None:
+        kinds = (values.get("speculators_model_type"), stated.get("algorithm"))
+        if values.get("parallel_drafting") or "peagle" in kinds:
+            raise download_again(
+                f"{head.path} drafts several tokens in one pass, but tensor {_MASKED} is missing"
+            )
+        return None
+    size = len(head.feature_layers) * head.feature_size
+    if math.prod(stored.shape) != size:
+        require_shape(head.path, _MASKED, stored, (size,))
+    name = next((each for each in _TOKENS if values.get(each) is not None), _TOKENS[0])
+    token = mask_token(head.path, values, name, head.config.vocab_size)
+    methods = stated.get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    told = first if isinstance(first, dict) else values
+    num_tokens = min(count(head.path, told, "speculative_tokens", _COUNT), _MAX_COUNT)
+    return MaskedRows(token, stored.float32().reshape(-1), num_tokens)
 
 
 def head_config(
@@ -214,20 +255,6 @@ def head_window(path: Path, sizes: Mapping[str, Any]) -> int | None:
     return count(path, sizes, "sliding_window") if any(sliding) else None
 
 
-def token_ids(
-    path: Path, offsets: StoredTensor | None, values: Mapping[str, Any], target: ModelConfig
-) -> np.ndarray | None:
-    """The target's id of each token that the head scores: `d2t` has how much larger it is."""
-    scored = values.get("draft_vocab_size")
-    if offsets is None or scored == target.vocab_size:  # then the published code maps nothing
-        if scored is not None and scored != target.vocab_size:
-            raise download_again(
-                f"{path} scores {scored} tokens, but does not say which: tensor d2t is missing"
-            )
-        return None
-    return scored_tokens(path, offsets, target.vocab_size)
-
-
 def require_target(
     head: EagleHead | DFlashHead,
     named: Mapping[str, StoredTensor],
@@ -242,13 +269,9 @@ def require_target(
     told = None
     if isinstance(head, EagleHead) and joined not in (0, given):
         told = f"it reads {joined} numbers of a token, this target gives {given}"
-    elif isinstance(tokens, int) and abs(tokens - target.vocab_size) > PADDING:
+    elif isinstance(tokens, int) and abs(tokens - target.vocab_size) > _PADDING:
         told = f"its vocabulary has {tokens} tokens, this target's {target.vocab_size}"
     elif width != target.hidden_size and not {"embed", "head"} <= named.keys():
         told = f"it shares tables of {width} numbers a row, this target's have {target.hidden_size}"
     if told is not None:
         raise other_target(f"{head.path} is a head for another target: {told}")
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list) else []

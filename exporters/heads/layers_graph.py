@@ -4,8 +4,7 @@ Experts are onnxruntime's operator, which reads those alone that rows take: no r
 matters in a head, so rows are not kept apart as those of models are (exporters/onnx/experts.py).
 
 Matrices are written as they are made: a message of protobuf ends at 2 GB, and a runtime maps a file
-where it would hold copies of a message. What is bound to the size of a model beyond that, steps
-that can be resumed, has no use here.
+where it would hold copies of a message.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
-from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import TensorProto, ValueInfoProto
 
 from edge_spec.core.heads import (
     FLOAT_BITS,
@@ -25,38 +24,25 @@ from edge_spec.core.heads import (
     HeadMatrix,
 )
 from edge_spec.exporters.block_quantize import BlockQuantized, quantize
-from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET, tensor
-from edge_spec.exporters.onnx.nodes import CONTRIB, INLINE_BYTES, NodeList, aligned, refer_outside
+from edge_spec.exporters.onnx.experts import add_moe
+from edge_spec.exporters.onnx.nodes import (
+    CONTRIB,
+    Initializers,
+    Nodes,
+    tensor,
+)
 
-_ACCURACY_INT8 = 4  # the node quantizes its input to int8 on the fly
 LIKELIEST = 4  # tokens of a row that are told: as many as a row of a tree has after it at most
 _RESCORED = 16  # likeliest tokens of a row in 4 bits, among which the likeliest one in 8 bits is
 _LARGEST_INT8 = 127
 
 
-class HeadGraph(NodeList):
-    """Nodes and the weights that they read, of which large ones go to `weights`."""
-
-    def __init__(self, weights: BinaryIO) -> None:
-        super().__init__()
-        self._file = weights
-        self._weights: list[TensorProto] = []
+class HeadGraph(Nodes):
+    """The nodes of a graph, or of a branch of one, that reads a head's matrices."""
 
     def branch(self) -> HeadGraph:
         """Nodes of their own, of a branch that reads the weights of this graph."""
-        inner = HeadGraph(self._file)
-        inner._weights = self._weights
-        return inner
-
-    def weight(self, name: str, stored: np.ndarray | Sequence[int]) -> str:
-        """Returns the name of what is stored; a second one of a name has to be the same."""
-        if all(each.name != name for each in self._weights):
-            values = np.ascontiguousarray(stored)
-            if values.nbytes <= INLINE_BYTES:
-                self._weights.append(numpy_helper.from_array(values, name))
-            else:
-                self.write(name, [values])
-        return name
+        return HeadGraph(self.weights)
 
     def multiply(self, x: str, name: str, matrix: HeadMatrix, bits: int, output: str) -> str:
         """x: [..., in] -> [..., out], the bias added.
@@ -69,19 +55,9 @@ class HeadGraph(NodeList):
             return self._multiply_floats(x, name, matrix, bias, output)
         columns, rows = self._write_blocks(name, matrix, bits)
         inputs = [x, name, name + ".scales"]
-        if bias is not None:
-            inputs += ["", "", self.weight(name + ".bias", bias)]  # no zero points, no group index
-        return self.add(
-            "MatMulNBits",
-            inputs,
-            output,
-            domain=CONTRIB,
-            K=columns,
-            N=rows,
-            bits=bits,
-            block_size=BLOCK,
-            accuracy_level=_ACCURACY_INT8,
-        )
+        if bias is not None:  # after zero points and group index
+            inputs += ["", "", self.weights.add(name + ".bias", bias)]
+        return self.multiply_blocks(inputs, (rows, columns), (bits, BLOCK), output)
 
     def score(self, x: str, name: str, matrix: HeadMatrix, bits: int, output: str) -> str:
         """The same of a matrix that scores tokens, which low precision harms most. Where `bits` are
@@ -91,12 +67,12 @@ class HeadGraph(NodeList):
             return self.multiply(x, name, matrix, max(bits, 8), output)
         scores = self.multiply(x, name, matrix, bits, output + ".rough")
         num_rows = sum(self._write_rows(name, matrix))
-        kept = self.weight("rescored", np.array([min(_RESCORED, num_rows)]))
+        kept = self.constant("rescored", [min(_RESCORED, num_rows)])
         rough, ids = output + ".rough.best", output + ".rough.ids"
         self.add("TopK", [scores, kept], [rough, ids], axis=-1)
         rows = self.add("Gather", [name + ".rows", ids], output + ".rows", axis=0)
         floats = self.add("Cast", [rows], output + ".floats", to=TensorProto.FLOAT)
-        last = self.weight("last_axis", np.array([-1]))
+        last = self.constant("last_axis", [-1])
         column = self.add("Unsqueeze", [x, last], output + ".column")
         products = self.add("MatMul", [floats, column], output + ".products")
         scales = self.add("Gather", [name + ".row_scales", ids], output + ".scales", axis=0)
@@ -115,8 +91,8 @@ class HeadGraph(NodeList):
                 scales.append(scale[:, 0].astype(np.float32))
                 yield np.rint(rows / np.where(scale, scale, 1)).astype(np.int8)
 
-        self.write(name + ".rows", rounded())
-        self.write(name + ".row_scales", [np.concatenate(scales)])
+        self.weights.add_parts(name + ".rows", rounded())
+        self.weights.add_parts(name + ".row_scales", [np.concatenate(scales)])
         return [len(each) for each in scales]
 
     def _write_blocks(self, name: str, matrix: HeadMatrix, bits: int) -> tuple[int, int]:
@@ -131,34 +107,20 @@ class HeadGraph(NodeList):
                 scales.append(stored.scales)
                 yield stored.packed
 
-        self.write(name, packed())
+        self.weights.add_parts(name, packed())
         joined = np.concatenate(scales)
-        self.write(name + ".scales", [joined])
+        self.weights.add_parts(name + ".scales", [joined])
         return columns, len(joined)
 
     def _multiply_floats(
         self, x: str, name: str, matrix: HeadMatrix, bias: np.ndarray | None, output: str
     ) -> str:
         whole = np.concatenate([read() for read in matrix.parts]).T
-        inputs = [x, self.weight(name, whole)]
+        inputs = [x, self.weights.add(name, whole)]
         if bias is None:
             return self.add("MatMul", inputs, output)
         product = self.add("MatMul", inputs, output + ".product")
-        return self.add("Add", [product, self.weight(name + ".bias", bias)], output)
-
-    def write(self, name: str, parts: Iterable[np.ndarray]) -> None:
-        """parts: the rows of a tensor, the first ones first, at least one."""
-        offset, rows = aligned(self._file), 0
-        for part in parts:
-            self._file.write(np.ascontiguousarray(part).data)
-            rows += len(part)
-        proto = TensorProto(
-            name=name,
-            dims=(rows, *part.shape[1:]),
-            data_type=helper.np_dtype_to_tensor_dtype(part.dtype),
-        )
-        refer_outside(proto, WEIGHTS_FILE, offset, self._file.tell() - offset)
-        self._weights.append(proto)
+        return self.add("Add", [product, self.weights.add(name + ".bias", bias)], output)
 
     def silu(self, x: str, output: str) -> str:
         return self.add("Mul", [x, self.add("Sigmoid", [x], x + ".sigmoid")], output)
@@ -170,22 +132,13 @@ class HeadGraph(NodeList):
         outputs of the graph: tokens in falling order, and their shares of the sum of e to the
         logits."""
         probs = self.add("Softmax", [logits], "probs", axis=-1)
-        kept = self.weight("kept", np.array([min(count, tokens)]))
+        kept = self.constant("kept", [min(count, tokens)])
         self.add("TopK", [probs, kept], ["shares", "likeliest"], axis=-1)
         return [
             tensor(logits, TensorProto.FLOAT, ["scored", "tokens"]),
             tensor("likeliest", TensorProto.INT64, ["scored", "count"]),
             tensor("shares", TensorProto.FLOAT, ["scored", "count"]),
         ]
-
-    def serialized(
-        self, name: str, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
-    ) -> bytes:
-        """Returns a ModelProto, whose matrices are elsewhere."""
-        graph = helper.make_graph(self.protos, name, inputs, outputs, self._weights)
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-        return bytes(model.SerializeToString())
 
 
 BLOCK = 32  # weights that share a scale
@@ -203,11 +156,9 @@ def add_mixture(
     bits: as `HeadGraph.multiply` has them; prefix: of the names of the layer's matrices."""
     router = np.concatenate([read() for read in matrices[prefix + "router"].parts])
     hidden = router.shape[1]
-    flat = graph.weight("expert_rows_shape", np.array([-1, hidden]))
-    rows = graph.add("Reshape", [x, flat], prefix + "rows")
-    scores = graph.add(
-        "Gemm", [rows, graph.weight(prefix + "router", router)], prefix + "scores", transB=1
-    )
+    rows = graph.reshape(x, "expert_rows_shape", [-1, hidden], prefix + "rows")
+    stored = graph.weights.add(prefix + "router", router)
+    scores = graph.add("Gemm", [rows, stored], prefix + "scores", transB=1)
     up, down = (
         _stacked(
             graph,
@@ -219,23 +170,13 @@ def add_mixture(
     )
     attributes: dict[str, float] = {"activation_alpha": 1.0, "activation_beta": 0.0}
     if bits == FLOAT_BITS:
-        inputs = [rows, scores, *up, "", *down, ""]
         attributes["normalize_routing_weights"] = 1
-    else:
-        inputs = [rows, scores, *up[:2], "", *down[:2], "", "", "", "", up[2], down[2]]
-        attributes |= {"expert_weight_bits": bits, "block_size": BLOCK}
-    mixed = graph.add(
-        "MoE" if bits == FLOAT_BITS else "QMoE",
-        inputs,
-        prefix + "mixed_rows",
-        domain=CONTRIB,
-        k=experts.used,
-        activation_type="swiglu",
-        swiglu_fusion=1,
-        **attributes,
+    blocks = None if bits == FLOAT_BITS else (bits, BLOCK)
+    output, used = prefix + "mixed_rows", experts.used
+    mixed = add_moe(
+        graph, [rows, scores], ([*up, ""], [*down, ""]), output, blocks, k=used, **attributes
     )
-    whole = graph.weight("pass_shape", np.array([1, -1, hidden]))
-    return graph.add("Reshape", [mixed, whole], prefix + "mixture")
+    return graph.reshape(mixed, "pass_shape", [1, -1, hidden], prefix + "mixture")
 
 
 def _stacked(graph: HeadGraph, name: str, matrices: Sequence[HeadMatrix], bits: int) -> list[str]:
@@ -243,7 +184,7 @@ def _stacked(graph: HeadGraph, name: str, matrices: Sequence[HeadMatrix], bits: 
     and zero points. The rows of gate and up take turns, as the operator reads them."""
     name += ".experts"
     if bits == FLOAT_BITS:
-        graph.write(name, (_in_turns(each)[None] for each in matrices))
+        graph.weights.add_parts(name, (_in_turns(each)[None] for each in matrices))
         return [name]
     made: list[BlockQuantized] = []
 
@@ -253,10 +194,10 @@ def _stacked(graph: HeadGraph, name: str, matrices: Sequence[HeadMatrix], bits: 
             made.append(stored)
             yield stored.packed.reshape(1, len(stored.packed), -1)
 
-    graph.write(name, packed())
-    graph.write(name + ".scales", [np.stack([each.scales for each in made])])
+    graph.weights.add_parts(name, packed())
+    graph.weights.add_parts(name + ".scales", [np.stack([each.scales for each in made])])
     zeros = np.stack([each.stated_zero_points() for each in made])
-    graph.write(name + ".zero_points", [zeros])
+    graph.weights.add_parts(name + ".zero_points", [zeros])
     return [name, name + ".scales", name + ".zero_points"]
 
 
@@ -288,7 +229,7 @@ class LayersGraph(Generic[_Head]):
         self._config, self._tensors = head.config, head.tensors
         self._experts = head.experts if isinstance(head, EagleHead) else None
         self._matrices, self._bits = matrices, bits
-        self._graph = HeadGraph(weights)
+        self._graph = HeadGraph(Initializers(weights, WEIGHTS_FILE))
         self._norms = {name: head.tensors[name] for name in head.tensors if "norm" in name}
 
     def _turned(self, x: str, heads: int, positions: str) -> str:
@@ -336,7 +277,7 @@ class LayersGraph(Generic[_Head]):
             return x
         return self._graph.add(
             "SimplifiedLayerNormalization",
-            [x, self._graph.weight(name, weight.astype(np.float32))],
+            [x, self._graph.weights.add(name, weight.astype(np.float32))],
             f"{name}.output",
             axis=-1,
             epsilon=self._config.norm_epsilon,
@@ -347,10 +288,9 @@ class LayersGraph(Generic[_Head]):
         if f"{x}_norm" not in self._norms:
             return x
         graph, size = self._graph, self._config.head_dim
-        shape = graph.weight("head_shape", np.array([1, 0, -1, size]))
-        split = graph.add("Reshape", [x, shape], x + ".heads")
-        flat = graph.weight("flat_shape", np.array([1, 0, -1]))
-        return graph.add("Reshape", [self._norm(split, f"{x}_norm"), flat], x + ".flat")
+        split = graph.reshape(x, "head_shape", [1, 0, -1, size], x + ".heads")
+        normed = self._norm(split, f"{x}_norm")
+        return graph.reshape(normed, "flat_shape", [1, 0, -1], x + ".flat")
 
     def _tables(self) -> list[ValueInfoProto]:
         """The inputs of rotary tables."""

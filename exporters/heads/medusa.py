@@ -4,17 +4,15 @@ that share one output matrix over a part of the vocabulary: `lm_head.weight` and
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from itertools import chain
-from pathlib import Path
 
 from edge_spec.core.heads import HeadMatrix, MedusaHead
-from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.heads.head_files import (
     HeadFiles,
+    Names,
+    Shapes,
     download_again,
-    no_known_head,
-    other_target,
+    require_shapes,
     scored_tokens,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -24,7 +22,6 @@ _BLOCK = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d{1,2})\.(\d{1,2})\.weight")
 _SHARED, _TOKENS = "lm_head.weight", "d2t"
 _ROWS_AT_ONCE = 16384
-_AGAIN = "Download the head again."
 
 
 def medusa_head(files: HeadFiles) -> MedusaHead:
@@ -32,10 +29,6 @@ def medusa_head(files: HeadFiles) -> MedusaHead:
     Raises as `open_head` does."""
     path, tensors, target = files.path, files.tensors, files.target
     is_sharing = _SHARED in tensors
-    for name in tensors:
-        is_output = name in (_SHARED, _TOKENS) if is_sharing else _OUTPUT.fullmatch(name)
-        if not (_BLOCK.fullmatch(name) or is_output):
-            raise no_known_head(f"{path} has a tensor {name[:200]}, which no Medusa head has")
     counted = _BLOCK if is_sharing else _OUTPUT
     found = [match for match in map(counted.fullmatch, tensors) if match]
     if not found or (is_sharing and _TOKENS not in tensors):
@@ -45,17 +38,17 @@ def medusa_head(files: HeadFiles) -> MedusaHead:
     num_blocks = max(int(match[2]) for match in found) + is_sharing
     hidden, vocab, token_ids = target.hidden_size, target.vocab_size, None
     names = [[f"{head}.{b}.linear." for b in range(num_blocks)] for head in range(num_heads)]
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: Shapes = {}
     for name in chain(*names):
         shapes |= {name + "weight": (hidden, hidden), name + "bias": (hidden,)}
     if is_sharing:
-        token_ids = scored_tokens(path, tensors[_TOKENS], vocab)
-        outputs = [_SHARED]
-        shapes |= {_SHARED: (len(token_ids), hidden), _TOKENS: (len(token_ids),)}
+        token_ids = scored_tokens(files)
+        outputs, num_scored = [_SHARED], vocab if token_ids is None else len(token_ids)
+        shapes |= {_SHARED: (num_scored, hidden), _TOKENS: (num_scored,)}
     else:
         outputs = [f"{head}.{num_blocks}.weight" for head in range(num_heads)]
         shapes |= dict.fromkeys(outputs, (vocab, hidden))
-    _require_shapes(path, tensors, shapes)
+    require_shapes(path, Names({}, {}), tensors, shapes)
     if not files.has_weights:
         return MedusaHead(path, hidden, vocab, num_heads, (), (), token_ids)
     blocks = tuple(
@@ -71,20 +64,3 @@ def _output(stored: StoredTensor) -> HeadMatrix:
     starts = range(0, stored.shape[0], _ROWS_AT_ONCE)
     parts = [stored.rows(slice(start, start + _ROWS_AT_ONCE)) for start in starts]
     return HeadMatrix(tuple(part.float32 for part in parts), is_output=True)
-
-
-def _require_shapes(
-    path: Path, tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]
-) -> None:
-    for name in [*shapes, *tensors]:
-        if name not in shapes:
-            raise UnsupportedModelError(
-                f"{path} has a tensor {name}, but its heads end before it", remedy=_AGAIN
-            )
-        if name not in tensors:
-            raise download_again(f"{path}: tensor {name} is missing")
-        if tensors[name].shape != shapes[name]:
-            raise other_target(
-                f"{path} is a head for another target: tensor {name} has the shape "
-                f"{list(tensors[name].shape)}, this target needs {list(shapes[name])}"
-            )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,22 @@ from edge_spec.core.heads import EagleHead, HeadExperts
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.family import raised
 from edge_spec.exporters.gguf_reader import GgufFile, Metadata, first_architecture
-from edge_spec.exporters.heads.eagle import head_config, require_target, with_weights
+from edge_spec.exporters.heads.eagle import eagle_shapes, head_config, require_target
 from edge_spec.exporters.heads.head_files import (
+    GGUF_LAYER,
     GGUF_SIZES,
+    LAYER,
+    GgufKeys,
     HeadFiles,
+    Names,
+    Shapes,
     StoredTensors,
     count,
-    each_expert,
     mapping,
-    our_name,
-    published_name,
+    read_gguf_values,
     require_shape,
     require_shapes,
-    stated_in_gguf,
+    with_weights,
 )
 from edge_spec.exporters.mtp_layers import (
     MIMO_PREFIX,
@@ -50,44 +53,8 @@ from edge_spec.exporters.mtp_layers import (
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 _LAYER = "layers.0."
-_ALL = "layers.0.experts."  # of the matrices of all of them at once, or of each by its number
-_ONE_EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d{1,4})\.(gate|up|down)_proj\.weight")
 _QUERIES, _GATE = _LAYER + "q.weight", _LAYER + "q_gate.weight"
-
-
-@dataclass(frozen=True)
-class MtpForm:
-    """Describes how files have such a layer.
-
-    prefix: of its tensors. names: theirs -> ours, of those that other heads have not, or name in
-    another way."""
-
-    prefix: str
-    names: Mapping[str, str]
-    in_layer: str = _LAYER  # what the names of a layer's own tensors lack
-    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)  # how names end that say nothing
-    is_state_first: bool = False  # what fc joins: the state, then the embedding
-    norm_offset: float = 0.0  # what is added to norms
-    has_experts: bool = False  # where config.json states some
-    is_gated: bool = False  # in the rows of each head of queries follow those of its gate
-
-    def ours(self, name: str) -> str | None:
-        own = name.removeprefix(self.prefix)
-        if self.has_experts and (expert := _ONE_EXPERT.fullmatch(own)):
-            return f"{_ALL}{int(expert[1])}.{expert[2]}.weight"
-        return self.names.get(own) or our_name(self.in_layer + own)
-
-    def theirs(self, name: str) -> str:
-        """Returns what files call a tensor of ours, for messages."""
-        named = next((theirs for theirs, ours in self.names.items() if ours == name), None)
-        if name.startswith(_ALL) and not named:
-            expert, part = name.removeprefix(_ALL).split(".")[:2]
-            every = _ALL + part + ".weight"
-            of_all = (theirs for theirs, ours in self.names.items() if ours == every)
-            named = next(of_all, f"layers.0.mlp.experts.{expert}.{part}_proj.weight")
-        return self.prefix + (named or published_name(name).removeprefix(self.in_layer))
-
-
+# Layers of DeepSeek and MiMo, each without a number of its own.
 _DEEPSEEK = {
     "enorm.weight": "embed_norm",
     "hnorm.weight": "state_norm",
@@ -102,66 +69,58 @@ _MIMO = {
     "input_proj.weight": "fc.weight",
     "final_layernorm.weight": "norm",
 }
-
-
+_PARTS = ("gate", "up", "down")
+_MAX_EXPERTS = 4096
+_EVERY_EXPERT = re.compile(r"layers\.0\.experts\.([a-z_]+)\.weight")
+# Qwen 3.5's, in a directory and in GGUF. Matrices of all experts are in one tensor, or each apart.
+_QWEN35 = Names(
+    {
+        "fc.weight": "fc.weight",
+        "norm.weight": "norm",
+        "pre_fc_norm_embedding.weight": "embed_norm",
+        "pre_fc_norm_hidden.weight": "state_norm",
+    },
+    {
+        **LAYER,
+        **{f"mlp.shared_expert.{part}_proj.weight": f"{part}.weight" for part in _PARTS},
+        "mlp.gate.weight": "router.weight",
+        "mlp.shared_expert_gate.weight": "shared_gate.weight",
+        "mlp.experts.gate_up_proj": "experts.gate_up.weight",
+        "mlp.experts.down_proj": "experts.down.weight",
+    },
+    prefix=MTP_PREFIX,
+)
+_GGUF = Names(
+    {
+        "nextn.enorm.weight": "embed_norm",
+        "nextn.hnorm.weight": "state_norm",
+        "nextn.eh_proj.weight": "fc.weight",
+        "nextn.shared_head_norm.weight": "norm",
+        "nextn.shared_head_head.weight": "head",
+        "nextn.embed_tokens.weight": "embed",
+    },
+    {
+        **GGUF_LAYER,
+        "post_attention_norm.weight": "post_norm",
+        "ffn_gate_inp.weight": "router.weight",
+        "ffn_gate_inp_shexp.weight": "shared_gate.weight",
+        **{f"ffn_{part}_shexp.weight": f"{part}.weight" for part in _PARTS},
+        **{f"ffn_{part}_exps.weight": f"experts.{part}.weight" for part in (*_PARTS, "gate_up")},
+    },
+    layer="",
+)
 _ARCHITECTURES = ("qwen35", "qwen35moe")  # of GGUF
 _NO_RETURN = ("qwen3_next",)  # model types with the same names, whose states are not taken back
 _ROTATED = "partial_rotary_factor"
 _DEFAULTS = {"head_dim": 256, _ROTATED: 0.25}  # of config.json
-_DIRECTORY = MtpForm(
-    MTP_PREFIX,
-    {
-        "pre_fc_norm_embedding.weight": "embed_norm",
-        "pre_fc_norm_hidden.weight": "state_norm",
-        "layers.0.mlp.gate.weight": "layers.0.router.weight",
-        "layers.0.mlp.shared_expert_gate.weight": "layers.0.shared_gate.weight",
-        "layers.0.mlp.shared_expert.gate_proj.weight": "layers.0.gate.weight",
-        "layers.0.mlp.shared_expert.up_proj.weight": "layers.0.up.weight",
-        "layers.0.mlp.shared_expert.down_proj.weight": "layers.0.down.weight",
-        "layers.0.mlp.experts.gate_up_proj": _ALL + "gate_up.weight",
-        "layers.0.mlp.experts.down_proj": _ALL + "down.weight",
-    },
-    in_layer="",
-    norm_offset=1.0,
-    has_experts=True,
-    is_gated=True,
-)
-_GGUF_NAMES = {
-    "nextn.enorm.weight": "embed_norm",
-    "nextn.hnorm.weight": "state_norm",
-    "nextn.eh_proj.weight": "fc.weight",
-    "nextn.shared_head_norm.weight": "norm",
-    "nextn.shared_head_head.weight": "head",
-    "nextn.embed_tokens.weight": "embed",
-    "attn_norm.weight": "layers.0.input_norm",
-    "post_attention_norm.weight": "layers.0.post_norm",
-    "attn_q_norm.weight": "layers.0.q_norm",
-    "attn_k_norm.weight": "layers.0.k_norm",
-    "attn_q.weight": "layers.0.q.weight",
-    "attn_k.weight": "layers.0.k.weight",
-    "attn_v.weight": "layers.0.v.weight",
-    "attn_output.weight": "layers.0.o.weight",
-    "ffn_gate.weight": "layers.0.gate.weight",
-    "ffn_up.weight": "layers.0.up.weight",
-    "ffn_down.weight": "layers.0.down.weight",
-    "ffn_gate_inp.weight": "layers.0.router.weight",
-    "ffn_gate_inp_shexp.weight": "layers.0.shared_gate.weight",
-    "ffn_gate_shexp.weight": "layers.0.gate.weight",
-    "ffn_up_shexp.weight": "layers.0.up.weight",
-    "ffn_down_shexp.weight": "layers.0.down.weight",
-    "ffn_gate_up_exps.weight": _ALL + "gate_up.weight",
-    "ffn_gate_exps.weight": _ALL + "gate.weight",
-    "ffn_up_exps.weight": _ALL + "up.weight",
-    "ffn_down_exps.weight": _ALL + "down.weight",
-}
 # Of config.json, by the keys of GGUF, with their types.
-_KEYS: Mapping[str, tuple[str, type]] = {
+_KEYS: GgufKeys = {
     **GGUF_SIZES,
     "head_dim": ("attention.key_length", int),
     "rope_theta": ("rope.freq_base", float),
 }
 _WITH_EXPERTS = ("qwen35moe",)
-_KEYS_OF_EXPERTS: Mapping[str, tuple[str, type]] = {
+_KEYS_OF_EXPERTS: GgufKeys = {
     "intermediate_size": ("expert_shared_feed_forward_length", int),
     "num_experts": ("expert_count", int),
     "num_experts_per_tok": ("expert_used_count", int),
@@ -186,17 +145,46 @@ def mtp_head(files: HeadFiles) -> EagleHead:
             remedy="Download the model again, or use it without them.",
         )
     is_mimo = prefix == MIMO_PREFIX
-    form = MtpForm(prefix, _MIMO if is_mimo else _DEEPSEEK, is_state_first=is_mimo)
-    return head_of_form(files, form)
+    names = Names(_MIMO if is_mimo else _DEEPSEEK, LAYER, layer="", prefix=prefix)
+    head, named = _read(files, names, None)
+    require_shapes(head.path, names, named, eagle_shapes(head, {*named}))
+    read = with_weights(head, files, named)
+    return replace(read, tensors=_StateFirst(named)) if is_mimo and files.has_weights else read
 
 
-def head_of_form(files: HeadFiles, form: MtpForm) -> EagleHead:
-    """Raises as `open_head` does."""
-    path, values, target = files.path, files.values, files.target
-    named = _named(path, files.tensors, form)
-    experts = _stated_experts(path, values) if form.is_gated else None
+def _qwen35_head(files: HeadFiles, names: Names, norm_offset: float) -> EagleHead:
+    """norm_offset: what is added to norms. Raises as `open_head` does."""
+    path, experts = files.path, _stated_experts(files.path, files.values)
     if experts is not None:
-        named = each_expert(path, named, experts)
+        each = {
+            f"mlp.experts.{expert}.{part}_proj.weight": f"experts.{expert}.{part}.weight"
+            for expert in range(experts.count)
+            for part in _PARTS
+        }
+        names = replace(names, of_layers={**each, **names.of_layers})
+    head, named = _read(files, names, experts)
+    named |= _with_gates(head, named, names.theirs(_QUERIES))
+    shapes = eagle_shapes(head, {*named})
+    if experts is not None:
+        shapes |= _expert_shapes(head.config, experts)
+    require_shapes(path, names, named, shapes)
+    norms = (name for name in named if name.endswith("norm") and norm_offset)
+    named |= {name: raised(named[name], norm_offset) for name in norms}
+    return with_weights(head, files, named)
+
+
+def _read(
+    files: HeadFiles, names: Names, experts: HeadExperts | None
+) -> tuple[EagleHead, dict[str, StoredTensor]]:
+    """Returns the first of a model's layers, without its tensors, and these by our names."""
+    path, values, target = files.path, files.values, files.target
+    named = {
+        name: each
+        for name, each in names.rename(path, files.tensors).items()
+        if name.startswith(_LAYER) or not name.startswith("layers.")
+    }
+    if experts is not None:
+        named = dict(_each_expert(path, named, experts))
     head = EagleHead(
         kind="MTP",
         path=path,
@@ -217,15 +205,7 @@ def head_of_form(files: HeadFiles, form: MtpForm) -> EagleHead:
             f"{num_layers} layers, this target {target.num_layers}",
             remedy="Use it with its own model.",
         )
-    if form.is_gated:
-        named |= _with_gates(head, named, form)
-    require_shapes(head, named, target.vocab_size, frozenset(), form.theirs)
-    if not files.has_weights:
-        return head
-    norms = (name for name in named if name.endswith("norm") and form.norm_offset)
-    named |= {name: raised(named[name], form.norm_offset) for name in norms}
-    read = with_weights(head, named)
-    return replace(read, tensors=_StateFirst(named)) if form.is_state_first else read
+    return head, named
 
 
 def _stated_experts(path: Path, values: Mapping[str, Any]) -> HeadExperts | None:
@@ -234,40 +214,61 @@ def _stated_experts(path: Path, values: Mapping[str, Any]) -> HeadExperts | None
         return None
     keys = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
     found = HeadExperts(*(count(path, values, key) for key in keys))
-    if found.used > found.count:
+    if not found.used <= found.count <= _MAX_EXPERTS:
         raise ModelFileError(
             f"{path} takes {found.used} of {found.count} experts", remedy="Download it again."
         )
     return found
 
 
-def _named(
-    path: Path, tensors: Mapping[str, StoredTensor], form: MtpForm
-) -> dict[str, StoredTensor]:
-    """Raises UnsupportedModelError for a tensor that is not computed."""
-    named: dict[str, StoredTensor] = {}
-    for name, tensor in tensors.items():
-        if not name.startswith(form.prefix) or name.endswith(form.ignored):
+def _each_expert(
+    path: Path, named: Mapping[str, StoredTensor], experts: HeadExperts
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Yields the tensors, those of each expert apart. Raises ModelFileError for those of all at
+    once that are of another shape."""
+    halves = {"gate": slice(experts.size), "up": slice(experts.size, None)}
+    for name, tensor in named.items():
+        every = _EVERY_EXPERT.fullmatch(name)
+        if every is None:
+            yield name, tensor
             continue
-        ours = form.ours(name)
-        if ours is None:
-            raise UnsupportedModelError(
-                f"{path} has {name[:200]} in its layer for multi-token prediction, which is not "
-                "computed",
-                remedy="Use the model without --draft.",
+        if len(tensor.shape) != 3 or tensor.shape[0] != experts.count:
+            raise ModelFileError(
+                f"{path}: the matrices of its experts have the shape {list(tensor.shape)}, "
+                f"expected {experts.count} of them",
+                remedy="Download the model again.",
             )
-        if ours.startswith(_LAYER) or not ours.startswith("layers."):  # of several, the first
-            named[ours] = tensor
-    return named
+        for expert in range(experts.count):
+            own = replace(tensor, shape=tensor.shape[1:], data=tensor.data[expert])
+            prefix = f"{_LAYER}experts.{expert}."
+            if every[1] == "gate_up":
+                for part, rows in halves.items():
+                    yield f"{prefix}{part}.weight", own.rows(rows)
+            else:
+                yield f"{prefix}{every[1]}.weight", own
+
+
+def _expert_shapes(config: ModelConfig, experts: HeadExperts) -> Shapes:
+    hidden = config.hidden_size
+    shapes: Shapes = {
+        _LAYER + "router.weight": (experts.count, hidden),
+        _LAYER + "shared_gate.weight": (1, hidden),
+    }
+    for expert in range(experts.count):
+        own = f"{_LAYER}experts.{expert}."
+        shapes |= {own + f"{part}.weight": (experts.size, hidden) for part in ("gate", "up")}
+        shapes[own + "down.weight"] = (hidden, experts.size)
+    return shapes
 
 
 def _with_gates(
-    head: EagleHead, named: Mapping[str, StoredTensor], form: MtpForm
+    head: EagleHead, named: Mapping[str, StoredTensor], queries: str
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """Yields queries and their gates apart. Raises ModelFileError for a matrix of another shape."""
+    """Yields queries and their gates apart: in the rows of each head of queries follow those of its
+    gate. queries: what files call them. Raises ModelFileError for a matrix of another shape."""
     config, stored = head.config, named.get(_QUERIES)
     expected = (2 * config.query_size, config.hidden_size)
-    require_shape(head.path, form.theirs(_QUERIES), stored, expected)
+    require_shape(head.path, queries, stored, expected)
     assert stored is not None
     rows = np.arange(expected[0]).reshape(config.num_heads, 2, config.head_dim)
     for name, order in ((_QUERIES, rows[:, 0].ravel()), (_GATE, rows[:, 1].ravel())):
@@ -301,7 +302,7 @@ def directory_head(files: HeadFiles) -> EagleHead:
             "states, as rejected draft tokens need it",
             remedy="Use a model of attention alone, or Qwen 3.5.",
         )
-    return head_of_form(replace(files, values=text), _DIRECTORY)
+    return _qwen35_head(replace(files, values=text), _QWEN35, norm_offset=1.0)
 
 
 def is_gguf_head(path: Path, is_targets: bool) -> bool:
@@ -323,16 +324,16 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     metadata = Metadata(file.metadata, path)
     architecture = metadata.require("general.architecture", str)
     first = main_layers(metadata)
-    form = MtpForm(f"blk.{first}.", _GGUF_NAMES, is_gated=True)
-    if first is None or not any(name.startswith(form.prefix) for name in file.tensors):
+    names = replace(_GGUF, prefix=f"blk.{first}.")
+    if first is None or not any(name.startswith(names.prefix) for name in file.tensors):
         raise ModelFileError(
             f"{path} has no layer for multi-token prediction",
             remedy="Convert the model again, without --no-mtp, or use it without --draft.",
         )
     stated = {**_KEYS, **(_KEYS_OF_EXPERTS if architecture in _WITH_EXPERTS else {})}
-    whose, remedy = "its layer for multi-token prediction", "Use the model without --draft."
-    values = stated_in_gguf(metadata, stated, {}, whose, remedy) | {"num_hidden_layers": first}
+    values = read_gguf_values(metadata, stated, {}) | {"num_hidden_layers": first}
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None:
         values["vocab_size"] = embedding.shape[0]
-    return head_of_form(HeadFiles(path, values, file.tensors, target, has_weights), form)
+    files = HeadFiles(path, values, file.tensors, target, has_weights)
+    return _qwen35_head(files, names, norm_offset=0.0)

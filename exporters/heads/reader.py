@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import TrainedHead
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.gguf_reader import (
     ASSISTANT,
     DFLASH,
@@ -25,7 +25,7 @@ from edge_spec.exporters.heads.dflash import MARKS as DFLASH_MARKS
 from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
 from edge_spec.exporters.heads.gguf_heads import trained_gguf_head
-from edge_spec.exporters.heads.head_files import HeadFiles
+from edge_spec.exporters.heads.head_files import HeadFiles, not_computed
 from edge_spec.exporters.heads.medusa import medusa_head
 from edge_spec.exporters.heads.mtp import (
     directory_head,
@@ -53,7 +53,6 @@ _GGUF_HEADS: Mapping[str | None, Callable[[Path, ModelConfig, bool], TrainedHead
     DFLASH: trained_gguf_head,
 }
 _SPECULATORS = ("eagle", "eagle3", "peagle", "dflash", "dspark")
-_SHOWN = 200  # characters of a name in a message
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -116,32 +115,14 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
         opened = _GGUF_HEADS.get(first_architecture(path), gguf_head)
         return opened(path, target, has_weights)
     values, tensors = read_json(path / "config.json"), _tensors(path)
-    try:
-        return _opened(HeadFiles(path, values, tensors, target, has_weights))
-    except UsageError as error:
-        named = _target_name(values)
-        if named is None:
-            raise
-        remedy = f"Use the head with {named}, which it was trained for."
-        raise UsageError(error.message, remedy=remedy) from None
-
-
-def _target_name(values: Mapping[str, Any]) -> str | None:
-    """Returns what config.json calls the head's target, as speculators writes it."""
-    stated = values.get("speculators_config")
-    verifier = stated.get("verifier") if isinstance(stated, dict) else None
-    named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    return named[:_SHOWN] if isinstance(named, str) and named else None
+    return _opened(HeadFiles(path, values, tensors, target, has_weights))
 
 
 def _opened(files: HeadFiles) -> TrainedHead:
     kind = files.values.get("speculators_model_type")
     if kind is not None and kind not in _SPECULATORS:
-        raise UnsupportedModelError(
-            f"{files.path} is a head of the kind {str(kind)[:_SHOWN]}, which this version does not "
-            f"compute; of speculators' kinds it does {', '.join(_SPECULATORS)}",
-            remedy="Use another head, or update edge-spec.",
-        )
+        told = f"{files.path} is a head of the kind {str(kind)[:100]}, which is not computed"
+        raise not_computed(f"{told}; known are {', '.join(_SPECULATORS)}")
     if files.values.get("model_type") in MODEL_TYPES:
         return directory_assistant(files)
     if any(mark in files.values for mark in DFLASH_MARKS):

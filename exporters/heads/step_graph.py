@@ -64,10 +64,11 @@ from functools import reduce
 from typing import BinaryIO
 
 import numpy as np
-from onnx import GraphProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from edge_spec.core.heads import (
     SHORTLIST,
+    WEIGHTS_FILE,
     DFlashHead,
     EagleHead,
     HeadMatrix,
@@ -75,20 +76,18 @@ from edge_spec.core.heads import (
     TrainedHead,
 )
 from edge_spec.exporters.heads.layers_graph import LIKELIEST, HeadGraph, LayersGraph
-from edge_spec.exporters.onnx.graph import tensor
-from edge_spec.exporters.onnx.nodes import CONTRIB
+from edge_spec.exporters.onnx.nodes import CONTRIB, Initializers, tensor
 
 
 class EagleGraph(LayersGraph[EagleHead]):
-    def built(self) -> bytes:
-        """Returns a serialized ModelProto, whose weights are written."""
+    def built(self) -> ModelProto:
         stream, read = self._enter()
         for layer in range(self._config.num_layers):
             if layer:
                 read = self._norm(stream, f"layers.{layer}.input_norm")
             stream = self._leave(stream, self._attend(read, layer), layer)
         self._score(stream)
-        return self._graph.serialized("head", self._inputs(), self._outputs())
+        return self._graph.model("head", self._inputs(), self._outputs())
 
     def _enter(self) -> tuple[str, str]:
         """Returns what the first layer adds to, and what its attention reads."""
@@ -125,7 +124,7 @@ class EagleGraph(LayersGraph[EagleHead]):
         if is_gated := f"{gate}.weight" in self._tensors:
             sizes, parts = [*sizes, config.query_size], [*parts, gate]
         packed = self._multiply(read, prefix + "qkv")
-        graph.add("Split", [packed, graph.weight("qkv_sizes", np.array(sizes))], parts, axis=-1)
+        graph.add("Split", [packed, graph.constant("qkv_sizes", sizes)], parts, axis=-1)
         turned = [
             self._turned(prefix + part, count, "position_ids")
             for part, count in (("q", config.num_heads), ("k", config.num_kv_heads))
@@ -181,8 +180,7 @@ class EagleGraph(LayersGraph[EagleHead]):
 
 
 class DFlashGraph(LayersGraph[DFlashHead]):
-    def built(self) -> bytes:
-        """Returns a serialized ModelProto, whose weights are written."""
+    def built(self) -> ModelProto:
         graph = self._graph
         context = self._norm(self._multiply("found", "fc"), "context_norm")
         stream = "embedded"
@@ -190,8 +188,8 @@ class DFlashGraph(LayersGraph[DFlashHead]):
             read = self._norm(stream, f"layers.{layer}.input_norm")
             stream = self._leave(stream, self._attend(context, read, layer), layer)
         picked = graph.add("Gather", [stream, "logit_rows"], "picked", axis=1)
-        flat = graph.weight("rows_shape", np.array([-1, self._config.hidden_size]))
-        scored = graph.add("Reshape", [self._norm(picked, "norm"), flat], "states")
+        normed = self._norm(picked, "norm")
+        scored = graph.reshape(normed, "rows_shape", [-1, self._config.hidden_size], "states")
         logits = self._multiply(scored, "head", "logits")
         ids, all_tokens = self._head.token_ids, self._config.vocab_size
         told = LIKELIEST if self._head.transitions is None else SHORTLIST
@@ -201,7 +199,7 @@ class DFlashGraph(LayersGraph[DFlashHead]):
             shape: list[int | str] = ["scored", self._config.hidden_size]
             outputs.append(tensor("states", TensorProto.FLOAT, shape))
         made = self._keys_values("made", "known")
-        return graph.serialized("block", self._inputs(), [*outputs, *made])
+        return graph.model("block", self._inputs(), [*outputs, *made])
 
     def _attend(self, context: str, read: str, layer: int) -> str:
         """[1, block, heads * head_dim]"""
@@ -216,24 +214,16 @@ class DFlashGraph(LayersGraph[DFlashHead]):
         queries = self._turned(prefix + "q", config.num_heads, "block_position_ids")
         keys = self._turned(prefix + "k", config.num_kv_heads, "position_ids")
         size = config.head_dim
-        stacked = graph.add(
-            "Reshape",
-            [self._by_head(queries), graph.weight("stacked", [1, config.num_kv_heads, -1, size])],
-            prefix + "stacked",
-        )
+        shape = [1, config.num_kv_heads, -1, size]
+        stacked = graph.reshape(self._by_head(queries), "stacked", shape, prefix + "stacked")
         made = [self._by_head(each) for each in (keys, prefix + "v")]
         for part, entries in zip(("key", "value"), made, strict=True):
             names = [f"made.{layer}.{part}", f"{prefix}{part}.block"]
             graph.add("Split", [entries, "parts"], names, axis=2)
         mixed = self._mix(stacked, made, layer)
-        apart = graph.add(
-            "Reshape",
-            [mixed, graph.weight("apart", [1, config.num_heads, -1, size])],
-            prefix + "apart",
-        )
+        apart = graph.reshape(mixed, "apart", [1, config.num_heads, -1, size], prefix + "apart")
         by_row = graph.add("Transpose", [apart], prefix + "by_row", perm=[0, 2, 1, 3])
-        flat = graph.weight("flat_shape", [1, 0, -1])
-        return graph.add("Reshape", [by_row, flat], prefix + "mixed")
+        return graph.reshape(by_row, "flat_shape", [1, 0, -1], prefix + "mixed")
 
     def _mix(self, queries: str, made: list[str], layer: int) -> str:
         """[1, kv_heads, stacked rows, head_dim] of what the cache has and what is made."""
@@ -262,8 +252,8 @@ class DFlashGraph(LayersGraph[DFlashHead]):
     def _by_head(self, x: str) -> str:
         """[1, rows, heads * head_dim] -> [1, heads, rows, head_dim]"""
         graph = self._graph
-        shape = graph.weight("head_shape", [1, 0, -1, self._config.head_dim])
-        split = graph.add("Reshape", [x, shape], x + ".split")
+        shape = [1, 0, -1, self._config.head_dim]
+        split = graph.reshape(x, "head_shape", shape, x + ".split")
         return graph.add("Transpose", [split], x + ".by_head", perm=[0, 2, 1, 3])
 
     def _inputs(self) -> list[ValueInfoProto]:
@@ -290,10 +280,9 @@ class MedusaGraph:
         self, head: MedusaHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
     ) -> None:
         self._head, self._matrices, self._bits = head, matrices, bits
-        self._graph = HeadGraph(weights)
+        self._graph = HeadGraph(Initializers(weights, WEIGHTS_FILE))
 
-    def built(self) -> bytes:
-        """Returns a serialized ModelProto, whose weights are written."""
+    def built(self) -> ModelProto:
         head, graph = self._head, self._graph
         shares = len(head.outputs) == 1
         if shares:
@@ -305,7 +294,7 @@ class MedusaGraph:
         inputs = [tensor("state", TensorProto.FLOAT, [1, head.hidden_size])]
         if not shares:
             inputs.append(tensor("asked", TensorProto.BOOL, [head.num_heads]))
-        return graph.serialized("heads", inputs, outputs)
+        return graph.model("heads", inputs, outputs)
 
     @property
     def _num_scored(self) -> int:
@@ -324,23 +313,14 @@ class MedusaGraph:
     def _where_asked(self, index: int) -> str:
         """[1, tokens], or [0, tokens] where the head is not asked."""
         graph, name = self._graph, f"{index}.logits"
-
-        def branch(nodes: HeadGraph, output: str) -> GraphProto:
-            found = helper.make_tensor_value_info(output, TensorProto.FLOAT, None)
-            return helper.make_graph(nodes.protos, output, [], [found])
-
         scored, none = graph.branch(), graph.branch()
         scored_rows = self._score(scored, self._after_blocks(scored, index), index, name + ".then")
-        nothing = graph.weight("no_rows", np.zeros((0, self._num_scored), np.float32))
+        nothing = graph.weights.add("no_rows", np.zeros((0, self._num_scored), np.float32))
         no_rows = none.add("Identity", [nothing], name + ".else")
-        place = graph.weight(f"{index}.place", np.array([index]))
-        return graph.add(
-            "If",
-            [graph.add("Gather", ["asked", place], f"{index}.asked", axis=0)],
-            name,
-            then_branch=branch(scored, scored_rows),
-            else_branch=branch(none, no_rows),
-        )
+        place = graph.constant(f"{index}.place", [index])
+        asked = graph.add("Gather", ["asked", place], f"{index}.asked", axis=0)
+        branches = scored.subgraph(scored_rows, [scored_rows]), none.subgraph(no_rows, [no_rows])
+        return graph.choose(asked, name, *branches)
 
     def _score(self, graph: HeadGraph, states: str, output: int, name: str) -> str:
         matrix = f"output.{output}"
@@ -353,8 +333,8 @@ class MedusaGraph:
         parts = tuple(part for each in blocks for part in each.parts)
         joined = HeadMatrix(parts, np.concatenate(biases))
         inner = graph.multiply("state", "blocks", joined, self._bits, "blocks.inner")
-        shape = graph.weight("head_rows", np.array([head.num_heads, head.hidden_size]))
-        update = graph.add("Reshape", [graph.silu(inner, "blocks.silu"), shape], "update")
+        shape, active = [head.num_heads, head.hidden_size], graph.silu(inner, "blocks.silu")
+        update = graph.reshape(active, "head_rows", shape, "update")
         return graph.add("Add", ["state", update], "states")
 
     def _after_blocks(self, graph: HeadGraph, index: int) -> str:
@@ -375,8 +355,10 @@ def step_graph(
     `core.heads.HeadBackend` names them; bits: 4 or 8, or FLOAT_BITS; output matrices score the
     likeliest tokens by 8 at least."""
     if isinstance(head, MedusaHead):
-        return MedusaGraph(head, matrices, bits, weights).built()
-    if isinstance(head, EagleHead):
-        return EagleGraph(head, matrices, bits, weights).built()
-    assert isinstance(head, DFlashHead)  # assistants are computed by numpy alone
-    return DFlashGraph(head, matrices, bits, weights).built()
+        model = MedusaGraph(head, matrices, bits, weights).built()
+    elif isinstance(head, EagleHead):
+        model = EagleGraph(head, matrices, bits, weights).built()
+    else:
+        assert isinstance(head, DFlashHead)  # assistants are computed by numpy alone
+        model = DFlashGraph(head, matrices, bits, weights).built()
+    return bytes(model.SerializeToString())

@@ -17,23 +17,23 @@ repeated for conversations that share a pass (runtimes/ort/joint_graph.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from onnx import TensorProto, ValueInfoProto, helper
+from onnx import TensorProto, ValueInfoProto
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.onnx.nodes import Nodes
-from edge_spec.exporters.onnx.weights import OnnxWeights
+from edge_spec.exporters.onnx.emitter import Emitter
+from edge_spec.exporters.onnx.nodes import tensor
 
 OPSET = 24  # TensorScatter
 ANCESTORS = "ancestors"
 
 
 def inputs(config: ModelConfig) -> list[ValueInfoProto]:
-    counts: list[int | str] = [config.num_preceding, "attended"]
     return [
-        helper.make_tensor_value_info("cached_tokens", TensorProto.INT64, [1]),
-        helper.make_tensor_value_info(ANCESTORS, TensorProto.INT64, counts),
+        tensor("cached_tokens", TensorProto.INT64, [1]),
+        tensor(ANCESTORS, TensorProto.INT64, [config.num_preceding, "attended"]),
     ]
 
 
@@ -41,58 +41,45 @@ def cache_shape(config: ModelConfig) -> list[int | str]:
     return [1, 1, "slots", config.hidden_size]
 
 
-def nearest_first(nodes: Nodes, config: ModelConfig) -> list[str]:
+def nearest_first(graph: Emitter) -> list[str]:
     """`ancestors` apart, each [attended]: once for all layers."""
-    ones = nodes.weights.add("one_each", np.ones(config.num_preceding, np.int64))
-    found = [f"{ANCESTORS}.{distance}" for distance in range(config.num_preceding)]
-    nodes.add("Split", [ANCESTORS, ones], found, axis=0)
-    first = nodes.weights.add("first_axis", np.array([0]))
-    return [nodes.add("Squeeze", [name, first], name + ".rows") for name in found]
+    count = graph.config.num_preceding
+    ones = graph.weights.add("one_each", np.ones(count, np.int64))
+    found = [f"{ANCESTORS}.{distance}" for distance in range(count)]
+    graph.add("Split", [ANCESTORS, ones], found, axis=0)
+    first = graph.constant("first_axis", [0])
+    return [graph.add("Squeeze", [name, first], name + ".rows") for name in found]
 
 
-class Convolution:
-    """Adds those of one layer after another. ancestors: as `nearest_first` gives them."""
+def convolution(graph: Emitter, x: str, layer: int, ancestors: Sequence[str]) -> str:
+    """x: [1, rows, hidden] -> the same; ancestors: as `nearest_first` gives them."""
+    prefix = f"model.layers.{layer}.conv."
+    joined = graph.linear(x, prefix, ["in_proj"])
+    parts = [prefix + part for part in ("enters", "leaves", "values")]
+    graph.add("Split", [joined], parts, axis=-1, num_outputs=3)
+    gated = graph.add("Mul", [parts[0], parts[2]], prefix + "gated")
+    attended = graph.add("Gather", [gated, "attention_rows"], prefix + "attended", axis=1)
+    convolved = _convolved(graph, attended, layer, ancestors)
+    kept = graph.add("Gather", [convolved, "kept_rows"], prefix + "kept", axis=1)
+    product = graph.add("Mul", [parts[1], kept], prefix + "product")
+    return graph.linear(product, prefix, ["out_proj"])
 
-    def __init__(
-        self, nodes: Nodes, weights: OnnxWeights, checkpoint: StoredCheckpoint, ancestors: list[str]
-    ) -> None:
-        self._nodes, self._weights, self._checkpoint = nodes, weights, checkpoint
-        self._ancestors = ancestors
 
-    def add(self, x: str, layer: int) -> str:
-        """x: [1, rows, hidden] -> the same."""
-        nodes, prefix = self._nodes, f"model.layers.{layer}.conv."
-        joined = self._weights.linear(x, [prefix + "in_proj.weight"], [])
-        parts = [prefix + part for part in ("enters", "leaves", "values")]
-        nodes.add("Split", [joined], parts, axis=-1, num_outputs=3)
-        gated = nodes.add("Mul", [parts[0], parts[2]], prefix + "gated")
-        attended = nodes.add("Gather", [gated, "attention_rows"], prefix + "attended", axis=1)
-        convolved = self._convolved(attended, layer, prefix)
-        kept = nodes.add("Gather", [convolved, "kept_rows"], prefix + "kept", axis=1)
-        product = nodes.add("Mul", [parts[1], kept], prefix + "product")
-        return self._weights.linear(product, [prefix + "out_proj.weight"], [])
-
-    def _convolved(self, rows: str, layer: int, prefix: str) -> str:
-        """rows: [1, attended, hidden] -> the same; writes them to the cache."""
-        nodes = self._nodes
-        first = nodes.weights.add("first_axis", np.array([0]))
-        update = nodes.add("Unsqueeze", [rows, first], prefix + "update")
-        present = nodes.add(
-            "TensorScatter",
-            [f"past.{layer}.gated", update, "cached_tokens"],
-            f"present.{layer}.gated",
-            axis=2,
-        )
-        kernel = self._checkpoint.float32(prefix + "conv.weight").T  # the row's own last
-        taps = [
-            nodes.weights.add(f"{prefix}tap.{distance}", np.ascontiguousarray(tap))
-            for distance, tap in enumerate(kernel[::-1])
-        ]
-        total = nodes.add("Mul", [update, taps[0]], prefix + "own")
-        ancestors = self._ancestors[: len(taps) - 1]
-        for distance, (indices, tap) in enumerate(zip(ancestors, taps[1:], strict=True), start=1):
-            name = f"{prefix}before.{distance}"
-            before = nodes.add("Gather", [present, indices], name, axis=2)
-            term = nodes.add("Mul", [before, tap], name + ".term")
-            total = nodes.add("Add", [total, term], name + ".total")
-        return nodes.add("Squeeze", [total, first], prefix + "convolved")
+def _convolved(graph: Emitter, rows: str, layer: int, ancestors: Sequence[str]) -> str:
+    """rows: [1, attended, hidden] -> the same; writes them to the cache."""
+    prefix, first = f"model.layers.{layer}.conv.", graph.constant("first_axis", [0])
+    update = graph.add("Unsqueeze", [rows, first], prefix + "update")
+    cache = [f"past.{layer}.gated", update, "cached_tokens"]
+    present = graph.add("TensorScatter", cache, f"present.{layer}.gated", axis=2)
+    kernel = graph.checkpoint.float32(prefix + "conv.weight").T  # the row's own last
+    taps = [
+        graph.weights.add(f"{prefix}tap.{distance}", np.ascontiguousarray(tap))
+        for distance, tap in enumerate(kernel[::-1])
+    ]
+    total = graph.add("Mul", [update, taps[0]], prefix + "own")
+    for distance, tap in enumerate(taps[1:], start=1):
+        name = f"{prefix}before.{distance}"
+        before = graph.add("Gather", [present, ancestors[distance - 1]], name, axis=2)
+        term = graph.add("Mul", [before, tap], name + ".term")
+        total = graph.add("Add", [total, term], name + ".total")
+    return graph.add("Squeeze", [total, first], prefix + "convolved")

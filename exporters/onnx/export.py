@@ -11,22 +11,17 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx.attention import pays_to_stack
+from edge_spec.exporters.onnx.emitter import Emitter
 from edge_spec.exporters.onnx.encoder import ENCODER_FILE, EncoderBuilder
 from edge_spec.exporters.onnx.graph import GraphBuilder
-from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes
-from edge_spec.exporters.onnx.segments import (
-    PARTIAL_FILE,
-    SEGMENT_FILE,
-    partial_model,
-    segment_models,
-)
+from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers
+from edge_spec.exporters.onnx.partial import PARTIAL_FILE, partial_model
 from edge_spec.exporters.onnx.weights import (
     EMBEDDING_BLOCK,
     FloatWeights,
     IntegerWeights,
-    OnnxWeights,
 )
-from edge_spec.exporters.parity import Converted, Parity, check, scored_by
+from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     BLOCK_SIZES,
     BlockQuantization,
@@ -40,11 +35,10 @@ from edge_spec.exporters.requests import (
     require_unchanged,
     uncomposed,
 )
-from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.bundle import open_bundle
 from edge_spec.storage.atomic import atomic_directory
 
 GRAPH_FILE = "model.onnx"
-_REMEDY = "Use more bits or smaller blocks (--quant int8, --block-size 32)."
 
 
 QUANTIZATIONS = {
@@ -59,8 +53,14 @@ class OnnxExporter:
     format = "onnx"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        _require_heads(checkpoint)
-        _require_experts(checkpoint)
+        problem, lacked = head_problem(checkpoint.config), uncomposed(checkpoint.config)
+        if problem is None and lacked is not None:
+            problem = f"its experts {lacked}, which is not written for their activation"
+        if problem is not None:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: {problem}",
+                remedy=f"Run it with --runtime {other_runtime(checkpoint, 'ort')}.",
+            )
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
@@ -80,12 +80,8 @@ class OnnxExporter:
             with (work / DATA_FILE).open("wb") as data:
                 weights = Initializers(data)
                 _write_graph(checkpoint, weights, work, quantization, block_size, progress)
-
-            def compared(bundle: Bundle) -> Parity:
-                bound, longest = quantization.max_kl_divergence, bundle.config.context_length
-                converted = Converted(scored_by("ort", bundle), longest, bound, _REMEDY)
-                return check(checkpoint, converted, progress)
-
+            bound = quantization.max_kl_divergence
+            compared = against_reference(checkpoint, "ort", bound, progress)
             describe(
                 work,
                 checkpoint,
@@ -103,51 +99,29 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     options.require_only(OnnxExporter.format)
     name, block_size = chosen_quantization(options, QUANTIZATIONS), chosen_block_size(options)
     require_replaceable(out)
-    config = checkpoint.config
-    if QUANTIZATIONS[name].bits <= 8 and config.hidden_size % EMBEDDING_BLOCK:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: a hidden size of {config.hidden_size} cannot be quantized in "
-            f"blocks of {EMBEDDING_BLOCK}",
-            remedy="Export it with --quant fp16 or fp32.",
-        )
-    own = config.layer_embeddings
-    if QUANTIZATIONS[name].bits <= 8 and own and own.size * config.num_layers % EMBEDDING_BLOCK:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: its layers' embeddings of {own.size} elements cannot be quantized "
-            f"in blocks of {EMBEDDING_BLOCK}",
-            remedy="Export it with --quant fp16 or fp32.",
-        )
-    _require_whole_blocks(checkpoint, QUANTIZATIONS[name].bits, block_size)
-    _require_heads(checkpoint)
-    _require_experts(checkpoint)
+    if QUANTIZATIONS[name].bits <= 8:
+        _require_whole_blocks(checkpoint, block_size)
+    OnnxExporter().require_exportable(checkpoint)
     return name, block_size
 
 
-def _require_heads(checkpoint: StoredCheckpoint) -> None:
-    problem = head_problem(checkpoint.config)
-    if problem is not None:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: {problem}",
-            remedy=f"Run it with --runtime {other_runtime(checkpoint, 'ort')}.",
-        )
-
-
-def _require_experts(checkpoint: StoredCheckpoint) -> None:
-    lacked = uncomposed(checkpoint.config)
-    if lacked is not None:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: its experts {lacked}, which is not written for their activation",
-            remedy=f"Run it with --runtime {other_runtime(checkpoint, 'ort')}.",
-        )
-
-
-def _require_whole_blocks(checkpoint: StoredCheckpoint, bits: int, block_size: int) -> None:
-    """Raises UnsupportedModelError for experts whose rows end within a block."""
-    config = checkpoint.config
-    # Whatever else is in blocks is padded.
+def _require_whole_blocks(checkpoint: StoredCheckpoint, block_size: int) -> None:
+    """Raises UnsupportedModelError for rows of tables and experts that end within a block; whatever
+    else is in blocks is padded."""
+    config, own = checkpoint.config, checkpoint.config.layer_embeddings
+    rows = {"a hidden size": config.hidden_size}
+    if own is not None:
+        rows["its layers' embeddings"] = own.size * config.num_layers
+    for what, size in rows.items():
+        if size % EMBEDDING_BLOCK:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: {what} of {size} cannot be quantized in blocks of "
+                f"{EMBEDDING_BLOCK}",
+                remedy="Export it with --quant fp16 or fp32.",
+            )
     is_one_operator = config.experts is not None and not is_composed(config)
     sizes = (config.hidden_size, config.intermediate_size)
-    if is_one_operator and bits <= 8 and any(size % block_size for size in sizes):
+    if is_one_operator and any(size % block_size for size in sizes):
         smaller = [each for each in BLOCK_SIZES if not any(size % each for size in sizes)]
         smallest = f"--block-size {smaller[0]}, or with " if smaller else ""
         raise UnsupportedModelError(
@@ -165,15 +139,7 @@ def _write_graph(
     block_size: int,
     progress: Progress,
 ) -> None:
-    nodes = Nodes(weights)
-
-    def stored(nodes: Nodes) -> OnnxWeights:
-        if quantization.bits <= 8:
-            return IntegerWeights(checkpoint, nodes, quantization.bits, block_size)
-        kind = np.float16 if quantization.bits == 16 else np.float32
-        return FloatWeights(checkpoint, nodes, kind)
-
-    graph = GraphBuilder(nodes, stored(nodes), checkpoint)
+    graph = GraphBuilder(_emitter(checkpoint, weights, quantization, block_size))
 
     def written(layer: int) -> None:
         checkpoint.release_pages()
@@ -182,11 +148,24 @@ def _write_graph(
     model = graph.build(written)
     (work / GRAPH_FILE).write_bytes(model.SerializeToString())
     if checkpoint.config.encoder is not None:
-        own = Nodes(weights)
-        encoder = EncoderBuilder(own, stored(own), checkpoint).build_encoder()
+        own = _emitter(checkpoint, weights, quantization, block_size)
+        encoder = EncoderBuilder(own).build_encoder()
         (work / ENCODER_FILE).write_bytes(encoder.SerializeToString())
-        return  # no part of it drafts, and its layers are not loaded apart
+        return  # no part of it drafts
     partial = partial_model(model, graph.sublayers, checkpoint.config)
     (work / PARTIAL_FILE).write_bytes(partial.SerializeToString())
-    for number, segment in enumerate(segment_models(model, graph.sublayers, checkpoint.config)):
-        (work / SEGMENT_FILE.format(number)).write_bytes(segment.SerializeToString())
+
+
+def _emitter(
+    checkpoint: StoredCheckpoint,
+    weights: Initializers,
+    quantization: BlockQuantization,
+    block_size: int,
+) -> Emitter:
+    graph = Emitter(weights, checkpoint)
+    if quantization.bits <= 8:
+        graph.matrices = IntegerWeights(checkpoint, graph, quantization.bits, block_size)
+    else:
+        kind = np.float16 if quantization.bits == 16 else np.float32
+        graph.matrices = FloatWeights(checkpoint, graph, kind)
+    return graph

@@ -6,13 +6,24 @@ tensor at once keeps an export's memory at that of its largest tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 CONTRIB = "com.microsoft"
+OPSET = 21
+IR_VERSION = 10
+_ACCURACY_INT8 = 4  # MatMulNBits quantizes its input to int8 on the fly
 
 
 class NodeList:
@@ -43,6 +54,78 @@ class Nodes(NodeList):
         super().__init__()
         self.weights = weights
 
+    def constant(self, name: str, values: Any, kind: Any = None) -> str:
+        return self.weights.add(name, np.array(values, kind))
+
+    def reshape(self, x: str, shape_name: str, shape: Sequence[int], output: str) -> str:
+        return self.add("Reshape", [x, self.constant(shape_name, shape)], output)
+
+    def multiply_blocks(
+        self, inputs: list[str], shape: tuple[int, int], blocks: tuple[int, int], output: str
+    ) -> str:
+        """A product with a matrix in blocks of integers. inputs: x, packed values, scales, maybe
+        zero points, group index and bias; shape: of the matrix; blocks: their bits and sizes."""
+        rows, columns = shape
+        bits, block_size = blocks
+        return self.add(
+            "MatMulNBits",
+            inputs,
+            output,
+            domain=CONTRIB,
+            K=columns,
+            N=rows,
+            bits=bits,
+            block_size=block_size,
+            accuracy_level=_ACCURACY_INT8,
+        )
+
+    def choose(self, condition: str, outputs: str | list[str], *branches: GraphProto) -> str:
+        """One of two branches, each with all outputs."""
+        then_branch, else_branch = branches
+        return self.add(
+            "If", [condition], outputs, then_branch=then_branch, else_branch=else_branch
+        )
+
+    def subgraph(
+        self, name: str, outputs: Sequence[str], shape: Sequence[int | None] | None = None
+    ) -> GraphProto:
+        """A branch that gives these float tensors; shape: of each, where it is known."""
+        kind = TensorProto.FLOAT
+        values = [helper.make_tensor_value_info(each, kind, shape) for each in outputs]
+        return helper.make_graph(self.protos, name, [], values)
+
+    def model(
+        self,
+        name: str,
+        inputs: Sequence[ValueInfoProto],
+        outputs: Sequence[ValueInfoProto],
+        opset: int = OPSET,
+    ) -> ModelProto:
+        used = read_names(self.protos)
+        weights = [each for each in self.weights.protos if each.name in used]
+        graph = helper.make_graph(self.protos, name, inputs, outputs, weights)
+        opsets = [helper.make_opsetid("", opset)]
+        if any(node.domain == CONTRIB for node in self.protos):
+            opsets.append(helper.make_opsetid(CONTRIB, 1))
+        return helper.make_model(
+            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-spec"
+        )
+
+
+def read_names(nodes: Iterable[NodeProto]) -> set[str]:
+    """Returns what nodes read, and what branches of theirs read from outside of them."""
+    names: set[str] = set()
+    for node in nodes:
+        names.update(name for name in node.input if name)
+        for attribute in node.attribute:
+            inner = attribute.g.node
+            names |= read_names(inner) - {name for each in inner for name in each.output}
+    return names
+
+
+def tensor(name: str, kind: int, shape: Sequence[int | str]) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
 
 DATA_FILE = "model.onnx.data"
 INLINE_BYTES = 1024
@@ -52,9 +135,10 @@ _ALIGNMENT = 4096  # a memory page, so that a tensor can be mapped where it lies
 class Initializers:
     """Collects the TensorProtos of a graph; the bytes of all but tiny ones go to `data`."""
 
-    def __init__(self, data: BinaryIO) -> None:
+    def __init__(self, data: BinaryIO, location: str = DATA_FILE) -> None:
+        """location: how the graph calls the file that `data` is written to."""
         self.protos: list[TensorProto] = []
-        self._data = data
+        self._data, self._location = data, location
         self._names: set[str] = set()
 
     def add(self, name: str, values: np.ndarray) -> str:
@@ -66,6 +150,17 @@ class Initializers:
         if name not in self._names:
             self._names.add(name)
             self.protos.append(self._written(name, make()))
+        return name
+
+    def add_parts(self, name: str, parts: Iterable[np.ndarray]) -> str:
+        """Adds a tensor that is made some rows at a time, the first ones first, at least one."""
+        offset, rows = self._aligned(), 0
+        for part in parts:
+            self._data.write(np.ascontiguousarray(part).data)
+            rows += len(part)
+        kind = helper.np_dtype_to_tensor_dtype(part.dtype)
+        proto = TensorProto(name=name, dims=(rows, *part.shape[1:]), data_type=kind)
+        self.protos.append(self._refer_outside(proto, offset))
         return name
 
     def add_int4(self, name: str, make: Callable[[], np.ndarray]) -> str:
@@ -89,80 +184,21 @@ class Initializers:
         return self._external(proto, packed)
 
     def _external(self, proto: TensorProto, stored: np.ndarray) -> TensorProto:
-        offset = aligned(self._data)
+        offset = self._aligned()
         self._data.write(stored.data)
-        refer_outside(proto, DATA_FILE, offset, stored.nbytes)
+        return self._refer_outside(proto, offset)
+
+    def _aligned(self) -> int:
+        """Pads the file to where a tensor can be mapped, and returns where that is."""
+        end = self._data.tell()
+        offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+        self._data.write(b"\0" * (offset - end))
+        return offset
+
+    def _refer_outside(self, proto: TensorProto, offset: int) -> TensorProto:
+        """Says that the tensor is what was written from `offset` on."""
+        proto.data_location = TensorProto.EXTERNAL
+        length = self._data.tell() - offset
+        for key, value in (("location", self._location), ("offset", offset), ("length", length)):
+            proto.external_data.add(key=key, value=str(value))
         return proto
-
-
-def aligned(data: BinaryIO) -> int:
-    """Pads a file of weights to where a tensor can be mapped, and returns where that is."""
-    end = data.tell()
-    offset = -(-end // _ALIGNMENT) * _ALIGNMENT
-    data.write(b"\0" * (offset - end))
-    return offset
-
-
-def refer_outside(proto: TensorProto, location: str, offset: int, length: int) -> None:
-    proto.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", length)):
-        proto.external_data.add(key=key, value=str(value))
-
-
-def times(nodes: Nodes, x: str, scale: float, output: str) -> str:
-    """x * scale as `output`; x itself for a scale of 1."""
-    return x if scale == 1.0 else nodes.add("Mul", [x, _scalar(nodes, scale)], output)
-
-
-def softcap(nodes: Nodes, x: str, cap: float, output: str) -> str:
-    """Keeps x between -cap and cap: cap * tanh(x / cap)."""
-    small = nodes.add("Div", [x, _scalar(nodes, cap)], output + ".small")
-    return nodes.add(
-        "Mul", [nodes.add("Tanh", [small], output + ".tanh"), _scalar(nodes, cap)], output
-    )
-
-
-def activation(nodes: Nodes, gate: str, name: str, prefix: str) -> str:
-    """name: one of edge_spec.core.config.ACTIVATIONS."""
-    if name == "relu":
-        return nodes.add("Relu", [gate], prefix + "relu")
-    if name == "gelu":
-        return nodes.add("Gelu", [gate], prefix + "gelu")
-    if name == "gelu_tanh":
-        return nodes.add("FastGelu", [gate], prefix + "gelu", domain=CONTRIB)
-    return nodes.add("QuickGelu", [gate], prefix + "swish", domain=CONTRIB, alpha=1.0)
-
-
-def window_bias(nodes: Nodes, window: int) -> str:
-    """`attention_bias` that lets a row see `window` positions at most, its own included."""
-    prefix = f"window.{window}."
-    distance = distances(nodes, prefix)
-    limit = nodes.weights.add(f"window_{window}", np.array(window, np.int32))
-    near = nodes.add("Less", [distance, limit], prefix + "near")
-    never = nodes.weights.add("never", np.array(-np.inf, np.float32))
-    return nodes.add("Where", [near, "attention_bias", never], prefix + "bias")
-
-
-def distances(nodes: Nodes, prefix: str) -> str:
-    """[attended, total] int32: how far each row stands after what it may attend to.
-
-    Cached tokens stand at their positions, the rows of the pass after them at `position_ids`.
-    """
-
-    def constant(name: str, value: int, kind: type = np.int32) -> str:
-        return nodes.weights.add(name, np.array(value, kind))
-
-    wide = nodes.add("Squeeze", ["position_ids"], prefix + "wide")
-    rows = nodes.add("Cast", [wide], prefix + "rows", to=TensorProto.INT32)
-    count = nodes.add("Size", [rows], prefix + "count64")
-    count = nodes.add("Cast", [count], prefix + "count", to=TensorProto.INT32)
-    past = nodes.add("Sub", ["total_sequence_length", count], prefix + "past")
-    ends = [constant("range_start", 0), past, constant("range_step", 1)]
-    cached = nodes.add("Range", ends, prefix + "cached")
-    positions = nodes.add("Concat", [cached, rows], prefix + "positions", axis=0)
-    column = nodes.add("Unsqueeze", [rows, constant("last_axis", -1, np.int64)], prefix + "column")
-    return nodes.add("Sub", [column, positions], prefix + "distance")
-
-
-def _scalar(nodes: Nodes, value: float) -> str:
-    return nodes.weights.add(f"scalar_{value!r}", np.array(value, np.float32))

@@ -12,12 +12,6 @@ returns what its rows add; the runtime writes that at write_slot. Inputs and out
     new.N.key|value    [1, kv_heads, rows, head_dim]
     logits             [rows, vocab] float32          of functions that score
     hidden             [rows, hidden_size] float32    of these, where it was asked for
-
-What matrices are multiplied with is rounded to 16 bits, as NPUs compute. Every input of a matrix
-has one scale and one zero point for all of it, fixed beforehand by the texts that weights are
-measured on. QuantizeLinear and DequantizeLinear stand before the product, of which a compiler may
-make one operation of integers (Nagel et al. 2021, A White Paper on Neural Network Quantization).
-With 8 bits, a few large values of some columns leave the others no levels.
 """
 
 from __future__ import annotations
@@ -33,16 +27,15 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.fitted_layers import input_importance, input_ranges
-from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET
-from edge_spec.exporters.onnx.nodes import CONTRIB, DATA_FILE, Initializers, Nodes
+from edge_spec.exporters.fitted_layers import input_importance
+from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes, tensor
 from edge_spec.exporters.onnx.weights import (
     EMBEDDING,
     StaticFloats,
     StaticIntegers,
     StaticWeights,
 )
-from edge_spec.exporters.parity import Converted, Parity, check, scored_by
+from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_quantization,
@@ -61,7 +54,7 @@ from edge_spec.exporters.static_layout import (
     require_block_size,
     require_whole_blocks,
 )
-from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.bundle import open_bundle
 from edge_spec.storage.atomic import atomic_directory
 
 PARTS = ("key", "value")
@@ -117,21 +110,8 @@ class _Pass:
         self._groups = self._config.num_heads // self._config.num_kv_heads
 
     def model(self) -> ModelProto:
-        outputs = self._pass()
-        used = {name for node in self._nodes.protos for name in node.input}
-        graph = helper.make_graph(
-            self._nodes.protos,
-            f"edge-spec {self._function.name}",
-            self._inputs(),
-            outputs + self._states("new", self._rows),
-            [proto for proto in self._graphs.weights.protos if proto.name in used],
-        )
-        opsets = [helper.make_opsetid("", OPSET)]
-        if any(node.domain == CONTRIB for node in self._nodes.protos):
-            opsets.append(helper.make_opsetid(CONTRIB, 1))
-        return helper.make_model(
-            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-spec"
-        )
+        outputs = self._pass() + self._states("new", self._rows)
+        return self._nodes.model(f"edge-spec {self._function.name}", self._inputs(), outputs)
 
     def _pass(self) -> list[ValueInfoProto]:
         """Adds the nodes; returns the outputs beside the new keys and values."""
@@ -157,9 +137,9 @@ class _Pass:
         name = EMBEDDING if config.tied_embeddings else "lm_head.weight"
         hidden = self._reshape(x, (rows, config.hidden_size), "hidden")
         self._graphs.matrices.head(self._nodes, hidden, name, "logits")
-        found = [_value("logits", TensorProto.FLOAT, (rows, config.vocab_size))]
+        found = [tensor("logits", TensorProto.FLOAT, (rows, config.vocab_size))]
         if self._graphs.hidden:
-            found.append(_value("hidden", TensorProto.FLOAT, (rows, config.hidden_size)))
+            found.append(tensor("hidden", TensorProto.FLOAT, (rows, config.hidden_size)))
         return found
 
     def _rotation(self, which: int, name: str) -> str:
@@ -170,7 +150,7 @@ class _Pass:
 
     def _for_groups(self, mask: str) -> str:
         """The mask's rows once for each query of a group."""
-        repeats = self._nodes.weights.add("groups", np.array([1, 1, self._groups, 1]))
+        repeats = self._nodes.constant("groups", [1, 1, self._groups, 1])
         return self._nodes.add("Tile", [mask, repeats], mask + ".groups")
 
     def _keys_and_values(self, x: str, layer: int, prefix: str) -> list[str]:
@@ -242,9 +222,8 @@ class _Pass:
         ]
         joined = nodes.add("Concat", scores, prefix + "scores", axis=-1)
         shares = nodes.add("Softmax", [joined], prefix + "shares", axis=-1)
-        sizes = nodes.weights.add(
-            f"attended_{self._rows}", np.array([self._graphs.shape.slots, self._rows])
-        )
+        ends = [self._graphs.shape.slots, self._rows]
+        sizes = nodes.constant(f"attended_{self._rows}", ends)
         past, own = prefix + "past_shares", prefix + "own_shares"
         nodes.add("Split", [shares, sizes], [past, own], axis=-1)
         parts = [
@@ -256,8 +235,8 @@ class _Pass:
 
     def _scaled(self, queries: str, prefix: str) -> str:
         """First: products then stay within float16."""
-        scale = np.float32(self._config.head_dim**-0.5)
-        stored = self._nodes.weights.add("attention_scale", np.array(scale))
+        scale = self._config.head_dim**-0.5
+        stored = self._nodes.constant("attention_scale", scale, np.float32)
         return self._nodes.add("Mul", [queries, stored], prefix + "scaled")
 
     def _masked_scores(self, queries: str, keys: str, mask: str) -> str:
@@ -283,7 +262,7 @@ class _Pass:
 
     def _norm(self, x: str, name: str) -> str:
         """The nodes that compilers fuse to a root mean square norm (Zhang and Sennrich 2019)."""
-        nodes, add = self._nodes, self._nodes.weights.add
+        nodes = self._nodes
         if self._graphs.fuses_norms:
             return nodes.add(
                 "SimplifiedLayerNormalization",
@@ -292,9 +271,9 @@ class _Pass:
                 axis=-1,
                 epsilon=self._config.norm_epsilon,
             )
-        two = add("two", np.array(2, np.float32))
-        last = add("last_axis", np.array([-1]))
-        epsilon = add("norm_epsilon", np.array(self._config.norm_epsilon, np.float32))
+        two = nodes.constant("two", 2, np.float32)
+        last = nodes.constant("last_axis", [-1])
+        epsilon = nodes.constant("norm_epsilon", self._config.norm_epsilon, np.float32)
         squares = nodes.add("Pow", [x, two], name + ".squares")
         mean = nodes.add("ReduceMean", [squares, last], name + ".mean", keepdims=1)
         moved = nodes.add("Add", [mean, epsilon], name + ".moved")
@@ -303,10 +282,7 @@ class _Pass:
         return nodes.add("Mul", [normed, self._vector(name + ".weight")], name + ".output")
 
     def _reshape(self, x: str, shape: tuple[int, ...], output: str) -> str:
-        name = "shape_" + "_".join(map(str, shape))
-        return self._nodes.add(
-            "Reshape", [x, self._nodes.weights.add(name, np.array(shape))], output
-        )
+        return self._nodes.reshape(x, "shape_" + "_".join(map(str, shape)), shape, output)
 
     def _vector(self, name: str) -> str:
         add = self._nodes.weights.add_made
@@ -315,10 +291,10 @@ class _Pass:
     def _inputs(self) -> list[ValueInfoProto]:
         rows, slots = self._rows, self._graphs.shape.slots
         return [
-            _value("input_ids", TensorProto.INT32, (1, rows)),
-            _value("position_ids", TensorProto.INT32, (rows,)),
-            _value("past_mask", TensorProto.FLOAT, (1, 1, rows, slots)),
-            _value("own_mask", TensorProto.FLOAT, (1, 1, rows, rows)),
+            tensor("input_ids", TensorProto.INT32, (1, rows)),
+            tensor("position_ids", TensorProto.INT32, (rows,)),
+            tensor("past_mask", TensorProto.FLOAT, (1, 1, rows, slots)),
+            tensor("own_mask", TensorProto.FLOAT, (1, 1, rows, rows)),
             *self._states("past", slots),
         ]
 
@@ -326,70 +302,18 @@ class _Pass:
         config = self._config
         shape = (1, config.num_kv_heads, length, config.head_dim)
         return [
-            _value(f"{when}.{layer}.{part}", self._graphs.state, shape)
+            tensor(f"{when}.{layer}.{part}", self._graphs.state, shape)
             for layer in range(config.num_layers)
             for part in PARTS
         ]
-
-
-def _value(name: str, kind: int, shape: tuple[int, ...]) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-_HEADROOM = 1.0  # of a range, on either side: other texts have larger values, and 16 bits have room
-_MOST = np.iinfo(np.uint16).max
-
-
-class RoundedInputs:
-    """Static weights whose inputs are rounded.
-
-    ranges: the least and the largest value of each matrix's inputs, by its name.
-    """
-
-    def __init__(self, matrices: StaticWeights, ranges: Mapping[str, tuple[float, float]]) -> None:
-        self._matrices = matrices
-        self._ranges = ranges
-        self._last: tuple[Nodes, str] | None = None  # that was rounded
-
-    def linear(self, nodes: Nodes, x: str, name: str) -> str:
-        return self._matrices.linear(nodes, self._rounded(nodes, x, name), name)
-
-    def embed(self, nodes: Nodes, ids: str) -> str:
-        return self._matrices.embed(nodes, ids)
-
-    def head(self, nodes: Nodes, hidden: str, name: str, output: str) -> None:
-        self._matrices.head(nodes, self._rounded(nodes, hidden, name), name, output)
-
-    def _rounded(self, nodes: Nodes, x: str, name: str) -> str:
-        """Matrices that have one input follow each other, and share its two nodes."""
-        widened = f"{x}.rounded"
-        if self._last == (nodes, x):
-            return widened
-        self._last = (nodes, x)
-        scale, zero = affine(*self._ranges[name])
-        add = nodes.weights.add
-        told = [add(f"{x}.scale", scale), add(f"{x}.zero", zero)]
-        levels = nodes.add("QuantizeLinear", [x, *told], f"{x}.levels")
-        return nodes.add("DequantizeLinear", [levels, *told], widened)
-
-
-def affine(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the scale, float32, and the zero point, uint16, both without axes, of levels that
-    cover the range and 0."""
-    room = _HEADROOM * max(high - low, float(np.finfo(np.float32).tiny))
-    low, high = min(0.0, low - room), max(0.0, high + room)
-    scale = np.float32((high - low) / _MOST)
-    return np.array(scale), np.array(np.clip(np.rint(-low / scale), 0, _MOST), np.uint16)
 
 
 QUANTIZATIONS: Mapping[str, BlockQuantization] = {
     "fp16": BlockQuantization(16, 5e-3),
     "int4": BlockQuantization(4, 1.5),
     "int8": BlockQuantization(8, 0.1),
-    "w8a16": BlockQuantization(8, 0.1),
     "fp32": BlockQuantization(32, 1e-4),
 }
-_ROUNDS_INPUTS = "w8a16"
 
 
 class StaticOnnxExporter:
@@ -414,7 +338,6 @@ class StaticOnnxExporter:
         name = _checked(checkpoint, out, options)
         if options.num_layers is not None:
             checkpoint = first_layers(checkpoint, options.num_layers)
-        quantization = QUANTIZATIONS[name]
         shape = StaticShape.of(chosen_context(checkpoint.config, options.context_length))
         config = replace(checkpoint.config, context_length=shape.context_length)
         with atomic_directory(out) as work, require_unchanged(checkpoint.path):
@@ -424,12 +347,8 @@ class StaticOnnxExporter:
                     checkpoint, weights, shape, name, options.hidden_states, progress
                 )
                 _write(graphs, work, progress)
-
-            def compared(bundle: Bundle) -> Parity:
-                bound, longest = quantization.max_kl_divergence, bundle.config.context_length
-                converted = Converted(scored_by("ort", bundle), longest, bound, "Use more bits.")
-                return check(checkpoint, converted, progress)
-
+            bound = QUANTIZATIONS[name].max_kl_divergence
+            compared = against_reference(checkpoint, "ort", bound, progress)
             describe(
                 work,
                 checkpoint,
@@ -453,13 +372,11 @@ class StaticOnnxExporter:
         state = np.float32 if quantization == "fp32" else np.float16
         matrices: StaticWeights
         if quantization in ("fp16", "fp32"):
-            matrices = StaticFloats(checkpoint, weights, state)
+            matrices = StaticFloats(checkpoint, state)
         else:
             bits = QUANTIZATIONS[quantization].bits
             importance = input_importance(checkpoint, progress) if bits == 4 else {}
             matrices = self._form.integers(checkpoint, weights, bits, importance)
-            if quantization == _ROUNDS_INPUTS:
-                matrices = RoundedInputs(matrices, input_ranges(checkpoint, progress))
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(state))
         fuses = self._form.fuses_norms
         return StaticGraphs(checkpoint, weights, matrices, shape, kind, hidden, fuses)

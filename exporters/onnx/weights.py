@@ -28,7 +28,6 @@ from edge_spec.exporters.static_layout import BLOCK_SIZE
 
 EMBEDDING = "model.embed_tokens.weight"
 EMBEDDING_BLOCK = 32
-_ACCURACY_INT8 = 4  # MatMulNBits quantizes its input to int8 on the fly
 
 
 class IntegerWeights:
@@ -66,7 +65,9 @@ class IntegerWeights:
             inputs.append(self._nodes.weights.add(biases[0], bias))
         shape = (len(weight.packed), weight.columns)
         blocks = (weight.bits, weight.block_size)
-        return self._matmul(inputs, shape, blocks, names[0].removesuffix(".weight") + ".output")
+        return self._nodes.multiply_blocks(
+            inputs, shape, blocks, names[0].removesuffix(".weight") + ".output"
+        )
 
     def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
         """ids: [1, rows] -> `output` [1, rows, columns], those rows of a table."""
@@ -91,7 +92,7 @@ class IntegerWeights:
     def head(self, hidden: str, name: str, output: str) -> None:
         """hidden: [rows, hidden] -> `output`, the logits [rows, vocab]."""
         config = self._checkpoint.config
-        self._matmul(
+        self._nodes.multiply_blocks(
             [hidden, *self._store_table(name)],
             (config.vocab_size, config.hidden_size),
             (8, EMBEDDING_BLOCK),
@@ -152,24 +153,6 @@ class IntegerWeights:
             inputs.append(self._nodes.weights.add(name + ".zero_points", weight.zero_points))
         return inputs
 
-    def _matmul(
-        self, inputs: list[str], shape: tuple[int, int], blocks: tuple[int, int], output: str
-    ) -> str:
-        """shape: rows and columns; blocks: their bits and sizes."""
-        rows, columns = shape
-        bits, block_size = blocks
-        return self._nodes.add(
-            "MatMulNBits",
-            inputs,
-            output,
-            domain=CONTRIB,
-            K=columns,
-            N=rows,
-            bits=bits,
-            block_size=block_size,
-            accuracy_level=_ACCURACY_INT8,
-        )
-
 
 class FloatWeights:
     """Plain matrices, stored as float16 or float32 and used as float32."""
@@ -183,27 +166,29 @@ class FloatWeights:
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
         weight = self._add(names[0], lambda: self._joined(names).T)
-        output = names[0].removesuffix(".weight") + ".output"
+        output = output_of(names[0])
         if not biases:
             return self._nodes.add("MatMul", [x, weight], output)
         product = self._nodes.add("MatMul", [x, weight], output + ".product")
-        bias = self._nodes.weights.add(biases[0], self._joined(biases))
+        joined = np.concatenate([self._checkpoint.float32(name) for name in biases])
+        bias = self._nodes.weights.add(biases[0], joined)
         return self._nodes.add("Add", [product, bias], output)
 
     def rounded(self, x: str, names: Sequence[str]) -> str:
         return self.linear(x, names, [])
 
     def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
+        stored = output if self._stored is np.float32 else output + ".stored"
+        self.widen(self.look_up(ids, name, stored), output)
+
+    def look_up(self, ids: str, name: str, output: str) -> str:
+        """Rows of a table, as it is stored."""
         table = self._nodes.weights.add_made(name, lambda: self._read(name))
-        if self._stored is np.float32:
-            self._nodes.add("Gather", [table, ids], output)
-        else:
-            self._widen(self._nodes.add("Gather", [table, ids], output + ".stored"), output)
+        return self._nodes.add("Gather", [table, ids], output)
 
     def head(self, hidden: str, name: str, output: str) -> None:
-        self._nodes.add(
-            "Gemm", [hidden, self._add(name, lambda: self._read(name))], output, transB=1
-        )
+        table = self._add(name, lambda: self._read(name))
+        self._nodes.add("Gemm", [hidden, table], output, transB=1)
 
     @property
     def blocks(self) -> None:
@@ -215,19 +200,26 @@ class FloatWeights:
             turns = (np.stack(each, axis=1).reshape(-1, each[0].shape[-1]) for each in experts)
             return np.stack([each.astype(self._stored) for each in turns])
 
-        return [self._widen(self._nodes.weights.add_made(name, made), name + ".float32")]
+        return [self.widen(self._nodes.weights.add_made(name, made), name + ".float32")]
 
     def _read(self, name: str) -> np.ndarray:
-        return self._checkpoint.float32(name).astype(self._stored)
+        """Raises UnsupportedModelError for values beyond float16, where that is what is stored."""
+        values = self._checkpoint.float32(name)
+        if not np.abs(values).max() <= np.finfo(self._stored).max:
+            raise UnsupportedModelError(
+                f"{self._checkpoint.path}: {name} has values beyond float16",
+                remedy="Export it with --quant fp32, or with --format gguf.",
+            )
+        return values.astype(self._stored)
 
     def _joined(self, names: Sequence[str]) -> np.ndarray:
-        return np.concatenate([self._checkpoint.float32(name) for name in names])
+        return np.concatenate([self._read(name) for name in names])
 
     def _add(self, name: str, make: Callable[[], np.ndarray]) -> str:
-        stored = self._nodes.weights.add_made(name, lambda: make().astype(self._stored))
-        return self._widen(stored, name + ".float32")
+        stored = self._nodes.weights.add_made(name, make)
+        return self.widen(stored, name + ".float32")
 
-    def _widen(self, name: str, widened: str) -> str:
+    def widen(self, name: str, widened: str) -> str:
         if self._stored is np.float32:
             return name
         return self._nodes.add("Cast", [name], widened, to=TensorProto.FLOAT)
@@ -253,39 +245,21 @@ class StaticWeights(Protocol):
 class StaticFloats:
     """Stores matrices as float16 or float32, and multiplies with them as float32."""
 
-    def __init__(
-        self, checkpoint: StoredCheckpoint, weights: Initializers, stored: type[np.floating]
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._weights = weights
-        self._stored = stored
+    def __init__(self, checkpoint: StoredCheckpoint, stored: type[np.floating]) -> None:
+        self._checkpoint, self._stored = checkpoint, stored
 
     def linear(self, nodes: Nodes, x: str, name: str) -> str:
-        stored = self._weights.add_made(name, lambda: self._read(name).T)
-        return nodes.add("MatMul", [x, self._widen(nodes, stored)], output_of(name))
+        return self._added_to(nodes).linear(x, [name], [])
 
     def embed(self, nodes: Nodes, ids: str) -> str:
-        table = self._weights.add_made(EMBEDDING, lambda: self._read(EMBEDDING))
-        return self._widen(nodes, nodes.add("Gather", [table, ids], "embedded"))
+        floats, output = self._added_to(nodes), "embedded"
+        return floats.widen(floats.look_up(ids, EMBEDDING, output), output + ".float32")
 
     def head(self, nodes: Nodes, hidden: str, name: str, output: str) -> None:
-        table = self._weights.add_made(name, lambda: self._read(name))
-        nodes.add("Gemm", [hidden, self._widen(nodes, table)], output, transB=1)
+        self._added_to(nodes).head(hidden, name, output)
 
-    def _read(self, name: str) -> np.ndarray:
-        """Raises UnsupportedModelError for values beyond float16, where that is what is stored."""
-        values = self._checkpoint.float32(name)
-        if not np.abs(values).max() <= np.finfo(self._stored).max:
-            raise UnsupportedModelError(
-                f"{self._checkpoint.path}: {name} has values beyond float16",
-                remedy="Export it with --quant fp32, or with --format onnx or gguf.",
-            )
-        return values.astype(self._stored)
-
-    def _widen(self, nodes: Nodes, name: str) -> str:
-        if self._stored is np.float32:
-            return name
-        return nodes.add("Cast", [name], name + ".float32", to=TensorProto.FLOAT)
+    def _added_to(self, nodes: Nodes) -> FloatWeights:
+        return FloatWeights(self._checkpoint, nodes, self._stored)
 
 
 class StaticIntegers:

@@ -46,7 +46,6 @@ FITTED: tuple[tuple[str, str, str | None], ...] = (
     ("coreml", "int4", "gpu"),
     ("coreml", "lut6", "ane"),
     ("onnx-static", "int4", None),
-    ("onnx-static", "w8a16", None),
 )
 QUICK = ("gemma3", "lfm2", "qwen3moe", "t5")  # families of the default suite
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.coreml import CoreMlExporter, recipes
 from edge_spec.exporters.coreml.graph import ProgramBuilder
-from edge_spec.exporters.coreml.interpreter import read_function
 from edge_spec.exporters.coreml.recipes import AneRecipe, GpuRecipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, dense
 from edge_spec.exporters.static_layout import StaticShape
@@ -29,6 +29,7 @@ from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.static.session import StaticSession, read_layout
 from fixtures import axes, tolerance
 from fixtures.coreml_in_numpy import NumpyProgram, signatures_of_program
+from fixtures.mil_in_numpy import read_function
 from fixtures.silence import quiet
 
 CONTEXT = 64
@@ -142,6 +143,13 @@ def test_what_cannot_be_written_is_refused_in_one_line(
         export(checkpoint("llama"), tmp_path / "out", **options)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="Core ML runs here")
+def test_a_package_is_compared_only_where_core_ml_runs(wide: Any, tmp_path: Path) -> None:
+    report = CoreMlExporter().export(wide, tmp_path / "out", ExportOptions(), quiet)
+    assert report.parity == open_bundle(tmp_path / "out").manifest.parity == {}
+    assert len(report.notes) == 1 and "macOS 15" in report.notes[0]
 
 
 def test_weights_beyond_float16_are_refused(tiny: ModuleType, tmp_path: Path) -> None:

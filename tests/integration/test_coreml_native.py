@@ -15,7 +15,6 @@ pytest.importorskip("coremltools")
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
-from edge_spec.exporters.coreml.interpreter import read_function
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.coreml import CoreMlRuntime
 from edge_spec.runtimes.coreml import native as native_module
@@ -26,6 +25,7 @@ from edge_spec.runtimes.coreml.native import (
 )
 from edge_spec.runtimes.static.session import Interruption
 from fixtures.coreml_in_numpy import NumpyProgram
+from fixtures.mil_in_numpy import read_function
 
 
 def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str) -> None:

@@ -187,7 +187,7 @@ SHARING_REFUSED: dict[str, tuple[dict[str, np.ndarray | None], list[int], str]] 
     "floats": ({"d2t": np.zeros(2)}, [1, 2], "d2t is no list of 64-bit numbers"),
     "beyond": ({}, [1, VOCAB], "one beyond the target's vocabulary"),
     "twice": ({}, [5, 5], "d2t names a token twice"),
-    "rows": ({"lm_head__weight": np.zeros((3, 64))}, [1, 2], "another target"),
+    "rows": ({"lm_head__weight": np.zeros((3, 64))}, [1, 2], "expected [2, 64]"),
     "gap": ({"0__0__linear__bias": None}, [1, 2], "0.0.linear.bias is missing"),
 }
 
@@ -204,9 +204,9 @@ def test_medusa_heads_that_share_a_wrong_matrix_are_refused(
 
 
 MEDUSA_REFUSED: dict[str, tuple[dict[str, np.ndarray], str]] = {
-    "too many": ({"0__extra": np.zeros(3, np.float32)}, "no Medusa head has"),
-    "another block": ({"1__2__linear__bias": np.zeros(64, np.float32)}, "end before it"),
-    "width": ({"0__0__linear__bias": np.zeros(63, np.float32)}, "another target"),
+    "too many": ({"0__extra": np.zeros(3, np.float32)}, "no known head has"),
+    "another block": ({"1__2__linear__bias": np.zeros(64, np.float32)}, "no known head has"),
+    "width": ({"0__0__linear__bias": np.zeros(63, np.float32)}, "expected [64]"),
     "gap": ({"3__1__weight": np.zeros((VOCAB, 64), np.float32)}, "2.0.linear.weight is missing"),
 }
 

@@ -144,7 +144,7 @@ def test_integers_score_as_the_reference_on_the_weights_they_stand_for(
     Rows are of 64 and 96 weights: blocks of 64 and 128 are padded.
     """
     quantization, block_size = integers
-    monkeypatch.setattr("edge_spec.exporters.onnx.weights._ACCURACY_INT8", 1)
+    monkeypatch.setattr("edge_spec.exporters.onnx.nodes._ACCURACY_INT8", 1)
     options = ExportOptions(quantization, block_size)
     OnnxExporter().export(checkpoint(variant), tmp_path / "out", options, lambda what, part: None)
     bundle = open_bundle(tmp_path / "out")

@@ -305,7 +305,7 @@ GGUF_REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "scaled": ({"rope__scaling__type": "yarn"}, {}, "scales its rotary embedding by 'yarn'"),
     "softcap": ({"final_logit_softcapping": 30.0}, {}, "states final_logit_softcapping"),
     "activation": ({"hidden_activation": "gelu"}, {}, "an activation other than silu"),
-    "sinks": ({}, {"layers.0.attn_sinks.weight": np.zeros(4, "f4")}, "has weights that no known"),
+    "sinks": ({}, {"layers.0.attn_sinks.weight": np.zeros(4, "f4")}, "which no known head has"),
     "width": ({}, {"fc.weight": np.zeros((16, 32), "f4")}, "expected [16, 48]"),
     "ids": ({}, {"d2t": np.array([47, 48])}, "one beyond the target's vocabulary of 48"),
     "ids twice": ({}, {"d2t": np.array([7, 7])}, "d2t names a token twice"),

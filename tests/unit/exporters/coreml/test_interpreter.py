@@ -16,7 +16,7 @@ from coremltools.converters.mil import Function
 from coremltools.converters.mil.mil import types
 
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.exporters.coreml.interpreter import Constants, Interpreted, interpret
+from fixtures.mil_in_numpy import Constants, Interpreted, interpret
 
 SHAPE = (2, 3)
 NEW = np.array([[7, 8, 9]], np.float32)

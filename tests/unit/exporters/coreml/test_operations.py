@@ -12,8 +12,7 @@ pytest.importorskip("coremltools")
 import coremltools as ct
 from coremltools.converters.mil import Builder, Function
 
-from edge_spec.exporters.coreml.graph import OPERATIONS, update_slice
-from edge_spec.exporters.coreml.interpreter import CONSTEXPR, rounded
+from fixtures.mil_in_numpy import CONSTEXPR, OPERATIONS, rounded, update_slice
 
 # float32 sums in another order differ by 1e-6 of results of the size of 1 to 10.
 TOLERANCE = 1e-5
