@@ -1,5 +1,8 @@
 """The drafters while they are trained, in PyTorch: Medusa heads (Cai et al. 2024, Medusa-1), an
-EAGLE-3 head (Li et al. 2025) and an ordinary small draft."""
+EAGLE-3 head (Li et al. 2025) and an ordinary small draft.
+
+Each makes states of a batch, which an output matrix scores; they differ in how they make them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import Checkpoint, TensorRows
@@ -31,40 +35,24 @@ from edge_spec.loader.head import StoredTables
 Tensor = Any  # torch.Tensor: the library's types are not there where it is not installed
 # What `torch.cpu` calls instructions that multiply bfloat16, of x86 and of ARM.
 _BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
+_ROWS_AT_A_TIME = 256  # of scores over a whole vocabulary
 DISCOUNT = 0.8  # of each further position in the loss (Li et al. 2025, EAGLE-3)
 
 
-@dataclass(frozen=True)
-class Products:
-    """Rounds what is multiplied to `kind`, float32 or bfloat16. Sums of rows, losses and parameters
-    stay float32 (Micikevicius et al. 2018, mixed precision)."""
-
-    kind: str = "float32"
-
-    def rounded(self, values: Tensor) -> Tensor:
-        """Return the values as they are multiplied; a matrix is rounded once for a step."""
-        return values.to(self._type)
-
-    def of(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """Return [..., outputs]. x: [..., inputs]; matrix: [outputs, inputs], rounded."""
-        return torch.nn.functional.linear(self.rounded(x), matrix)
-
-    @property
-    def _type(self) -> Any:
-        return getattr(torch, self.kind)
-
-
-FLOAT32 = Products()
-
-
-def fastest_products() -> Products:
-    """bfloat16 where the processor, or the GPU that is trained on, multiplies it by itself: two to
-    four times as fast. Elsewhere it would be slower than float32."""
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor, or the GPU that is trained on, does so by itself: two to four
+    times as fast as float32. Elsewhere it would be slower."""
     if torch.get_default_device().type == "cuda":
-        return Products("bfloat16" if torch.cuda.is_bf16_supported(False) else "float32")
+        return bool(torch.cuda.is_bf16_supported(False))
     told: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    has_it = any(told.get(name) for name in _BFLOAT16_INSTRUCTIONS)
-    return Products("bfloat16" if has_it else "float32")
+    return any(told.get(name) for name in _BFLOAT16_INSTRUCTIONS)
+
+
+def fast_products() -> Any:
+    """Round what is multiplied within the block to bfloat16, where that is faster. Sums of rows,
+    losses and parameters stay float32 (Micikevicius et al. 2018, mixed precision)."""
+    device = torch.get_default_device().type
+    return torch.autocast(device, torch.bfloat16, enabled=multiplies_bfloat16())
 
 
 @contextmanager
@@ -92,19 +80,37 @@ class Trainee(ABC):
     _teacher: Teacher
 
     @abstractmethod
-    def scores(self, batch: Batch) -> list[Tensor]:
-        """Return logits by position, [anchors, scored tokens], after the target's own tokens."""
+    def states(self, batch: Batch) -> tuple[Tensor, list[Any]]:
+        """Return states after the target's own tokens, [rows, hidden_size], and by position which
+        of the rows belong to the anchors."""
 
-    def drafts(self, batch: Batch) -> np.ndarray:
-        """Return the likeliest tokens, [anchors, positions], as a greedy chain drafts them after
-        the target's own tokens. Called without gradients."""
-        best = [logits.argmax(dim=-1).cpu().numpy() for logits in self.scores(batch)]
-        found: np.ndarray = self._teacher.token_ids[np.stack(best, axis=1)]
-        return found
+    @property
+    def matrix(self) -> Tensor:
+        """[scored tokens, hidden_size], which scores states while it learns."""
+        return self._teacher.matrix
 
     @abstractmethod
     def drafter(self) -> Drafter:
         """Return the files of the drafter as it is now."""
+
+    def scores(self, batch: Batch) -> list[Tensor]:
+        """Return logits by position, [anchors, scored tokens]."""
+        states, rows = self.states(batch)
+        logits = functional.linear(states, self.matrix)
+        return [logits[each] for each in rows]
+
+    def drafts(self, batch: Batch) -> np.ndarray:
+        """Return the likeliest tokens, [anchors, positions], as a greedy chain drafts them after
+        the target's own tokens. Called without gradients."""
+        return self._drafts(batch, self.matrix, self._teacher.token_ids)
+
+    def _drafts(self, batch: Batch, matrix: Tensor, token_ids: np.ndarray) -> np.ndarray:
+        states, rows = self.states(batch)
+        parts = states.split(_ROWS_AT_A_TIME)
+        best = torch.cat([functional.linear(each, matrix).argmax(dim=-1) for each in parts])
+        places = torch.stack([best[each] for each in rows], dim=1).cpu().numpy()
+        found: np.ndarray = token_ids[places]
+        return found
 
 
 def make_trainee(teacher: Teacher, source: Any, request: DistillRequest) -> Trainee:
@@ -122,22 +128,20 @@ class Teacher:
     """Computes what the target would choose, over the tokens that are scored.
 
     output: [scored tokens, hidden_size] rows of its output matrix. token_ids: [scored tokens].
-    products: how the drafter multiplies as well.
     """
 
     config: ModelConfig
     output: np.ndarray
     token_ids: np.ndarray
-    products: Products = FLOAT32
 
     @cached_property
     def matrix(self) -> Tensor:
-        return self.products.rounded(torch.as_tensor(self.output))
+        return torch.as_tensor(self.output)
 
     def probabilities(self, batch: Batch) -> list[Tensor]:
         """Return probabilities by position, [anchors, scored tokens], renormalised over these."""
         wanted, rows = scored_rows(batch)
-        logits = self.products.of(torch.as_tensor(batch.states)[wanted], self.matrix).float()
+        logits = functional.linear(torch.as_tensor(batch.states)[wanted], self.matrix).float()
         logits = logits * self.config.logit_scale
         cap = self.config.logit_softcap
         if cap is not None:
@@ -169,21 +173,9 @@ def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
     for position, logits in enumerate(trainee.scores(batch)):
         counts = torch.as_tensor(is_scored[batch.written[batch.anchors][:, position]])
         if counts.any():
-            weights = counts / counts.sum()
-            missed = _cross_entropy(logits, expected[position], weights)
-            total = total + DISCOUNT**position * missed
+            missed = functional.cross_entropy(logits.float(), expected[position], reduction="none")
+            total = total + DISCOUNT**position * torch.dot(missed, counts / counts.sum())
     return total
-
-
-def _cross_entropy(logits: Tensor, expected: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum over rows. Its gradient, a difference of probabilities, is made here
-    and all that is kept: logits have more numbers than anything else of a step."""
-    with torch.no_grad():
-        likely = torch.log_softmax(logits.float(), dim=-1)
-        missed = -(torch.linalg.vecdot(expected, likely) * weights).sum()
-        gradient = likely.exp_().sub_(expected).mul_(weights[:, None]).to(logits.dtype)
-    slope = torch.dot(logits.flatten(), gradient.flatten())
-    return missed + slope - slope.detach()
 
 
 def parameter(values: np.ndarray) -> Tensor:
@@ -212,22 +204,16 @@ class Rotation:
 
 
 class DecoderLayers:
-    """Layers like Llama's for one batch: each matrix is rounded once, whatever it multiplies."""
+    """Layers like Llama's, by the names of their parameters."""
 
     def __init__(
-        self, teacher: Teacher, parameters: Mapping[str, Tensor], rotation: Rotation
+        self, config: ModelConfig, parameters: Mapping[str, Tensor], rotation: Rotation
     ) -> None:
-        self._config, self._products = teacher.config, teacher.products
-        self._parameters, self._rotation = parameters, rotation
-        self._matrices = {
-            name: self._products.rounded(each)
-            for name, each in parameters.items()
-            if each.dim() == 2
-        }
+        self._config, self._parameters, self._rotation = config, parameters, rotation
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        made, bias = self._products.of(x, self._matrices[name + ".weight"]), name + ".bias"
-        return made + self._parameters[bias] if bias in self._parameters else made
+        bias = self._parameters.get(name + ".bias")
+        return functional.linear(x, self._parameters[name + ".weight"], bias)
 
     def normed(self, x: Tensor, name: str) -> Tensor:
         """Divide the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
@@ -238,20 +224,19 @@ class DecoderLayers:
         """Return [windows, heads, rows, head_dim], every query head with its own keys and values.
         name: q, k or v. positions: [windows, 1, rows] or [rows]."""
         config = self._config
-        made = self.linear(read, f"{layer}.self_attn.{name}_proj")
+        made = self.linear(read, f"{layer}.self_attn.{name}_proj").float()
         made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         if config.qk_norm and name != "v":
             made = self.normed(made, f"{layer}.self_attn.{name}_norm")
         if name != "v":
             made = self._rotation.turned(made, positions)
-        made = self._products.rounded(made)
         return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
 
     def after_attention(self, stream: Tensor, mixed: Tensor, layer: str) -> Tensor:
         """mixed: [windows, rows, query heads * head_dim] of the values that were attended to."""
         stream = stream + self.linear(mixed, f"{layer}.self_attn.o_proj")
         inner = self.normed(stream, f"{layer}.post_attention_layernorm")
-        gate = torch.nn.functional.silu(self.linear(inner, f"{layer}.mlp.gate_proj"))
+        gate = functional.silu(self.linear(inner, f"{layer}.mlp.gate_proj"))
         up = self.linear(inner, f"{layer}.mlp.up_proj")
         return stream + self.linear(gate * up, f"{layer}.mlp.down_proj")
 
@@ -272,11 +257,10 @@ class MedusaTrainee(Trainee):
             self.parameters[prefix + "weight"] = parameter(np.zeros((hidden, hidden)))
             self.parameters[prefix + "bias"] = parameter(np.zeros(hidden))
 
-    def scores(self, batch: Batch) -> list[Tensor]:
+    def states(self, batch: Batch) -> tuple[Tensor, list[Any]]:
         width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
-        states = torch.as_tensor(batch.states)[:, :width][anchors]
-        products, output = self._teacher.products, self._teacher.matrix
-        return [products.of(self._head(states, head), output) for head in range(self.num_positions)]
+        given = torch.as_tensor(batch.states)[:, :width][anchors]
+        return _by_position([self._head(given, head) for head in range(self.num_positions)])
 
     def drafter(self) -> Drafter:
         ids, target = self._teacher.token_ids, self._teacher.config
@@ -294,10 +278,14 @@ class MedusaTrainee(Trainee):
         return Drafter(tensors, config)
 
     def _head(self, states: Tensor, head: int) -> Tensor:
-        prefix, products = f"{head}.0.linear.", self._teacher.products
-        matrix = products.rounded(self.parameters[prefix + "weight"])
-        inner = products.of(states, matrix) + self.parameters[prefix + "bias"]
-        return states + torch.nn.functional.silu(inner)
+        weight, bias = (self.parameters[f"{head}.0.linear.{name}"] for name in ("weight", "bias"))
+        return states + functional.silu(functional.linear(states, weight, bias))
+
+
+def _by_position(states: list[Tensor]) -> tuple[Tensor, list[Any]]:
+    """Join states of each position, [anchors, hidden_size], as `Trainee.states` has them."""
+    count = len(states[0])
+    return torch.cat(states), [slice(at * count, (at + 1) * count) for at in range(len(states))]
 
 
 _SPREAD = 0.02  # of what begins at random
@@ -326,10 +314,14 @@ class Eagle3Trainee(Trainee):
         plain = replace(teacher.config, rope_scaling=None)
         self._rotation = Rotation(teacher.config if scaled else plain)
 
-    def scores(self, batch: Batch) -> list[Tensor]:
+    @property
+    def matrix(self) -> Tensor:
+        return self.parameters["lm_head.weight"]
+
+    def states(self, batch: Batch) -> tuple[Tensor, list[Any]]:
         """Of rows before the first anchor only keys and values are computed, which later rows
         attend to."""
-        layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
+        layers = DecoderLayers(self._teacher.config, self.parameters, self._rotation)
         block = _AnchorBlock(batch)
         features = _joined(layers, torch.as_tensor(batch.features))
         read = _read(layers, self._embedded(batch.next_tokens), features)
@@ -343,8 +335,7 @@ class Eagle3Trainee(Trainee):
                 read = _read(layers, self._embedded(tokens), stream)
             stream = layers.after_attention(stream, attention.mixed(read, position), _LAYER)
             normed.append(layers.normed(stream[block.is_anchor], "norm"))
-        scores: list[Tensor] = list(layers.linear(torch.stack(normed), "lm_head").unbind())
-        return scores
+        return _by_position(normed)
 
     def drafter(self) -> Drafter:
         ids, target = self._teacher.token_ids, self._teacher.config
@@ -424,7 +415,7 @@ class _Attention:
         scores = scores.masked_fill(~self._sees, -torch.inf)
         own = [(queries * each).sum(-1, keepdim=True).float() for each, _ in self._later]
         scaled = torch.cat([scores, *own], dim=-1) * queries.shape[-1] ** -0.5
-        weights = torch.softmax(scaled, dim=-1).to(queries.dtype)
+        weights = torch.softmax(scaled, dim=-1)
         width = self._keys.shape[2]
         mixed = weights[..., :width] @ self._values
         for beside, (_, each) in enumerate(self._later):
@@ -464,7 +455,6 @@ _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 _EMBEDDING, _OUTPUT, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm"
-_ROWS_AT_A_TIME = 256  # of scores over the whole vocabulary
 
 
 class SmallDraftTrainee(Trainee):
@@ -488,19 +478,8 @@ class SmallDraftTrainee(Trainee):
             self._output = torch.tensor(source.float32(_OUTPUT))
         self._rotation = Rotation(teacher.config)
 
-    def scores(self, batch: Batch) -> list[Tensor]:
-        wanted, rows = scored_rows(batch)
-        logits = self._teacher.products.of(self._states(batch)[wanted], self._teacher.matrix)
-        return [logits[each] for each in rows]
-
     def drafts(self, batch: Batch) -> np.ndarray:
-        wanted, rows = scored_rows(batch)
-        parts = self._states(batch)[wanted].split(_ROWS_AT_A_TIME)
-        products = self._teacher.products
-        output = products.rounded(self._output)
-        best = torch.cat([products.of(each, output).argmax(dim=-1) for each in parts])
-        drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).cpu().numpy()
-        return drafts
+        return self._drafts(batch, self._output, np.arange(len(self._output)))
 
     def drafter(self) -> Drafter:
         tensors = {_EMBEDDING: self._embedding.cpu().numpy()} | as_arrays(self.parameters)
@@ -509,18 +488,18 @@ class SmallDraftTrainee(Trainee):
         config = draft_config(self._source, self._num_layers)
         return Drafter(tensors, config, text_files(self._source))
 
-    def _states(self, batch: Batch) -> Tensor:
-        """[windows, rows + positions, hidden_size], after the final norm."""
-        layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
+    def states(self, batch: Batch) -> tuple[Tensor, list[Any]]:
+        wanted, rows = scored_rows(batch)
+        layers = DecoderLayers(self._teacher.config, self.parameters, self._rotation)
         stream = self._embedding[torch.as_tensor(batch.tokens)]
         positions = torch.arange(stream.shape[1])
         for layer in (f"model.layers.{number}" for number in range(self._num_layers)):
             read = layers.normed(stream, f"{layer}.input_layernorm")
             q, k, v = (layers.heads(read, layer, name, positions) for name in "qkv")
-            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             mixed = mixed.transpose(1, 2).flatten(start_dim=2)
             stream = layers.after_attention(stream, mixed, layer)
-        return layers.normed(stream, _NORM)
+        return layers.normed(stream[wanted], _NORM), rows
 
 
 def _keep_layers(source: TensorRows, count: int) -> dict[str, Tensor]:

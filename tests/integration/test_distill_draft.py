@@ -23,7 +23,6 @@ from edge_spec.models.asked_options import AskedOptions
 torch = pytest.importorskip("torch")
 
 from edge_spec.distill.trainees import SmallDraftTrainee, Teacher  # noqa: E402
-from edge_spec.distill.training import Costs  # noqa: E402
 
 POSITIONS = 3
 ASKED = AskedOptions(runtime="reference", draft_runtime="reference", threads=1)
@@ -99,8 +98,10 @@ def distilled(
     tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Path]:
     """distilled(name, progress): a draft for tmp_path / "hf", by the same costs each time."""
-    costs = Costs({1: 1.0, 2: 1.1, 4: 1.3}, 0.1)
-    monkeypatch.setattr("edge_spec.distill.training.measure_costs", lambda *given: costs)
+    # Measured ones differ from run to run.
+    passes_s = {1: 1.0, 2: 1.1, 4: 1.3}
+    monkeypatch.setattr("edge_spec.distill.run.median_seconds", lambda passes: passes_s)
+    monkeypatch.setattr("edge_spec.distill.training.time_untrained", lambda *given: 0.1)
     tiny.write_hf(tiny.build("llama", num_hidden_layers=3), tmp_path / "hf")
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"tell me {index}" for index in range(20)))

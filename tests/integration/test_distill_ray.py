@@ -113,10 +113,10 @@ def test_the_same_command_makes_the_same_drafter(
     target: str, machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from edge_spec.distill.training import Costs
-
-    costs = Costs({1: 1.0, 2: 1.1, 4: 1.3}, 0.1)  # measured ones differ from run to run
-    monkeypatch.setattr("edge_spec.distill.training.measure_costs", lambda *given: costs)
+    # Measured ones differ from run to run.
+    passes_s = {1: 1.0, 2: 1.1, 4: 1.3}
+    monkeypatch.setattr("edge_spec.distill.run.median_seconds", lambda passes: passes_s)
+    monkeypatch.setattr("edge_spec.distill.training.time_untrained", lambda *given: 0.1)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(TASKS.prompts))
     options = ["--kind", "draft", "--prompts", str(prompts), "--tokens", "300", "--max-tokens"]
