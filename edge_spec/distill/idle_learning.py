@@ -421,7 +421,7 @@ def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) 
         return
     learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
     request = DistillRequest(kind="medusa", epochs=max(_EPOCHS, _LEAST_STEPS // len(learnt)))
-    ids = choose_scored(learnt, weights.config, request, given["eos_ids"])
+    ids = choose_scored(learnt, weights.config, None, given["eos_ids"])
     passes_s = {int(rows): seconds for rows, seconds in given["passes_s"].items()}
     timed = partial(time_head, source=weights)
     lesson = Lesson(

@@ -1,5 +1,5 @@
-"""The drafters while they are trained, in PyTorch: Medusa heads (Cai et al. 2024, Medusa-1), an
-EAGLE-3 head (Li et al. 2025) and an ordinary small draft.
+"""The drafters while they are trained, in PyTorch: Medusa heads (Cai et al. 2024, Medusa-1) and
+an EAGLE-3 head (Li et al. 2025).
 
 Each makes states of a batch, which an output matrix scores; they differ in how they make them.
 """
@@ -18,24 +18,17 @@ import torch
 from torch.nn import functional
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model_info import Checkpoint, TensorRows
+from edge_spec.core.model_info import TensorRows
 from edge_spec.core.rope import Rope
-from edge_spec.distill.drafter_files import (
-    Drafter,
-    draft_config,
-    layers_config,
-    rope_scaling_config,
-    text_files,
-)
+from edge_spec.distill.drafter_files import Drafter, layer_config, rope_scaling_config
 from edge_spec.distill.features import Batch
-from edge_spec.distill.request import DistillRequest, num_kept
+from edge_spec.distill.request import DistillRequest
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.loader.head import StoredTables
 
 Tensor = Any  # torch.Tensor: the library's types are not there where it is not installed
 # What `torch.cpu` calls instructions that multiply bfloat16, of x86 and of ARM.
 _BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
-_ROWS_AT_A_TIME = 256  # of scores over a whole vocabulary
 DISCOUNT = 0.8  # of each further position in the loss (Li et al. 2025, EAGLE-3)
 
 
@@ -80,9 +73,8 @@ class Trainee(ABC):
     _teacher: Teacher
 
     @abstractmethod
-    def states(self, batch: Batch) -> tuple[Tensor, list[Any]]:
-        """Return states after the target's own tokens, [rows, hidden_size], and by position which
-        of the rows belong to the anchors."""
+    def states(self, batch: Batch) -> list[Tensor]:
+        """Return states by position, [anchors, hidden_size], after the target's own tokens."""
 
     @property
     def matrix(self) -> Tensor:
@@ -95,32 +87,24 @@ class Trainee(ABC):
 
     def scores(self, batch: Batch) -> list[Tensor]:
         """Return logits by position, [anchors, scored tokens]."""
-        states, rows = self.states(batch)
-        logits = functional.linear(states, self.matrix)
-        return [logits[each] for each in rows]
+        scores: list[Tensor] = list(
+            functional.linear(torch.stack(self.states(batch)), self.matrix).unbind()
+        )
+        return scores
 
     def drafts(self, batch: Batch) -> np.ndarray:
         """Return the likeliest tokens, [anchors, positions], as a greedy chain drafts them after
         the target's own tokens. Called without gradients."""
-        return self._drafts(batch, self.matrix, self._teacher.token_ids)
-
-    def _drafts(self, batch: Batch, matrix: Tensor, token_ids: np.ndarray) -> np.ndarray:
-        states, rows = self.states(batch)
-        parts = states.split(_ROWS_AT_A_TIME)
-        best = torch.cat([functional.linear(each, matrix).argmax(dim=-1) for each in parts])
-        places = torch.stack([best[each] for each in rows], dim=1).cpu().numpy()
-        found: np.ndarray = token_ids[places]
+        best = [logits.argmax(dim=-1).cpu().numpy() for logits in self.scores(batch)]
+        found: np.ndarray = self._teacher.token_ids[np.stack(best, axis=1)]
         return found
 
 
-def make_trainee(teacher: Teacher, source: Any, request: DistillRequest) -> Trainee:
-    """source: TensorRows, and a Checkpoint for a kind that begins as layers of its target."""
+def make_trainee(teacher: Teacher, source: TensorRows, request: DistillRequest) -> Trainee:
+    """source: with all weights for a kind that begins as a layer of its target."""
     if request.kind == "medusa":
         return MedusaTrainee(teacher, request.positions)
-    if request.kind == "eagle3":
-        return Eagle3Trainee(teacher, source, request.positions, request.seed)
-    count = num_kept(teacher.config, request.layers)
-    return SmallDraftTrainee(teacher, source, count, request.positions)
+    return Eagle3Trainee(teacher, source, request.positions, request.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +124,7 @@ class Teacher:
 
     def probabilities(self, batch: Batch) -> list[Tensor]:
         """Return probabilities by position, [anchors, scored tokens], renormalised over these."""
-        wanted, rows = scored_rows(batch)
+        wanted, rows = _drafted_rows(batch)
         logits = functional.linear(torch.as_tensor(batch.states)[wanted], self.matrix).float()
         logits = logits * self.config.logit_scale
         cap = self.config.logit_softcap
@@ -150,11 +134,11 @@ class Teacher:
         return [probabilities[each] for each in rows]
 
 
-def scored_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
+def _drafted_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
     """Return the rows after which something is drafted, [windows, rows + positions] bool; and by
     position, [anchors], which of these it is."""
     width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
-    wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
+    wanted = torch.zeros(batch.states.shape[:2], dtype=torch.bool)
     places = range(1, batch.written.shape[2] + 1)
     for at in places:
         wanted[:, at : at + width] |= anchors
@@ -222,12 +206,10 @@ class DecoderLayers:
 
     def heads(self, read: Tensor, layer: str, name: str, positions: Tensor) -> Tensor:
         """Return [windows, heads, rows, head_dim], every query head with its own keys and values.
-        name: q, k or v. positions: [windows, 1, rows] or [rows]."""
+        name: q, k or v. positions: [windows, 1, rows]."""
         config = self._config
         made = self.linear(read, f"{layer}.self_attn.{name}_proj").float()
         made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
-        if config.qk_norm and name != "v":
-            made = self.normed(made, f"{layer}.self_attn.{name}_norm")
         if name != "v":
             made = self._rotation.turned(made, positions)
         return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
@@ -257,10 +239,10 @@ class MedusaTrainee(Trainee):
             self.parameters[prefix + "weight"] = parameter(np.zeros((hidden, hidden)))
             self.parameters[prefix + "bias"] = parameter(np.zeros(hidden))
 
-    def states(self, batch: Batch) -> tuple[Tensor, list[Any]]:
+    def states(self, batch: Batch) -> list[Tensor]:
         width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
         given = torch.as_tensor(batch.states)[:, :width][anchors]
-        return _by_position([self._head(given, head) for head in range(self.num_positions)])
+        return [self._head(given, head) for head in range(self.num_positions)]
 
     def drafter(self) -> Drafter:
         ids, target = self._teacher.token_ids, self._teacher.config
@@ -280,12 +262,6 @@ class MedusaTrainee(Trainee):
     def _head(self, states: Tensor, head: int) -> Tensor:
         weight, bias = (self.parameters[f"{head}.0.linear.{name}"] for name in ("weight", "bias"))
         return states + functional.silu(functional.linear(states, weight, bias))
-
-
-def _by_position(states: list[Tensor]) -> tuple[Tensor, list[Any]]:
-    """Join states of each position, [anchors, hidden_size], as `Trainee.states` has them."""
-    count = len(states[0])
-    return torch.cat(states), [slice(at * count, (at + 1) * count) for at in range(len(states))]
 
 
 _SPREAD = 0.02  # of what begins at random
@@ -318,7 +294,7 @@ class Eagle3Trainee(Trainee):
     def matrix(self) -> Tensor:
         return self.parameters["lm_head.weight"]
 
-    def states(self, batch: Batch) -> tuple[Tensor, list[Any]]:
+    def states(self, batch: Batch) -> list[Tensor]:
         """Of rows before the first anchor only keys and values are computed, which later rows
         attend to."""
         layers = DecoderLayers(self._teacher.config, self.parameters, self._rotation)
@@ -335,7 +311,7 @@ class Eagle3Trainee(Trainee):
                 read = _read(layers, self._embedded(tokens), stream)
             stream = layers.after_attention(stream, attention.mixed(read, position), _LAYER)
             normed.append(layers.normed(stream[block.is_anchor], "norm"))
-        return _by_position(normed)
+        return normed
 
     def drafter(self) -> Drafter:
         ids, target = self._teacher.token_ids, self._teacher.config
@@ -345,7 +321,7 @@ class Eagle3Trainee(Trainee):
             "t2d": np.isin(np.arange(target.vocab_size), ids),
         }
         own = {"draft_vocab_size": len(ids), "fc_norm": True}
-        return Drafter(tensors, layers_config(target, "llama", 1) | own)
+        return Drafter(tensors, layer_config(target) | own)
 
     def _embedded(self, tokens: np.ndarray) -> Tensor:
         """[windows, rows, hidden_size]. Nothing is learnt of what follows -1, which is no token."""
@@ -452,65 +428,3 @@ def _eagle3_beginning(
 
 
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-
-
-_EMBEDDING, _OUTPUT, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm"
-
-
-class SmallDraftTrainee(Trainee):
-    """Layers and the final norm learn; the embedding and the output matrix stay the target's.
-
-    A position is the next row of the same text, so a batch passes the layers once, whatever the
-    number of positions. It learns over the scored tokens, and drafts from the whole vocabulary.
-    """
-
-    def __init__(
-        self, teacher: Teacher, source: Checkpoint, num_layers: int, num_positions: int
-    ) -> None:
-        self.num_positions = num_positions
-        self._num_layers = num_layers
-        self._teacher = teacher
-        self._source = source
-        self.parameters = _keep_layers(source, num_layers)
-        self._embedding = torch.tensor(source.float32(_EMBEDDING))
-        self._output = self._embedding
-        if not teacher.config.tied_embeddings:
-            self._output = torch.tensor(source.float32(_OUTPUT))
-        self._rotation = Rotation(teacher.config)
-
-    def drafts(self, batch: Batch) -> np.ndarray:
-        return self._drafts(batch, self._output, np.arange(len(self._output)))
-
-    def drafter(self) -> Drafter:
-        tensors = {_EMBEDDING: self._embedding.cpu().numpy()} | as_arrays(self.parameters)
-        if self._output is not self._embedding:
-            tensors[_OUTPUT] = self._output.cpu().numpy()
-        config = draft_config(self._source, self._num_layers)
-        return Drafter(tensors, config, text_files(self._source))
-
-    def states(self, batch: Batch) -> tuple[Tensor, list[Any]]:
-        wanted, rows = scored_rows(batch)
-        layers = DecoderLayers(self._teacher.config, self.parameters, self._rotation)
-        stream = self._embedding[torch.as_tensor(batch.tokens)]
-        positions = torch.arange(stream.shape[1])
-        for layer in (f"model.layers.{number}" for number in range(self._num_layers)):
-            read = layers.normed(stream, f"{layer}.input_layernorm")
-            q, k, v = (layers.heads(read, layer, name, positions) for name in "qkv")
-            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            mixed = mixed.transpose(1, 2).flatten(start_dim=2)
-            stream = layers.after_attention(stream, mixed, layer)
-        return layers.normed(stream[wanted], _NORM), rows
-
-
-def _keep_layers(source: TensorRows, count: int) -> dict[str, Tensor]:
-    """Return the target's own final norm and layers, under their numbers in the draft: the last
-    layer, and others evenly spaced from the first one on (of one layer, the last)."""
-    chosen = np.linspace(source.config.num_layers - 1, 0, count).round().astype(int)[::-1].tolist()
-    norm = _NORM + ".weight"
-    found = {norm: parameter(source.float32(norm))}
-    for name in source.names():
-        parts = name.split(".", 3)
-        if parts[:2] == ["model", "layers"] and int(parts[2]) in chosen:
-            own = f"model.layers.{chosen.index(int(parts[2]))}.{parts[3]}"
-            found[own] = parameter(source.float32(name))
-    return found

@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 class Lesson:
     """What a drafter learns from.
 
-    weights: the target's; a Checkpoint for a kind that starts as layers of it. token_ids: those
+    weights: the target's; all of them for a kind that starts as a layer of it. token_ids: those
     that are scored, ascending. passes_s: seconds of the target's passes here, by rows.
     time_drafter: measures the seconds of a draft token of the drafter in a directory. folder: keeps
     the unfinished training. threads: None: as many as PyTorch chooses. name: of the training; "":
@@ -151,21 +151,19 @@ def train(
     Raises an EdgeSpecError, OSError."""
     if lesson.threads is not None:
         torch.set_num_threads(lesson.threads)
-    kind, ids = KINDS[request.kind], lesson.token_ids
-    output = StoredTables(lesson.weights).output_rows(ids)
-    teacher = Teacher(lesson.weights.config, output, ids)
+    output = StoredTables(lesson.weights).output_rows(lesson.token_ids)
+    teacher = Teacher(lesson.weights.config, output, lesson.token_ids)
     trainee = make_trainee(teacher, lesson.weights, request)
     training = Training(trainee, teacher, lesson, request)
     training.run(progress)
     drafter = trainee.drafter()
-    if not kind.scores_all:  # a head tells its target from others of the same shape
-        drafter.config[SAMPLE] = target_sample(lesson.weights)
-    return drafter, _report(training, lesson, kind.scores_all)
+    drafter.config[SAMPLE] = target_sample(lesson.weights)  # tells it from others of its shape
+    return drafter, _report(training, lesson)
 
 
-def _report(training: Training, lesson: Lesson, scores_all: bool) -> dict[str, Any]:
+def _report(training: Training, lesson: Lesson) -> dict[str, Any]:
     """docs/distill.md lists the fields."""
-    state, vocab_size = training.state, lesson.weights.config.vocab_size
+    state = training.state
     best = state.best
     assert best is not None
     learnt, held_out = ([each.conversation for each in part] for part in lesson.divided)
@@ -175,8 +173,8 @@ def _report(training: Training, lesson: Lesson, scores_all: bool) -> dict[str, A
         "pays": best.speedup > 1,
         "tokens": {"learnt": count_answered(learnt), "held_out": count_answered(held_out)},
         "vocabulary": {
-            "scored": vocab_size if scores_all else len(lesson.token_ids),
-            "coverage": 1.0 if scores_all else coverage(held_out, lesson.token_ids),
+            "scored": len(lesson.token_ids),
+            "coverage": coverage(held_out, lesson.token_ids),
         },
         "costs_ms": {
             "passes": {rows: 1e3 * seconds for rows, seconds in lesson.passes_s.items()},
@@ -319,7 +317,7 @@ class Training:
 
     def _digest(self, lesson: Lesson, request: DistillRequest) -> str:
         """Return a digest of all that decides the training, except for what passes take."""
-        decides = [request.kind, request.positions, request.layers, self._seed]
+        decides = [request.kind, request.positions, self._seed]
         answered = [each.conversation.num_answered for each in lesson.examples]
         decides += [self._epochs, self._rows, *answered]
         content = hashlib.sha256(json.dumps(decides).encode() + lesson.token_ids.tobytes())

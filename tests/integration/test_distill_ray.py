@@ -27,7 +27,7 @@ LAYERS, HIDDEN_SIZE = 3, 64
 ASKED = AskedOptions(runtime="reference", threads=1)
 TASKS = GivenPrompts(tuple(f"tell me {index}" for index in range(24)), 24)
 NUM_TOKENS = 900
-FEATURES = FeatureRequest((1, LAYERS), False, 10**9)
+FEATURES = FeatureRequest((1, LAYERS), False)
 
 
 def quiet(what: str, fraction: float) -> None:
@@ -119,8 +119,8 @@ def test_the_same_command_makes_the_same_drafter(
     monkeypatch.setattr("edge_spec.distill.training.time_untrained", lambda *given: 0.1)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(TASKS.prompts))
-    options = ["--kind", "draft", "--prompts", str(prompts), "--tokens", "300", "--max-tokens"]
-    options += ["16", "--epochs", "1", "--runtime", "reference", "--draft-runtime", "reference"]
+    options = ["--prompts", str(prompts), "--tokens", "300", "--max-tokens"]
+    options += ["16", "--epochs", "1", "--runtime", "reference"]
     options += ["--threads", "1"]
     cluster, _ = machines
     made = []
