@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -184,7 +184,10 @@ class _Work:
         features = FeatureRequest(kind.layers(config), kind.of_answers)
         with load_asked(self.model, self.asked, self.progress, keeps_answers=False) as engine:
             _require_trainable(engine, tasks)
-            with self._open_machine(engine, tasks) as machine:
+            machines: AbstractContextManager[Machine] = nullcontext(ThisMachine(engine, tasks))
+            if request.ray is not None:
+                machines = Cluster(request.ray, self.model, self.asked, tasks)
+            with machines as machine:
                 answers = write_answers(machine, tasks, folder, request.num_tokens, self.progress)
                 examples = read_features(
                     machine.read_features,
@@ -208,15 +211,6 @@ class _Work:
         with_it = replace(self.asked, draft=[str(drafter)], drafter=name)
         with load_asked(self.model, with_it, self.progress, keeps_answers=False) as engine:
             return prove(engine, read_prompts(OWN_PROMPTS), _PROOF, self.progress)
-
-    @contextmanager
-    def _open_machine(self, engine: Engine, tasks: Tasks) -> Iterator[Machine]:
-        """Yield who answers and reads features: this machine, or those of --ray."""
-        if self.request.ray is None:
-            yield ThisMachine(engine, tasks)
-            return
-        with Cluster(self.request.ray, self.model, self.asked, tasks) as cluster:
-            yield cluster
 
 
 def _choose_tasks(request: DistillRequest, source: Source) -> Tasks:

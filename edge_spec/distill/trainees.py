@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -170,59 +170,6 @@ def as_arrays(parameters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: each.detach().cpu().numpy().copy() for name, each in parameters.items()}
 
 
-class Rotation:
-    """Rotary positions of one model, halves paired (Su et al. 2021)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        rope = Rope(config.rope_theta, config.rope_scaling)
-        self._frequencies = torch.as_tensor(rope.frequencies(config.head_dim))
-        self._magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
-
-    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: [..., rows, head_dim]. positions: [..., rows]."""
-        angles = positions[..., None] * self._frequencies
-        cos = (angles.cos() * self._magnitude).float()
-        sin = (angles.sin() * self._magnitude).float()
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-class DecoderLayers:
-    """Layers like Llama's, by the names of their parameters."""
-
-    def __init__(
-        self, config: ModelConfig, parameters: Mapping[str, Tensor], rotation: Rotation
-    ) -> None:
-        self._config, self._parameters, self._rotation = config, parameters, rotation
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        bias = self._parameters.get(name + ".bias")
-        return functional.linear(x, self._parameters[name + ".weight"], bias)
-
-    def normed(self, x: Tensor, name: str) -> Tensor:
-        """Divide the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
-        scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + self._config.norm_epsilon)
-        return x * scale * self._parameters[name + ".weight"]
-
-    def heads(self, read: Tensor, layer: str, name: str, positions: Tensor) -> Tensor:
-        """Return [windows, heads, rows, head_dim], every query head with its own keys and values.
-        name: q, k or v. positions: [windows, 1, rows]."""
-        config = self._config
-        made = self.linear(read, f"{layer}.self_attn.{name}_proj").float()
-        made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
-        if name != "v":
-            made = self._rotation.turned(made, positions)
-        return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
-
-    def after_attention(self, stream: Tensor, mixed: Tensor, layer: str) -> Tensor:
-        """mixed: [windows, rows, query heads * head_dim] of the values that were attended to."""
-        stream = stream + self.linear(mixed, f"{layer}.self_attn.o_proj")
-        inner = self.normed(stream, f"{layer}.post_attention_layernorm")
-        gate = functional.silu(self.linear(inner, f"{layer}.mlp.gate_proj"))
-        up = self.linear(inner, f"{layer}.mlp.up_proj")
-        return stream + self.linear(gate * up, f"{layer}.mlp.down_proj")
-
-
 class MedusaTrainee(Trainee):
     """Head k is z + SiLU(A z + b), and begins as the target's own choice.
 
@@ -266,7 +213,6 @@ class MedusaTrainee(Trainee):
 
 _SPREAD = 0.02  # of what begins at random
 _FEATURES = 3
-_LAYER = "midlayer"
 
 
 class Eagle3Trainee(Trainee):
@@ -287,8 +233,8 @@ class Eagle3Trainee(Trainee):
         self._tables = StoredTables(source)
         # Trained as it will be read: without a scaling that config.json cannot express.
         scaled = rope_scaling_config(teacher.config) is not None
-        plain = replace(teacher.config, rope_scaling=None)
-        self._rotation = Rotation(teacher.config if scaled else plain)
+        scaling = teacher.config.rope_scaling if scaled else None
+        self._rope = Rope(teacher.config.rope_theta, scaling)
 
     @property
     def matrix(self) -> Tensor:
@@ -297,21 +243,27 @@ class Eagle3Trainee(Trainee):
     def states(self, batch: Batch) -> list[Tensor]:
         """Of rows before the first anchor only keys and values are computed, which later rows
         attend to."""
-        layers = DecoderLayers(self._teacher.config, self.parameters, self._rotation)
-        block = _AnchorBlock(batch)
-        features = _joined(layers, torch.as_tensor(batch.features))
-        read = _read(layers, self._embedded(batch.next_tokens), features)
-        attention = _Attention(batch, block, layers, read)
-        stream, read = block.of(features), block.of(read)
-        normed = []
+        rows, is_anchor = _anchor_rows(batch)
+        features = self._joined(torch.as_tensor(batch.features))
+        read = self._read(batch.next_tokens, features)
+        places = torch.arange(read.shape[1]).expand(len(read), -1)
+        keys, values = (self._heads(read, name, places) for name in "kv")
+        is_before = places[:, None, :] <= rows[:, :, None]
+        sees = (is_before & torch.as_tensor(batch.is_row)[:, None, :])[:, None]
+        stream, read = _of_rows(features, rows), _of_rows(read, rows)
+        own: list[tuple[Tensor, Tensor]] = []  # keys and values, by further position
+        states = []
         for position in range(self.num_positions):
+            at = rows + position
             if position:
                 written = batch.written[:, :, position - 1]
-                tokens = np.take_along_axis(written, block.rows.cpu().numpy(), axis=1)
-                read = _read(layers, self._embedded(tokens), stream)
-            stream = layers.after_attention(stream, attention.mixed(read, position), _LAYER)
-            normed.append(layers.normed(stream[block.is_anchor], "norm"))
-        return normed
+                tokens = np.take_along_axis(written, rows.cpu().numpy(), axis=1)
+                read = self._read(tokens, stream)
+                own.append((self._heads(read, "k", at), self._heads(read, "v", at)))
+            mixed = _attend(self._heads(read, "q", at), (keys, values), sees, own)
+            stream = self._after_attention(stream, mixed)
+            states.append(self._normed(stream[is_anchor], "norm"))
+        return states
 
     def drafter(self) -> Drafter:
         ids, target = self._teacher.token_ids, self._teacher.config
@@ -323,84 +275,86 @@ class Eagle3Trainee(Trainee):
         own = {"draft_vocab_size": len(ids), "fc_norm": True}
         return Drafter(tensors, layer_config(target) | own)
 
-    def _embedded(self, tokens: np.ndarray) -> Tensor:
-        """[windows, rows, hidden_size]. Nothing is learnt of what follows -1, which is no token."""
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return functional.linear(x, self.parameters[name + ".weight"])
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        """Divide the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
+        epsilon = self._teacher.config.norm_epsilon
+        scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + epsilon)
+        return x * scale * self.parameters[name + ".weight"]
+
+    def _joined(self, features: Tensor) -> Tensor:
+        """[windows, rows, hidden_size] of [windows, rows, layers, hidden_size]. Late layers have
+        larger features than early ones, and a text's first token a hundred times larger ones."""
+        each = [self._normed(features[:, :, at], f"fc_norm.{at}") for at in range(_FEATURES)]
+        return self._linear(torch.cat(each, dim=-1), "fc")
+
+    def _read(self, tokens: np.ndarray, stream: Tensor) -> Tensor:
+        """Return what the attention reads: tokens beside features, or states in their place.
+        Nothing is learnt of what follows -1, which is no token."""
         ids, places = np.unique(np.maximum(tokens, 0), return_inverse=True)
-        return torch.as_tensor(self._tables.embed(ids))[
-            torch.as_tensor(places.reshape(tokens.shape))
-        ]
-
-
-def _joined(layers: DecoderLayers, features: Tensor) -> Tensor:
-    """[windows, rows, hidden_size] of [windows, rows, layers, hidden_size]. Late layers have larger
-    features than early ones, and a text's first token a hundred times larger ones."""
-    each = [layers.normed(features[:, :, at], f"fc_norm.{at}") for at in range(_FEATURES)]
-    return layers.linear(torch.cat(each, dim=-1), "fc")
-
-
-def _read(layers: DecoderLayers, embedded: Tensor, stream: Tensor) -> Tensor:
-    """Return what the attention reads: tokens beside features, or states in their place."""
-    token = layers.normed(embedded, f"{_LAYER}.input_layernorm")
-    return torch.cat([token, layers.normed(stream, f"{_LAYER}.hidden_norm")], dim=-1)
-
-
-class _AnchorBlock:
-    """The anchors of a batch, which are the last rows of each window, beside each other.
-
-    is_anchor: [windows, most anchors] bool; else it is padding. rows: [windows, most anchors] int64
-    of the windows, in padding the last one.
-    """
-
-    def __init__(self, batch: Batch) -> None:
-        counts = batch.anchors.sum(axis=1, keepdims=True)
-        places = np.arange(counts.max())
-        last = batch.anchors.shape[1] - 1
-        self.rows = torch.as_tensor(
-            np.minimum(batch.anchors.argmax(axis=1)[:, None] + places, last)
-        )
-        self.is_anchor = torch.as_tensor(places < counts)
-
-    def of(self, made: Tensor) -> Tensor:
-        """[windows, most anchors, size] of [windows, rows, size]."""
-        return made.gather(1, self.rows[:, :, None].expand(-1, -1, made.shape[2]))
-
-
-class _Attention:
-    """Attends within one batch: anchors see what the first position made of all rows up to
-    theirs, and what the positions between made of their own row. read: of all rows in the first
-    position."""
-
-    def __init__(
-        self, batch: Batch, block: _AnchorBlock, layers: DecoderLayers, read: Tensor
-    ) -> None:
-        self._layers = layers
-        self._rows = block.rows
-        rows = torch.arange(read.shape[1]).expand(len(read), -1)
-        self._keys, self._values = (self._heads(read, name, rows) for name in "kv")
-        is_before = rows[:, None, :] <= block.rows[:, :, None]
-        self._sees = (is_before & torch.as_tensor(batch.is_row)[:, None, :])[:, None]
-        self._later: list[tuple[Tensor, Tensor]] = []  # keys and values, by further position
-
-    def mixed(self, read: Tensor, position: int) -> Tensor:
-        """[windows, most anchors, query heads * head_dim]. read: of the anchors."""
-        at = self._rows + position
-        queries = self._heads(read, "q", at)
-        if position:
-            self._later.append((self._heads(read, "k", at), self._heads(read, "v", at)))
-        scores = (queries @ self._keys.transpose(-1, -2)).float()
-        scores = scores.masked_fill(~self._sees, -torch.inf)
-        own = [(queries * each).sum(-1, keepdim=True).float() for each, _ in self._later]
-        scaled = torch.cat([scores, *own], dim=-1) * queries.shape[-1] ** -0.5
-        weights = torch.softmax(scaled, dim=-1)
-        width = self._keys.shape[2]
-        mixed = weights[..., :width] @ self._values
-        for beside, (_, each) in enumerate(self._later):
-            mixed = mixed + weights[..., width + beside, None] * each
-        return mixed.transpose(1, 2).flatten(start_dim=2)
+        embedded = torch.as_tensor(self._tables.embed(ids))
+        token = embedded[torch.as_tensor(places.reshape(tokens.shape))]
+        token = self._normed(token, "midlayer.input_layernorm")
+        return torch.cat([token, self._normed(stream, "midlayer.hidden_norm")], dim=-1)
 
     def _heads(self, read: Tensor, name: str, positions: Tensor) -> Tensor:
-        """positions: [windows, rows]."""
-        return self._layers.heads(read, _LAYER, name, positions[:, None])
+        """Return [windows, heads, rows, head_dim], every query head with its own keys and values.
+        name: q, k or v. positions: [windows, rows]."""
+        config = self._teacher.config
+        made = self._linear(read, f"midlayer.self_attn.{name}_proj").float()
+        made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        if name != "v":  # halves paired (Su et al. 2021)
+            tables = self._rope.tables(int(positions.max()) + 1, config.head_dim)
+            cos, sin = (torch.as_tensor(each)[positions][:, None] for each in tables)
+            first, second = made.chunk(2, dim=-1)
+            made = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
+
+    def _after_attention(self, stream: Tensor, mixed: Tensor) -> Tensor:
+        """mixed: [windows, rows, query heads * head_dim] of the values that were attended to."""
+        stream = stream + self._linear(mixed, "midlayer.self_attn.o_proj")
+        inner = self._normed(stream, "midlayer.post_attention_layernorm")
+        gate = functional.silu(self._linear(inner, "midlayer.mlp.gate_proj"))
+        up = self._linear(inner, "midlayer.mlp.up_proj")
+        return stream + self._linear(gate * up, "midlayer.mlp.down_proj")
+
+
+def _anchor_rows(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return which rows of each window are its anchors, [windows, most anchors] int64: its last
+    ones; and which of these are none but padding, which repeats the last row, as False."""
+    counts = batch.anchors.sum(axis=1, keepdims=True)
+    places = np.arange(counts.max())
+    last = batch.anchors.shape[1] - 1
+    rows = np.minimum(batch.anchors.argmax(axis=1)[:, None] + places, last)
+    return torch.as_tensor(rows), torch.as_tensor(places < counts)
+
+
+def _of_rows(made: Tensor, rows: Tensor) -> Tensor:
+    """[windows, most anchors, size] of [windows, rows, size]."""
+    return made.gather(1, rows[:, :, None].expand(-1, -1, made.shape[2]))
+
+
+def _attend(
+    queries: Tensor,
+    of_text: tuple[Tensor, Tensor],
+    sees: Tensor,
+    own: list[tuple[Tensor, Tensor]],
+) -> Tensor:
+    """Return [windows, most anchors, query heads * head_dim]. Anchors see what the first position
+    made of all rows up to theirs, `of_text`, and what the positions between made of their own
+    row."""
+    keys, values = of_text
+    scores = (queries @ keys.transpose(-1, -2)).float().masked_fill(~sees, -torch.inf)
+    beside = [(queries * each).sum(-1, keepdim=True) for each, _ in own]
+    scaled = torch.cat([scores, *beside], dim=-1) * queries.shape[-1] ** -0.5
+    weights = torch.softmax(scaled, dim=-1)
+    width = keys.shape[2]
+    mixed = weights[..., :width] @ values
+    for at, (_, each) in enumerate(own):
+        mixed = mixed + weights[..., width + at, None] * each
+    return mixed.transpose(1, 2).flatten(start_dim=2)
 
 
 def _eagle3_beginning(
