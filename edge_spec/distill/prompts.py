@@ -29,7 +29,7 @@ from edge_spec.diagnostics.bench.report import in_loops
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
 
-VERSION = 1  # raise it where a task gives another conversation
+VERSION = 2  # raise it where a task gives another conversation
 HELD_OUT = 10  # of this many prompts, one is measured on
 _MOST_ANSWERS = 8  # of one prompt, the first greedy, the others drawn
 _PROMPT_TOKENS = 192  # of one that the target writes
@@ -41,18 +41,6 @@ _BEGINNINGS = (
     *("", "", "", "", "Write", "How", "What is", "Explain"),
     *("", "", "", "", "A ", "Who", "Translate", "Write a Python function"),
     *("", "", "", "", "If ", "Give me", "Correct", "Compare"),
-)
-# What is asked about a text that the target has written.
-_REQUESTS = (
-    "Summarize: {}",
-    "Answer the question with the help of the text.\n\n{}\n\nQuestion: What is this about?",
-    "List the main points of this text:\n\n{}",
-    "Rewrite this text in simpler words:\n\n{}",
-    "Translate to German: {}",
-    "Repeat this text and correct its mistakes:\n\n{}",
-    "What can be learnt from the following?\n\n{}",
-    "Answer the question with the help of the following passage.\n\n[1] {}\n\n"
-    "What follows from it?",
 )
 
 
@@ -131,7 +119,7 @@ class GivenPrompts(Tasks):
 
 @dataclass(frozen=True)
 class OwnPrompts(Tasks):
-    """Prompts that the target writes itself. Every fourth is about a text that it has written."""
+    """Prompts that the target writes itself."""
 
     max_tokens: int
     seed: int = 0
@@ -146,12 +134,6 @@ class OwnPrompts(Tasks):
         if written is None:
             return None
         prompt = engine.chat_prompt((beginning + written).strip())
-        if task % 4 == 3:
-            about = answer(engine, Question(prompt, False), self.max_tokens, stop)
-            if about is None:
-                return None
-            request = _REQUESTS[random.integers(len(_REQUESTS))]
-            prompt = engine.chat_prompt(request.format(_text_of(engine, about).strip()))
         return Question(prompt, task % HELD_OUT == HELD_OUT - 1)
 
 
