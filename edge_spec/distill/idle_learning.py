@@ -231,7 +231,6 @@ _MOST_S = 2 * MOST_S_A_DAY  # of one process, after which it is taken to hang
 _KEPT_EVERY_S = 10.0
 _EPOCHS, _LEAST_STEPS = 8, 300  # a step reads an answer at least
 _LOOKED_EVERY_S = 2.0
-_MOST_MILLICELSIUS = 75_000
 _LEAST_TOKENS = 8  # of an answer that anything can be learnt from
 _SHARES = "a head that learns here shares"
 
@@ -338,7 +337,7 @@ class Learner:
 
     def _may_begin(self) -> bool:
         may = self._is_taking and self._is_free() and self._spent_s[_today()] < MOST_S_A_DAY
-        return may and self._folder.has_work() and not _is_hot() and is_idle()
+        return may and self._folder.has_work() and is_idle()
 
     def _learn(self, lifeline: Lifeline) -> None:
         began_s = time.monotonic()
@@ -441,16 +440,8 @@ class _Watch:
         if time.monotonic() - self._looked_s < _LOOKED_EVERY_S:
             return
         self._looked_s = time.monotonic()
-        if time.process_time() > self._most_s or on_battery() or _is_hot():
+        if time.process_time() > self._most_s or on_battery():
             raise KeyboardInterrupt
-
-
-def _is_hot() -> bool:
-    for sensor in Path("/sys/class/thermal").glob("thermal_zone*/temp"):
-        with suppress(OSError, ValueError):  # it may say nothing
-            if int(sensor.read_text(encoding="ascii")) >= _MOST_MILLICELSIUS:
-                return True
-    return False
 
 
 def _today() -> str:

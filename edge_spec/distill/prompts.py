@@ -198,20 +198,6 @@ _KINDS = {"write": 0.4, "change": 0.22, "ask": 0.1, "explain": 0.13, "general": 
 _Item = TypeVar("_Item")
 _LEAST_LINES, _MOST_LINES = 5, 36
 _MOST_CHARACTERS = 1600
-# Of every Python's library: code of many hands and kinds, which nobody has to fetch.
-_MODULES = (
-    *("argparse", "ast", "base64", "bisect", "calendar", "cmd", "configparser", "csv"),
-    *("datetime", "difflib", "email/message", "email/utils", "enum", "fnmatch", "fractions"),
-    *("functools", "getpass", "glob", "gzip", "heapq", "html/parser", "http/client"),
-    *("http/cookiejar", "http/server", "imaplib", "inspect", "ipaddress", "json/decoder"),
-    *("json/encoder", "locale", "logging/__init__", "logging/handlers", "mailbox", "mimetypes"),
-    *("netrc", "optparse", "os", "pathlib", "pdb", "pickletools", "platform", "plistlib"),
-    *("poplib", "posixpath", "pprint", "profile", "queue", "random", "sched", "selectors"),
-    *("shelve", "shlex", "shutil", "smtplib", "socketserver", "statistics", "string"),
-    *("subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize"),
-    *("traceback", "turtle", "unittest/case", "urllib/parse", "urllib/request", "uuid"),
-    *("venv/__init__", "wave", "webbrowser", "xml/dom/minidom", "zipfile"),
-)
 
 
 @dataclass(frozen=True)
@@ -259,11 +245,13 @@ def _parts() -> dict[str, list[str]]:
 
 @cache
 def library_functions() -> tuple[str, ...]:
+    """Return functions of Python's own library: code of many hands and kinds, which nobody has to
+    fetch."""
     folder = Path(sysconfig.get_path("stdlib"))
     found: dict[str, None] = {}
-    for module in _MODULES:
+    for module in sorted(sys.stdlib_module_names):
         path = folder / f"{module}.py"
-        if path.is_file():  # another version may have a package in its place, or nothing
+        if path.is_file():  # else it is a package, or compiled
             found.update(dict.fromkeys(functions_of(path.read_text("utf-8"))))
     return tuple(found)
 

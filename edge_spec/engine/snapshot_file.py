@@ -18,7 +18,8 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -124,17 +125,12 @@ def read_snapshot(path: Path) -> Snapshot:
     try:
         if not path.is_file():  # opening a pipe would wait for its writer
             raise SnapshotError(f"there is no file {path}", remedy="Check the path.")
-        with path.open("rb") as file:
+        with path.open("rb") as file, _checked(path):
             return _read(path, file)
     except OSError as error:
         raise SnapshotError(
             f"cannot read {path}: {error.strerror or error}", remedy="Check the path."
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise SnapshotError(
-            f"{path} is damaged: {_reason(error)}",
-            remedy="Restore another snapshot.",
-        ) from None
 
 
 def check_beginning(path: Path) -> None:
@@ -147,19 +143,20 @@ def check_beginning(path: Path) -> None:
 def read_text(path: Path) -> tuple[Description, np.ndarray]:
     """Return the description and the text, [length] int32, as the first bytes tell it, without a
     look at the others. Raises SnapshotError for what is no snapshot, OSError."""
+    with path.open("rb") as file, _checked(path):
+        header, _, _ = _read_header(path, file)
+        listed = next(iter(header.arrays), None)
+        if listed is None or (listed.name, listed.type) != ("tokens", "<i4"):
+            raise ValueError("it does not begin with its text")
+        tokens = np.frombuffer(file.read(listed.num_bytes), "<i4").astype(np.int32)
+        return header.description, tokens
+
+
+@contextmanager
+def _checked(path: Path) -> Iterator[None]:
+    """Raises SnapshotError for what the block finds damaged."""
     try:
-        with path.open("rb") as file:
-            start = file.read(_START.size)
-            _require_magic(path, start)
-            header_bytes = min(_START.unpack(start)[2], MAX_HEADER_BYTES)
-            header = _Header.model_validate(json.loads(file.read(header_bytes)))
-            listed = next(iter(header.arrays), None)
-            if listed is None or (listed.name, listed.type) != ("tokens", "<i4"):
-                raise ValueError("it does not begin with its text")
-            if listed.num_bytes > path.stat().st_size:
-                raise ValueError("it ends within its text")
-            tokens = np.frombuffer(file.read(listed.num_bytes), "<i4").astype(np.int32)
-            return header.description, tokens
+        yield
     except (ValueError, RecursionError) as error:
         raise SnapshotError(
             f"{path} is damaged: {_reason(error)}", remedy="Restore another snapshot."
@@ -173,8 +170,9 @@ def _require_magic(path: Path, start: bytes) -> None:
         )
 
 
-def _read(path: Path, file: BufferedReader) -> Snapshot:
-    """Raises ValueError, RecursionError for what is damaged."""
+def _read_header(path: Path, file: BufferedReader) -> tuple[_Header, bytes, hashlib._Hash]:
+    """Return the header, the file's checksum, and what makes it of all so far. Raises ValueError,
+    RecursionError for what is damaged."""
     size = path.stat().st_size
     start = file.read(_START.size)
     _require_magic(path, start)
@@ -193,6 +191,11 @@ def _read(path: Path, file: BufferedReader) -> Snapshot:
     needed = _START.size + header_bytes + sum(array.num_bytes for array in header.arrays)
     if needed != size:
         raise ValueError(f"it has {size} bytes, its header tells of {needed}")
+    return header, expected, digest
+
+
+def _read(path: Path, file: BufferedReader) -> Snapshot:
+    header, expected, digest = _read_header(path, file)
     arrays = {}
     for listed in header.arrays:
         content = bytearray(listed.num_bytes)

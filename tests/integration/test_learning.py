@@ -202,11 +202,10 @@ def test_a_training_stops_where_the_machine_is_needed(
     monkeypatch.setattr(idle_learning, "_LOOKED_EVERY_S", 0.0)
     monkeypatch.setattr(idle_learning, "give_way", lambda nice: None)
     given = told(target, CHEAP) | {"folder": str(folder.path), "most_s": 1e9}
-    for name in ("on_battery", "_is_hot"):
-        with monkeypatch.context() as patched:
-            patched.setattr(idle_learning, name, lambda: True)
-            idle_learning.learn_while_idle(json.dumps(given))
-        assert folder.unfinished() == 10 and not folder.head.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(idle_learning, "on_battery", lambda: True)
+        idle_learning.learn_while_idle(json.dumps(given))
+    assert folder.unfinished() == 10 and not folder.head.exists()
     idle_learning.learn_while_idle(json.dumps(given))
     assert folder.head.exists()
 
