@@ -81,9 +81,9 @@ class Kind:
     """What a kind of drafter learns from, and how fast.
 
     drafter: its name in `--drafter`. layers: the features that it reads, the last of them the
-    state after the target's final norm, from which the teacher is computed. of_answers: whether it
-    reads no features of prompts, and shares nothing but tables with its target, of which it else
-    begins as a layer. require: raises an EdgeSpecError for a target that it cannot be made for.
+    state after the target's final norm, from which the teacher is computed; raises an EdgeSpecError
+    for a target that it cannot be made for. of_answers: whether it reads no features of prompts,
+    and shares nothing but tables with its target, of which it else begins as a layer.
     """
 
     drafter: str
@@ -92,23 +92,17 @@ class Kind:
     rate: float  # of learning, at most
     epochs: int
     rows: int  # of a training step
-    require: Callable[[ModelConfig], None] = lambda config: None
 
 
-def eagle3_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the inputs of layers that SafeAILab's code reads. Raises UnsupportedModelError for a
-    target with so few layers that these are not three."""
-    layers = (2, num_layers // 2, num_layers - 3)
+def _eagle3_layers(config: ModelConfig) -> tuple[int, ...]:
+    """Return the inputs of layers that SafeAILab's code reads, and the final state."""
+    count = config.num_layers
+    layers = (2, count // 2, count - 3)
     if not layers[0] < layers[1] < layers[2]:
         raise UnsupportedModelError(
-            f"a head of the kind eagle3 reads three layers, and {num_layers} are too few",
+            f"a head of the kind eagle3 reads three layers, and {count} are too few",
             remedy="Use --kind medusa.",
         )
-    return layers
-
-
-def _require_eagle3(config: ModelConfig) -> None:
-    eagle3_layers(config.num_layers)
     is_dense = config.num_experts == 0 and config.gated_mlp and config.activation == "silu"
     if not is_dense or config.norm_places != "before" or config.qk_norm:
         raise UnsupportedModelError(
@@ -116,6 +110,7 @@ def _require_eagle3(config: ModelConfig) -> None:
             f"{config.architecture} are of another form",
             remedy="Use --kind medusa.",
         )
+    return (*layers, count)
 
 
 KINDS = {
@@ -129,11 +124,10 @@ KINDS = {
     ),
     "eagle3": Kind(
         drafter="eagle",
-        layers=lambda config: (*eagle3_layers(config.num_layers), config.num_layers),
+        layers=_eagle3_layers,
         of_answers=False,
         rate=3e-4,
         epochs=6,
         rows=1024,
-        require=_require_eagle3,
     ),
 }

@@ -134,7 +134,7 @@ def distill(
         require_answer(request.ray)
     out = request.out or place_of(source, request.kind)
     weights = _open_weights(source, request.kind)
-    kind.require(weights.config)
+    kind.layers(weights.config)  # raises, before anything is begun
     from edge_spec.distill.trainees import training_device  # here: they import PyTorch
     from edge_spec.distill.training import train
 
