@@ -92,11 +92,11 @@ def status(model: _Model = None, json: options.Json = False) -> None:
 @learn.command()
 def forget(model: _Model = None, json: options.Json = False) -> None:
     """Remove answers that were kept, and all that was learnt from them."""
-    from edge_spec.distill import idle_learning
+    from edge_spec.distill.idle_learning import LearntFolder
     from edge_spec.drafters.lookup import answers
 
     learnt, remembered = _kept(model)
-    freed = {path.name: idle_learning.forget(path) for path in learnt}
+    freed = {path.name: LearntFolder(path).forget() for path in learnt}
     freed |= {path.name: answers.forget(path) for path in remembered}
     total = sum(freed.values()) / 1e6
     forgotten = f"Forgotten: {len(freed)} of {len(freed)} models, {total:.1f} MB."

@@ -12,19 +12,11 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from edge_spec.errors import MissingDependencyError, UsageError
 
 _EXTRAS = ("llamacpp", "coreml", "openvino", "serve", "desktop")
-# What an earlier version had, and what there is instead.
-_GONE = {
-    ("runtimes", "mil"): "Every export to Core ML is compared with the reference in numpy; "
-    "--runtime coreml runs it on macOS.",
-    ("runtimes", "ik"): "Use --runtime llamacpp, which is faster on the same files.",
-}
 
 
 def names(kind: str) -> list[str]:
@@ -52,9 +44,6 @@ def load_plugin(kind: str, name: str) -> Any:
     """Raises UsageError if there is none of that name, and as `load` does."""
     found = entry_points(group=f"edge_spec.{kind}", name=name)
     if not found:
-        if (kind, name) in _GONE:
-            raise UsageError(f"there is no runtime {name} any more", remedy=_GONE[kind, name])
-        _require_whole_package()
         raise UsageError(
             f"there is no {kind.removesuffix('s')} called {name!r}",
             remedy=f"Installed: {', '.join(names(kind)) or 'none'}.",
@@ -68,24 +57,10 @@ def load(kind: str, point: EntryPoint) -> Any:
     try:
         return point.load()
     except ImportError as error:
-        _require_whole_package()
         raise MissingDependencyError(
             f"{kind.removesuffix('s')} {name!r} needs a library that is not installed: {error}",
             remedy=f'Run: pip install "edge-spec[{extra_of(name)}]".',
         ) from error
-
-
-def _require_whole_package() -> None:
-    """Raises MissingDependencyError if this package is a checkout's folder, in which the runtimes,
-    exporters and apps are not: an installation joins them from the folders beside it."""
-    if find_spec("edge_spec.runtimes") is None:
-        checkout = Path(__file__).resolve().parents[2]
-        raise MissingDependencyError(
-            f"edge_spec was imported from the checkout {checkout} as it lies, without its "
-            "runtimes, exporters and apps",
-            remedy=f"Run: pip install -e {checkout}, or leave that folder to use what is "
-            "installed.",
-        )
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -290,14 +290,46 @@ class HeadExperts:
     size: int  # of the MLP of one
 
 
-@dataclass(frozen=True, eq=False)
-class EagleHead:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayersHead:
+    """What heads have that draft by decoder layers of their own.
+
+    config: of its layers; vocab_size and context_length are the target's. tensors: float32, which
+    may be read again whenever they are asked for; matrices [out, in].
+    """
+
+    path: Path
+    config: ModelConfig
+    feature_layers: tuple[int, ...]  # as `core.features` counts them
+    feature_size: int  # the target's hidden_size
+    tensors: Mapping[str, np.ndarray]
+    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
+    # Rows [rows, hidden_size] of its own embedding, without reading all of it.
+    embed_rows: Callable[[np.ndarray], np.ndarray] | None = None
+    # Rows of its own output matrix, by places among the scored tokens.
+    head_rows: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def scoring(self, token_ids: np.ndarray) -> Self:
+        """Return a head of all tokens that scores these alone: [tokens] int64."""
+        rows = self.head_rows
+        own = None if rows is None else lambda places: rows(token_ids[places])
+        return replace(self, token_ids=token_ids, head_rows=own)
+
+    def described(self, kind: str, num_drafts: int) -> str:
+        """Say what it reads, drafts in a pass and scores, in a line."""
+        inputs = ", ".join(map(str, self.feature_layers))
+        drafts = f"drafts {num_drafts} tokens a pass, " if num_drafts > 1 else ""
+        vocab_size = self.config.vocab_size
+        scored = vocab_size if self.token_ids is None else len(self.token_ids)
+        return f"{kind} from features {inputs}, {drafts}scores {scored} of {vocab_size} tokens"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EagleHead(LayersHead):
     """A head that drafts by layers of its own: EAGLE-1 and -2 (Li et al. 2024), EAGLE-3 (Li et al.
     2025). It reads token i + 1 beside the target's features of token i.
 
-    config: of its layers; vocab_size and context_length are the target's. tensors: float32, which
-    may be read again whenever they are asked for; matrices [out, in], by these names, those in
-    brackets only where it has them:
+    tensors: by these names, those in brackets only where it has them:
 
         fc.weight [fc.bias]    what makes its input of features, or of embedding and feature
         [fc_norm]              of all features beside each other, before fc
@@ -316,11 +348,6 @@ class EagleHead:
     drafted_by: ClassVar = "eagle"  # the drafter's name
 
     kind: str  # as it is published, such as "EAGLE-3"
-    path: Path
-    config: ModelConfig
-    feature_layers: tuple[int, ...]  # as `core.features` counts them
-    feature_size: int  # the target's hidden_size
-    tensors: Mapping[str, np.ndarray]
     # fc joins embedding and feature (EAGLE-1); else it joins features, and the first layer's
     # attention reads embedding and feature beside each other (EAGLE-3).
     joins_embedding: bool = False
@@ -328,27 +355,12 @@ class EagleHead:
     norms_inputs: bool = False
     adds_to_normed: bool = False  # the first layer adds to the normed feature
     returns_normed: bool = False  # what it goes on from is its last state after the norm
-    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
     window: int | None = None  # tokens that a row sees at most; None: as many as are kept
     experts: HeadExperts | None = None
     masks: MaskedRows | None = None  # of a head that scores several tokens in one pass
-    # Rows [rows, hidden_size] of its own embedding, without reading all of it.
-    embed_rows: Callable[[np.ndarray], np.ndarray] | None = None
-    # Rows of its own output matrix, by places among the scored tokens.
-    head_rows: Callable[[np.ndarray], np.ndarray] | None = None
 
     def __str__(self) -> str:
-        inputs = ", ".join(map(str, self.feature_layers))
-        all_tokens = self.config.vocab_size
-        scored = all_tokens if self.token_ids is None else len(self.token_ids)
-        drafts = "" if self.masks is None else f"drafts {self.masks.count} tokens a pass, "
-        return f"{self.kind} from features {inputs}, {drafts}scores {scored} of {all_tokens} tokens"
-
-    def scoring(self, token_ids: np.ndarray) -> EagleHead:
-        """Returns a head of all tokens that scores these alone: [tokens] int64."""
-        rows = self.head_rows
-        own = None if rows is None else lambda places: rows(token_ids[places])
-        return replace(self, token_ids=token_ids, head_rows=own)
+        return self.described(self.kind, 1 if self.masks is None else self.masks.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,8 +390,8 @@ class MedusaHead:
         return f"{described}, scores {len(self.token_ids)} of {self.vocab_size} tokens"
 
 
-@dataclass(frozen=True, eq=False)
-class DFlashHead:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DFlashHead(LayersHead):
     """A head that drafts a block of tokens in one pass (DFlash, by z-lab): its layers read the
     pending token and mask tokens after it, each of which sees the whole block and the target's
     features of all tokens before.
@@ -387,31 +399,21 @@ class DFlashHead:
     DSpark (DeepSeek) is the same with two small parts: of draft tokens it knows which tokens are
     likelier after them, and how likely they are to be accepted.
 
-    config: of its layers; vocab_size and context_length are the target's. tensors: as those of
-    `EagleHead`, of which it has `fc.weight`, `norm`, maybe [embed] and [head], those of layers, all
-    with input_norm and (q|k)_norm, and
+    tensors: as those of `EagleHead`, of which it has `fc.weight`, `norm`, maybe [embed] and [head],
+    those of layers, all with input_norm and (q|k)_norm, and
 
         context_norm    of what fc makes of features, the same for all layers
     """
 
     drafted_by: ClassVar = "dflash"  # the drafter's name
 
-    path: Path
-    config: ModelConfig
-    feature_layers: tuple[int, ...]  # as `core.features` counts them
-    feature_size: int  # the target's hidden_size
-    tensors: Mapping[str, np.ndarray]
     block_size: int  # tokens, of which the first is the pending one
     mask_token: int  # of the target's vocabulary
     # Each row scores the token after its own, so that the pending token's drafts, too; else a row
     # scores the token in its own place.
     scores_next: bool = False
-    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
     transitions: Transitions | None = None
     confidence: Confidence | None = None
-    # As those of `EagleHead`.
-    embed_rows: Callable[[np.ndarray], np.ndarray] | None = None
-    head_rows: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def scored(self) -> range:
@@ -425,19 +427,12 @@ class DFlashHead:
         return self.confidence is not None or by not in (None, FollowsBy.TOKEN)
 
     def __str__(self) -> str:
-        inputs = ", ".join(map(str, self.feature_layers))
         kind = "DFlash" if self.transitions is None else "DSpark"
-        drafts = f"{kind} from features {inputs}, drafts {len(self.scored)} tokens a pass"
-        if self.token_ids is None:
-            return drafts
-        return f"{drafts}, scores {len(self.token_ids)} of {self.config.vocab_size} tokens"
+        return self.described(kind, len(self.scored))
 
     def scoring(self, token_ids: np.ndarray) -> DFlashHead:
-        """See `EagleHead.scoring`."""
-        rows = self.head_rows
-        own = None if rows is None else lambda places: rows(token_ids[places])
         transitions = self.transitions and self.transitions.scoring(token_ids)
-        return replace(self, token_ids=token_ids, head_rows=own, transitions=transitions)
+        return replace(super().scoring(token_ids), transitions=transitions)
 
 
 TrainedHead = EagleHead | MedusaHead | DFlashHead | AssistantHead

@@ -5,7 +5,6 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from edge_spec.core.sampling import SamplingParams
@@ -87,19 +86,16 @@ def recommended_sampling(
 
 
 def _number(name: str, value: Any) -> float | None:
-    """Returns the value, None where it is no number or out of its range."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if not -1 <= value <= _LARGEST[name] or not isfinite(value):
-        return None
-    if name == "top_k" and value != int(value):
-        return None
-    number = int(value) if name == "top_k" else float(value)
+    """Return the value, None where it is no number or out of its range."""
+    if isinstance(value, float) and name == "top_k" and value.is_integer():
+        value = int(value)
     try:
-        SamplingParams(**{name: number})  # type: ignore[arg-type]
+        SamplingParams(**{name: value})
     except UsageError:
         return None
-    return number
+    if value > _LARGEST[name]:
+        return None
+    return int(value) if name == "top_k" else float(value)
 
 
 def sampling_text(params: SamplingParams) -> str:

@@ -95,7 +95,8 @@ class SourceSession:
         return {**self._decoder.state(), SOURCE: np.array(self._source, np.int32)}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
-        require_room_for(length, self._context_length)
+        if not 0 <= length <= self._context_length:
+            raise ValueError(f"{length} tokens for a context of {self._context_length}")
         source = state.get(SOURCE)
         if source is None or source.dtype != np.int32 or source.ndim != 1 or len(source) > length:
             raise ValueError(f"a state of {sorted(state)} without the tokens of a source")
@@ -113,9 +114,3 @@ class SourceSession:
             self._encoded = None  # whatever becomes of the pass
             self._decoder.attend_to(self._source or [self._description.start_id])
             self._encoded = list(self._source)
-
-
-def require_room_for(length: int, context_length: int) -> None:
-    """Raises ValueError for a state that is too long."""
-    if not 0 <= length <= context_length:
-        raise ValueError(f"{length} tokens for a context of {context_length}")

@@ -16,7 +16,6 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.distill.cluster import Machine, Writer
 from edge_spec.distill.prompts import Conversation, Tasks
-from edge_spec.distill.request import KINDS, DistillRequest
 from edge_spec.errors import UsageError
 
 ANSWERS_FILE = "answers.jsonl"
@@ -154,18 +153,17 @@ def count_answered(conversations: Iterable[Conversation]) -> int:
 def choose_scored(
     conversations: Iterable[Conversation],
     config: ModelConfig,
-    request: DistillRequest,
+    vocabulary: int | None,
     eos_ids: Sequence[int],
 ) -> np.ndarray:
     """Return the tokens that a drafter scores, [tokens] int64 ascending: the end of a text, those
-    that answers have most often, then those of prompts, and some others.
+    that answers have most often, then those of prompts, and others. vocabulary: how many, if asked.
 
-    A drafter that drafts from the whole vocabulary learns from others, drawn at random, that they
-    are seldom written (cf. sampled softmax, Jean et al. 2015). The rest take the lowest others:
-    vocabularies begin with what is frequent, and few answers have only a part of what is written
-    later.
+    The others are the lowest: vocabularies begin with what is frequent, and few answers have only a
+    part of what is written later.
     """
-    wanted, size = request.vocabulary or default_scored(config), config.vocab_size
+    size = config.vocab_size
+    wanted = min(size, vocabulary or default_scored(config))
     answers, prompts = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for each in conversations:
         answers += np.bincount(each.tokens[each.start :], minlength=size)
@@ -174,12 +172,8 @@ def choose_scored(
     counts[list(eos_ids)] = np.iinfo(np.int64).max
     order = np.argsort(-counts, kind="stable")[:wanted]
     written = order[counts[order] > 0]
-    others = np.setdiff1d(np.arange(size), written)
-    if KINDS[request.kind].scores_all:
-        more = np.random.default_rng(request.seed).permutation(others)[: wanted // 2]
-    else:
-        more = others[: max(0, wanted - len(written))]
-    found: np.ndarray = np.sort(np.concatenate([written, more]))
+    others = np.setdiff1d(np.arange(size), written)[: wanted - len(written)]
+    found: np.ndarray = np.sort(np.concatenate([written, others]))
     return found
 
 

@@ -9,17 +9,15 @@ compute alike.
 from __future__ import annotations
 
 import logging
-import os
 import socket
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Queue
 from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -41,16 +39,6 @@ _CONVERSATIONS_A_TASK = 8  # whose features are read by one task
 Writer = Callable[[int, Event], Conversation | None]  # does what `Tasks.conversation` does
 
 
-class Machine(Protocol):
-    def writers(self) -> AbstractContextManager[Sequence[Writer]]:
-        """Open as many writers as write at a time."""
-
-    def read_features(
-        self, conversations: Sequence[Conversation], request: FeatureRequest
-    ) -> Generator[np.ndarray]:
-        """Yield [rows, layers, hidden_size] float16 of each conversation, in their order."""
-
-
 @dataclass(frozen=True)
 class ThisMachine:
     engine: Engine
@@ -69,6 +57,7 @@ class ThisMachine:
     def read_features(
         self, conversations: Sequence[Conversation], request: FeatureRequest
     ) -> Generator[np.ndarray]:
+        """Yield [rows, layers, hidden_size] float16 of each conversation, in their order."""
         return read_rows(self.engine.parts.model, conversations, request)
 
 
@@ -136,7 +125,6 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         require_answer(self.address)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
         import ray
 
         try:
@@ -169,18 +157,17 @@ class Cluster:
     def read_features(
         self, conversations: Sequence[Conversation], request: FeatureRequest
     ) -> Generator[np.ndarray]:
-        size, ahead = _CONVERSATIONS_A_TASK, max(1, 2 * len(self._machines))
+        size, stop = _CONVERSATIONS_A_TASK, Event()
         parts = [conversations[at : at + size] for at in range(0, len(conversations), size)]
-        begun: deque[Future[list[np.ndarray]]] = deque()
-        stop = Event()
-        with ThreadPoolExecutor(ahead) as pool:
+
+        def read(number: int) -> list[np.ndarray]:
+            found: list[np.ndarray] = self._ask(number, stop, "read", parts[number], request)
+            return found
+
+        with ThreadPoolExecutor(2 * len(self._machines) + 1) as pool:
             try:
-                for number, part in enumerate(parts):
-                    begun.append(pool.submit(self._ask, number, stop, "read", part, request))
-                    if len(begun) == ahead:
-                        yield from begun.popleft().result()
-                while begun:
-                    yield from begun.popleft().result()
+                for rows in pool.map(read, range(len(parts))):
+                    yield from rows
             finally:
                 stop.set()
 
@@ -276,3 +263,6 @@ def require_answer(address: str) -> None:
 
 def _quiet(what: str, fraction: float) -> None:
     """Tells nobody: what is printed elsewhere is not seen."""
+
+
+Machine = ThisMachine | Cluster

@@ -1,11 +1,10 @@
-"""Read what a target computes of conversations once, keep it on disk in float16 within a bound, and
-cut it into batches in a fixed order, which are what a training step reads."""
+"""Read what a target computes of conversations once, keep it on disk in float16, and cut it into
+batches in a fixed order, which are what a training step reads."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,13 +17,12 @@ import numpy as np
 from edge_spec.core.features import GivesFeatures
 from edge_spec.core.model import Model, Progress
 from edge_spec.distill.prompts import Conversation
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.storage.atomic import atomic_file
 
 _KEPT = np.dtype("<f2")
 _LARGEST = float(np.finfo(_KEPT).max)
 _READING = "Reading what the model computes"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,15 +47,11 @@ class Example:
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """Which features are read.
-
-    layers: as `core.features` counts them. of_answers: leave out those of prompts. max_bytes: of
-    the file; conversations that it has no room for are left out.
-    """
+    """Which features are read: layers as `core.features` counts them; of_answers leaves out those
+    of prompts."""
 
     layers: tuple[int, ...]
     of_answers: bool
-    max_bytes: int
 
     def first_token(self, conversation: Conversation) -> int:
         return conversation.start - 1 if self.of_answers else 0
@@ -96,45 +90,29 @@ def read_features(
 ) -> list[Example]:
     """Return an example of each conversation, those with the same prompt one after another.
 
-    folder: keeps the features, and is continued where it has some of these conversations. Raises
-    UsageError where the bound leaves out all held-out ones or all of the others, an EdgeSpecError,
-    OSError.
+    folder: keeps the features, and is continued where it has some of these conversations. Raises an
+    EdgeSpecError, OSError.
     """
     conversations = sort_by_prompt(conversations)
     shape = (-1, len(request.layers), hidden_size)
     sizes = [len(each.tokens) - 1 - request.first_token(each) for each in conversations]
     ends = np.cumsum(sizes) * len(request.layers) * hidden_size * _KEPT.itemsize  # in the file
-    count = int(np.searchsorted(ends, request.max_bytes, side="right"))
-    kept = conversations[:count]
-    if {each.is_held_out for each in kept} != {each.is_held_out for each in conversations}:
-        raise UsageError(
-            f"a cache of {request.max_bytes / 1e6:.0f} MB has room for {count} of "
-            f"{len(conversations)} conversations, too few to train on",
-            remedy=f"Give --max-cache, {ends[-1] / 1e6:.0f} or more for all of them.",
-        )
-    if count < len(conversations):
-        _log.warning(
-            "--max-cache has room for the features of %d of %d conversations: the others are left "
-            "out",
-            count,
-            len(conversations),
-        )
-    path = folder / f"features-{_digest(kept, request)}.bin"
+    path = folder / f"features-{_digest(conversations, request)}.bin"
     for other in folder.glob("features-*.bin"):
         if other != path:  # of other conversations
             other.unlink()
     with path.open("ab") as file:
-        begun = int(np.searchsorted(ends[:count], file.tell(), side="right"))
+        begun = int(np.searchsorted(ends, file.tell(), side="right"))
         file.truncate(int(ends[begun - 1]) if begun else 0)
-        progress(_READING, begun / count)
-        with closing(read(kept[begun:], request)) as found:
+        progress(_READING, begun / len(conversations))
+        with closing(read(conversations[begun:], request)) as found:
             for done, rows in enumerate(found, begun + 1):
                 file.write(rows.tobytes())
-                progress(_READING, done / count)
-    stored = np.split(np.memmap(path, _KEPT, "r").reshape(shape), np.cumsum(sizes[:count])[:-1])
+                progress(_READING, done / len(conversations))
+    stored = np.split(np.memmap(path, _KEPT, "r").reshape(shape), np.cumsum(sizes)[:-1])
     return [
         Example(each, request.first_token(each), rows)
-        for each, rows in zip(kept, stored, strict=True)
+        for each, rows in zip(conversations, stored, strict=True)
     ]
 
 
@@ -210,7 +188,6 @@ class Batch:
 
     features: [windows, rows, layers, hidden_size] float32, without the last layer's.
     states: [windows, rows + positions, hidden_size] float32, after the target's final norm.
-    tokens: [windows, rows + positions] int64, the text that the states are of.
     next_tokens: [windows, rows] int64, the token after each row.
     written: [windows, rows, positions] int64, the tokens after that one; -1 where there are none.
     anchors: [windows, rows] bool, from which drafting may begin.
@@ -219,7 +196,6 @@ class Batch:
 
     features: np.ndarray
     states: np.ndarray
-    tokens: np.ndarray
     next_tokens: np.ndarray
     written: np.ndarray
     anchors: np.ndarray
@@ -269,7 +245,6 @@ def batch_of(windows: Sequence[Window], num_positions: int) -> Batch:
     batch = Batch(
         features=np.zeros((count, width, num_layers - 1, size), np.float32),
         states=np.zeros((count, width + num_positions, size), np.float32),
-        tokens=np.zeros((count, width + num_positions), np.int64),
         next_tokens=np.zeros((count, width), np.int64),
         written=np.full((count, width, num_positions), -1, np.int64),
         anchors=np.zeros((count, width), bool),
@@ -282,8 +257,6 @@ def batch_of(windows: Sequence[Window], num_positions: int) -> Batch:
         batch.features[at, :length] = rows[:length, :-1]
         batch.states[at, : len(rows)] = rows[:, -1]
         tokens, first = example.conversation.tokens, example.first + each.begin
-        read = tokens[first : first + length + num_positions]
-        batch.tokens[at, : len(read)] = read
         places = first + np.arange(length)
         batch.next_tokens[at, :length] = tokens[places + 1]
         drafted = places[:, None] + 2 + np.arange(num_positions)

@@ -12,11 +12,8 @@ counted as they would be decoded, each from where the one before it ended.
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -24,19 +21,16 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_spec.core.heads import EagleHead, MedusaHead
-from edge_spec.core.model import Forward, Model, Progress
+from edge_spec.core.model import Forward
 from edge_spec.core.model_info import TensorRows
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel, FeatureStore
 from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget
-from edge_spec.loader import load_asked
 from edge_spec.loader.head import StoredTables, head_backend
 from edge_spec.models import runtimes
-from edge_spec.models.asked_options import AskedOptions
 from edge_spec.scheduler.cost import RowCosts
-from edge_spec.storage.atomic import cache_directory
 
 _REPETITIONS = 9
 # More than a processor's caches hold: what a step finds there after the target's pass.
@@ -112,7 +106,9 @@ def time_head(path: Path, source: TensorRows) -> float:
         store = FeatureStore(network.features_size, WINDOW)
         count = min(_CONTEXT, target.context_length - 1)
         store.put(0, np.ones((count, network.features_size), np.float32))
-        return _median_s(_step(EagleModel(network, store), count), _CHAIN)
+        session = EagleModel(network, store).open_session()
+        session.prefill([0] * count)
+        return _median_s(lambda: session.forward(TokenTree.chain(0)), _CHAIN)
     assert isinstance(head, MedusaHead)  # no others are trained here
     drafter = MedusaDrafter(MedusaNetwork(head, backend))
     drafter.begin([0])
@@ -124,31 +120,6 @@ def time_head(path: Path, source: TensorRows) -> float:
         return drafter.propose(0, Budget(1, 2, branches=False))
 
     return _median_s(step)
-
-
-def time_draft(path: Path, asked: AskedOptions, progress: Progress) -> float:
-    """Return the seconds of a step of the ordinary draft in `path`, opened as it will draft. asked:
-    how its target is opened."""
-    alone = replace(
-        asked,
-        runtime=asked.draft_runtime,
-        device=asked.draft_device,
-        threads=asked.draft_threads or asked.threads,
-        draft_runtime="auto",
-        draft_device=None,
-        draft_threads=None,
-        plan=None,
-        drafter="none",
-    )
-    with without_conversions(path), load_asked(str(path), alone, progress) as engine:
-        model = engine.parts.model
-        return _median_s(_step(model, min(_CONTEXT, model.config.context_length - 1)))
-
-
-def _step(model: Model, num_before: int) -> Callable[[], object]:
-    session = model.open_session()
-    session.prefill([0] * num_before)
-    return lambda: session.forward(TokenTree.chain(0))
 
 
 def _median_s(step: Callable[[], object], count: int = 1) -> float:
@@ -163,14 +134,3 @@ def _median_s(step: Callable[[], object], count: int = 1) -> float:
             step()
         times.append((time.perf_counter() - began_s) / count)
     return median(times)
-
-
-@contextmanager
-def without_conversions(path: Path) -> Iterator[None]:
-    """Remove what the block converts of the model at `path`, which nobody else opens."""
-    try:
-        yield
-    finally:
-        for bundle in (cache_directory() / "bundles").glob(f"{path.name}-*"):
-            with suppress(OSError):  # another process may be removing it
-                shutil.rmtree(bundle) if bundle.is_dir() else bundle.unlink()

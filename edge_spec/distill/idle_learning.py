@@ -4,8 +4,7 @@ The engine keeps its answers with the states that chose them (`LearntFolder`). A
 trains Medusa heads on them, as `edge-spec distill` does, and is killed when an answer begins. The
 head drafts if it is forecast to pay on held-out answers.
 
-A model's folder in the cache, `learnt/NAME-DIGEST`, is readable by its user alone. It holds one
-folder with a random name: so a process that still learns from what was forgotten can tell.
+A model's folder in the cache, `learnt/NAME-DIGEST`, is readable by its user alone.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ class HeadReport(NamedTuple):
 
 @dataclass(frozen=True)
 class LearntFolder:
-    """The answers of one model and the head that was trained on them. path: the folder with the
-    random name."""
+    """The answers of one model and the head that was trained on them."""
 
     path: Path
     max_bytes: int = MAX_BYTES
@@ -97,16 +95,38 @@ class LearntFolder:
 
     @property
     def is_forgotten(self) -> bool:
-        return not self._texts.is_dir()
+        return not self._answers.is_dir()
 
     @property
-    def _texts(self) -> Path:
-        return self.path / "texts"
+    def num_bytes(self) -> int:
+        return sum(each.stat().st_size for each in self.path.rglob("*") if each.is_file())
+
+    @property
+    def _answers(self) -> Path:
+        return self.path / "answers"
+
+    def make(self) -> None:
+        """Make it, without what an earlier version has kept. Raises StorageError."""
+        if self.is_forgotten:
+            with as_storage_error(self.path, refusals=True):
+                shutil.rmtree(self.path, ignore_errors=True)
+                self.path.mkdir(parents=True, mode=0o700)
+                self._answers.mkdir()
+
+    def forget(self) -> int:
+        """Remove it; return how many bytes it had. Raises OSError."""
+        found, path = self.num_bytes, self.path
+        path.rename(path.with_name(f".{path.name}-{uuid4().hex}"))
+        for each in path.parent.glob(
+            f".{path.name}-*"
+        ):  # what a kill has left of another call, too
+            shutil.rmtree(each)
+        return found
 
     def answers(self) -> list[KeptAnswer]:
         """Return what is kept, by number. Reads no file."""
         with suppress(FileNotFoundError):
-            found = (_NAME.fullmatch(path.name) for path in self._texts.iterdir())
+            found = (_NAME.fullmatch(path.name) for path in self._answers.iterdir())
             return sorted(KeptAnswer(int(each[1]), int(each[2])) for each in found if each)
         return []
 
@@ -163,13 +183,13 @@ class LearntFolder:
         return len(new) >= LEAST_ANSWERS and sum(new) >= max(LEAST_TOKENS, _MORE * learnt)
 
     def _file(self, answer: KeptAnswer) -> Path:
-        return self._texts / f"{answer.number:08}-{answer.num_tokens}.npz"
+        return self._answers / f"{answer.number:08}-{answer.num_tokens}.npz"
 
 
-def folder_of(name: str, *parts: str) -> Path:
+def folder_of(name: str, *parts: str) -> LearntFolder:
     """Return the folder of a model. parts: all that the states of its answers depend on."""
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    return cache_directory() / DIRECTORY / f"{name}-{digest}"
+    return LearntFolder(cache_directory() / DIRECTORY / f"{name}-{digest}")
 
 
 def kept_folders() -> list[Path]:
@@ -179,47 +199,16 @@ def kept_folders() -> list[Path]:
     return []
 
 
-def current(path: Path) -> LearntFolder | None:
-    """Return what a model's folder holds; None where there is nothing of this version."""
-    return next((LearntFolder(each.parent) for each in path.glob("*/texts")), None)
-
-
-def open_folder(path: Path) -> LearntFolder:
-    """Return what a model's folder holds, and make it where there is nothing of this version.
-    Raises StorageError."""
-    found = current(path)
-    if found is None:
-        found = LearntFolder(path / uuid4().hex)
-        with as_storage_error(path, refusals=True):
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir(parents=True, mode=0o700)
-            (found.path / "texts").mkdir(parents=True)
-    return found
-
-
-def forget(path: Path) -> int:
-    """Remove a model's folder; return how many bytes it had. Raises OSError."""
-    found = num_bytes(path)
-    path.rename(path.with_name(f".{path.name}-{uuid4().hex}"))
-    for each in path.parent.glob(f".{path.name}-*"):  # what a kill has left of another call, too
-        shutil.rmtree(each)
-    return found
-
-
-def num_bytes(path: Path) -> int:
-    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-
-
 def document(path: Path) -> dict[str, Any]:
     """Return what `edge-spec learn status --json` prints of a model's folder."""
-    folder = current(path) or LearntFolder(path)
+    folder = LearntFolder(path)
     answers, report = folder.answers(), folder.report()
     return {
         "model": path.name.rpartition("-")[0],
         "path": str(path),
         "answers": len(answers),
         "answer_tokens": sum(each.num_tokens for each in answers),
-        "bytes": num_bytes(path),
+        "bytes": folder.num_bytes,
         "learnt_tokens": report.learnt_tokens if report else 0,
         "drafts": report is not None and report.pays,
         "gain": report.speedup if report else None,
@@ -242,7 +231,6 @@ _MOST_S = 2 * MOST_S_A_DAY  # of one process, after which it is taken to hang
 _KEPT_EVERY_S = 10.0
 _EPOCHS, _LEAST_STEPS = 8, 300  # a step reads an answer at least
 _LOOKED_EVERY_S = 2.0
-_MOST_MILLICELSIUS = 75_000
 _LEAST_TOKENS = 8  # of an answer that anything can be learnt from
 _SHARES = "a head that learns here shares"
 
@@ -291,9 +279,9 @@ class Learner:
         self._placed, self._models, self._is_free = placed, models, is_free
         self._name = source.name
         weights, runtime = stored_weights(target), target.runtime.name
-        self._path = folder_of(source.name, source.identity, weights, runtime)
-        self._release = try_hold(self._path)
-        self._folder = open_folder(self._path)
+        self._folder = folder_of(source.name, source.identity, weights, runtime)
+        self._release = try_hold(self._folder.path)
+        self._folder.make()
         self._report: HeadReport | None = None
         self._head: MedusaNetwork | None = None
         self._is_taking = self._release is not None
@@ -335,7 +323,7 @@ class Learner:
         try:
             if self._folder.is_forgotten:
                 self._report, self._head = None, None
-                self._folder = open_folder(self._path)
+                self._folder.make()
             else:
                 self._folder.add(prompt, tokens, states)
         except FileNotFoundError:
@@ -349,7 +337,7 @@ class Learner:
 
     def _may_begin(self) -> bool:
         may = self._is_taking and self._is_free() and self._spent_s[_today()] < MOST_S_A_DAY
-        return may and self._folder.has_work() and not _is_hot() and is_idle()
+        return may and self._folder.has_work() and is_idle()
 
     def _learn(self, lifeline: Lifeline) -> None:
         began_s = time.monotonic()
@@ -421,7 +409,7 @@ def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) 
         return
     learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
     request = DistillRequest(kind="medusa", epochs=max(_EPOCHS, _LEAST_STEPS // len(learnt)))
-    ids = choose_scored(learnt, weights.config, request, given["eos_ids"])
+    ids = choose_scored(learnt, weights.config, None, given["eos_ids"])
     passes_s = {int(rows): seconds for rows, seconds in given["passes_s"].items()}
     timed = partial(time_head, source=weights)
     lesson = Lesson(
@@ -452,16 +440,8 @@ class _Watch:
         if time.monotonic() - self._looked_s < _LOOKED_EVERY_S:
             return
         self._looked_s = time.monotonic()
-        if time.process_time() > self._most_s or on_battery() or _is_hot():
+        if time.process_time() > self._most_s or on_battery():
             raise KeyboardInterrupt
-
-
-def _is_hot() -> bool:
-    for sensor in Path("/sys/class/thermal").glob("thermal_zone*/temp"):
-        with suppress(OSError, ValueError):  # it may say nothing
-            if int(sensor.read_text(encoding="ascii")) >= _MOST_MILLICELSIUS:
-                return True
-    return False
 
 
 def _today() -> str:

@@ -29,7 +29,7 @@ from edge_spec.diagnostics.bench.report import in_loops
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
 
-VERSION = 1  # raise it where a task gives another conversation
+VERSION = 2  # raise it where a task gives another conversation
 HELD_OUT = 10  # of this many prompts, one is measured on
 _MOST_ANSWERS = 8  # of one prompt, the first greedy, the others drawn
 _PROMPT_TOKENS = 192  # of one that the target writes
@@ -41,18 +41,6 @@ _BEGINNINGS = (
     *("", "", "", "", "Write", "How", "What is", "Explain"),
     *("", "", "", "", "A ", "Who", "Translate", "Write a Python function"),
     *("", "", "", "", "If ", "Give me", "Correct", "Compare"),
-)
-# What is asked about a text that the target has written.
-_REQUESTS = (
-    "Summarize: {}",
-    "Answer the question with the help of the text.\n\n{}\n\nQuestion: What is this about?",
-    "List the main points of this text:\n\n{}",
-    "Rewrite this text in simpler words:\n\n{}",
-    "Translate to German: {}",
-    "Repeat this text and correct its mistakes:\n\n{}",
-    "What can be learnt from the following?\n\n{}",
-    "Answer the question with the help of the following passage.\n\n[1] {}\n\n"
-    "What follows from it?",
 )
 
 
@@ -131,7 +119,7 @@ class GivenPrompts(Tasks):
 
 @dataclass(frozen=True)
 class OwnPrompts(Tasks):
-    """Prompts that the target writes itself. Every fourth is about a text that it has written."""
+    """Prompts that the target writes itself."""
 
     max_tokens: int
     seed: int = 0
@@ -146,12 +134,6 @@ class OwnPrompts(Tasks):
         if written is None:
             return None
         prompt = engine.chat_prompt((beginning + written).strip())
-        if task % 4 == 3:
-            about = answer(engine, Question(prompt, False), self.max_tokens, stop)
-            if about is None:
-                return None
-            request = _REQUESTS[random.integers(len(_REQUESTS))]
-            prompt = engine.chat_prompt(request.format(_text_of(engine, about).strip()))
         return Question(prompt, task % HELD_OUT == HELD_OUT - 1)
 
 
@@ -216,20 +198,6 @@ _KINDS = {"write": 0.4, "change": 0.22, "ask": 0.1, "explain": 0.13, "general": 
 _Item = TypeVar("_Item")
 _LEAST_LINES, _MOST_LINES = 5, 36
 _MOST_CHARACTERS = 1600
-# Of every Python's library: code of many hands and kinds, which nobody has to fetch.
-_MODULES = (
-    *("argparse", "ast", "base64", "bisect", "calendar", "cmd", "configparser", "csv"),
-    *("datetime", "difflib", "email/message", "email/utils", "enum", "fnmatch", "fractions"),
-    *("functools", "getpass", "glob", "gzip", "heapq", "html/parser", "http/client"),
-    *("http/cookiejar", "http/server", "imaplib", "inspect", "ipaddress", "json/decoder"),
-    *("json/encoder", "locale", "logging/__init__", "logging/handlers", "mailbox", "mimetypes"),
-    *("netrc", "optparse", "os", "pathlib", "pdb", "pickletools", "platform", "plistlib"),
-    *("poplib", "posixpath", "pprint", "profile", "queue", "random", "sched", "selectors"),
-    *("shelve", "shlex", "shutil", "smtplib", "socketserver", "statistics", "string"),
-    *("subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize"),
-    *("traceback", "turtle", "unittest/case", "urllib/parse", "urllib/request", "uuid"),
-    *("venv/__init__", "wave", "webbrowser", "xml/dom/minidom", "zipfile"),
-)
 
 
 @dataclass(frozen=True)
@@ -277,11 +245,13 @@ def _parts() -> dict[str, list[str]]:
 
 @cache
 def library_functions() -> tuple[str, ...]:
+    """Return functions of Python's own library: code of many hands and kinds, which nobody has to
+    fetch."""
     folder = Path(sysconfig.get_path("stdlib"))
     found: dict[str, None] = {}
-    for module in _MODULES:
+    for module in sorted(sys.stdlib_module_names):
         path = folder / f"{module}.py"
-        if path.is_file():  # another version may have a package in its place, or nothing
+        if path.is_file():  # else it is a package, or compiled
             found.update(dict.fromkeys(functions_of(path.read_text("utf-8"))))
     return tuple(found)
 

@@ -9,11 +9,8 @@ from pathlib import Path
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.diagnostics.report_files import require_writable
-from edge_spec.distill.drafter_files import CLASSES, FACTORS
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.models.asked_options import option
-
-_SHARE = 7  # layers of the target for each of an ordinary draft
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class DistillRequest:
     out: Path | None = option(
         None, "Directory of the drafter; without it, the cache, where the model finds it by itself."
     )
-    kind: str = option("medusa", "medusa, eagle3 or draft.")
+    kind: str = option("medusa", "medusa or eagle3.")
     prompts: Path | None = option(
         None,
         "What the model answers: JSON lines with id, category, and prompt or turns, or a .txt "
@@ -43,21 +40,12 @@ class DistillRequest:
     )
     positions: int = option(3, "Draft tokens of a round that it is trained for.", least=1, most=8)
     epochs: int | None = option(
-        None, "Most passes over the answers.  [default: medusa 8, eagle3 and draft 6]", least=1
-    )
-    layers: int | None = option(
-        None, "Of an ordinary draft.  [default: one for seven of the model's]"
+        None, "Most passes over the answers.  [default: medusa 8, eagle3 6]", least=1
     )
     ray: str | None = option(
         None,
         "HOST:PORT of a Ray cluster: its machines write answers and read features.",
         metavar="ADDRESS",
-    )
-    max_cache_mb: int = option(
-        8000,
-        "MB on the disk for what the model computes of the answers.",
-        flag="--max-cache",
-        least=1,
     )
     seed: int = option(0, "Of all that is drawn.", least=0)
 
@@ -66,8 +54,6 @@ class DistillRequest:
             raise UsageError(
                 f"there is no drafter of the kind {self.kind}", remedy=f"Use {', '.join(KINDS)}."
             )
-        if self.layers is not None and self.kind != "draft":
-            raise UsageError("--layers is for --kind draft", remedy="Leave it out.")
         if self.out is not None:
             if self.out.exists() or self.out.is_symlink():
                 remedy = "Remove it, or give another --out."
@@ -90,40 +76,14 @@ def require_torch() -> None:
         )
 
 
-def num_kept(config: ModelConfig, asked: int | None) -> int:
-    """Return how many layers a draft has. Raises UsageError for as many as its target has, and
-    UnsupportedModelError for a target of which no draft is made."""
-    if config.features() or config.num_experts or config.architecture not in CLASSES:
-        raise UnsupportedModelError(
-            f"a small draft has layers like Llama's or Qwen's, and those of "
-            f"{config.architecture} are of another form",
-            remedy="Use --kind medusa.",
-        )
-    if config.rope_scaling is not None and config.rope_scaling.kind == FACTORS:
-        raise UnsupportedModelError(
-            "the target's file holds its rotary frequencies one by one, which config.json of a "
-            "draft cannot",
-            remedy="Name the Hugging Face directory that the file was made from.",
-        )
-    count = max(2, round(config.num_layers / _SHARE)) if asked is None else asked
-    if not 1 <= count < config.num_layers:
-        raise UsageError(
-            f"a draft of {count} layers is not smaller than its target, which has "
-            f"{config.num_layers}",
-            remedy=f"Give --layers, 1 to {config.num_layers - 1}, or use --kind medusa.",
-        )
-    return count
-
-
 @dataclass(frozen=True)
 class Kind:
     """What a kind of drafter learns from, and how fast.
 
     drafter: its name in `--drafter`. layers: the features that it reads, the last of them the
-    state after the target's final norm, from which the teacher is computed. of_answers: whether it
-    reads no features of prompts. require: raises an EdgeSpecError for a target that it cannot be
-    made for. of_layers: whether it starts as layers of a Checkpoint; else TensorRows are enough.
-    scores_all: whether it drafts from the whole vocabulary.
+    state after the target's final norm, from which the teacher is computed; raises an EdgeSpecError
+    for a target that it cannot be made for. of_answers: whether it reads no features of prompts,
+    and shares nothing but tables with its target, of which it else begins as a layer.
     """
 
     drafter: str
@@ -132,25 +92,17 @@ class Kind:
     rate: float  # of learning, at most
     epochs: int
     rows: int  # of a training step
-    require: Callable[[ModelConfig, DistillRequest], object]
-    of_layers: bool = True
-    scores_all: bool = False
 
 
-def eagle3_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the inputs of layers that SafeAILab's code reads. Raises UnsupportedModelError for a
-    target with so few layers that these are not three."""
-    layers = (2, num_layers // 2, num_layers - 3)
+def _eagle3_layers(config: ModelConfig) -> tuple[int, ...]:
+    """Return the inputs of layers that SafeAILab's code reads, and the final state."""
+    count = config.num_layers
+    layers = (2, count // 2, count - 3)
     if not layers[0] < layers[1] < layers[2]:
         raise UnsupportedModelError(
-            f"a head of the kind eagle3 reads three layers, and {num_layers} are too few",
+            f"a head of the kind eagle3 reads three layers, and {count} are too few",
             remedy="Use --kind medusa.",
         )
-    return layers
-
-
-def _require_eagle3(config: ModelConfig, request: DistillRequest) -> None:
-    eagle3_layers(config.num_layers)
     is_dense = config.num_experts == 0 and config.gated_mlp and config.activation == "silu"
     if not is_dense or config.norm_places != "before" or config.qk_norm:
         raise UnsupportedModelError(
@@ -158,6 +110,7 @@ def _require_eagle3(config: ModelConfig, request: DistillRequest) -> None:
             f"{config.architecture} are of another form",
             remedy="Use --kind medusa.",
         )
+    return (*layers, count)
 
 
 KINDS = {
@@ -168,26 +121,13 @@ KINDS = {
         rate=2e-3,
         epochs=8,
         rows=512,
-        require=lambda config, request: None,
-        of_layers=False,
     ),
     "eagle3": Kind(
         drafter="eagle",
-        layers=lambda config: (*eagle3_layers(config.num_layers), config.num_layers),
+        layers=_eagle3_layers,
         of_answers=False,
         rate=3e-4,
         epochs=6,
         rows=1024,
-        require=_require_eagle3,
-    ),
-    "draft": Kind(
-        drafter="draft-model",
-        layers=lambda config: (config.num_layers,),
-        of_answers=False,
-        rate=5e-4,
-        epochs=6,
-        rows=1024,
-        require=lambda config, request: num_kept(config, request.layers),
-        scores_all=True,
     ),
 }

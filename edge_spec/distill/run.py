@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from edge_spec.diagnostics.lossless_check.prove import Proof, prove
 from edge_spec.distill.answers import ANSWERS_FILE, choose_scored, write_answers
 from edge_spec.distill.cluster import Cluster, Machine, ThisMachine, require_answer
 from edge_spec.distill.features import FeatureRequest, read_features, require_features
-from edge_spec.distill.forecast import time_draft, time_head, without_conversions
+from edge_spec.distill.forecast import time_head
 from edge_spec.distill.prompts import (
     GivenPrompts,
     OwnPrompts,
@@ -103,7 +103,6 @@ def _remove_old(parent: Path) -> None:
                 release()
 
 
-_BYTES_OF_MB = 1_000_000
 _OF_CODE = "code"  # in the names of models that program: Qwen2.5-Coder, StarCoder, Codestral
 _PROOF = Extent(count=8, max_tokens=48, draws=0, runs=2)
 
@@ -135,7 +134,7 @@ def distill(
         require_answer(request.ray)
     out = request.out or place_of(source, request.kind)
     weights = _open_weights(source, request.kind)
-    kind.require(weights.config, request)
+    kind.layers(weights.config)  # raises, before anything is begun
     from edge_spec.distill.trainees import training_device  # here: they import PyTorch
     from edge_spec.distill.training import train
 
@@ -182,12 +181,13 @@ class _Work:
 
         request, config = self.request, weights.config
         kind = KINDS[request.kind]
-        features = FeatureRequest(
-            kind.layers(config), kind.of_answers, request.max_cache_mb * _BYTES_OF_MB
-        )
+        features = FeatureRequest(kind.layers(config), kind.of_answers)
         with load_asked(self.model, self.asked, self.progress, keeps_answers=False) as engine:
             _require_trainable(engine, tasks)
-            with self._open_machine(engine, tasks) as machine:
+            machines: AbstractContextManager[Machine] = nullcontext(ThisMachine(engine, tasks))
+            if request.ray is not None:
+                machines = Cluster(request.ray, self.model, self.asked, tasks)
+            with machines as machine:
                 answers = write_answers(machine, tasks, folder, request.num_tokens, self.progress)
                 examples = read_features(
                     machine.read_features,
@@ -198,12 +198,10 @@ class _Work:
                     self.progress,
                 )
             learnt = [each for each in answers if not each.is_held_out]
-            ids = choose_scored(learnt, config, request, engine.parts.text.eos_ids)
+            ids = choose_scored(learnt, config, request.vocabulary, engine.parts.text.eos_ids)
             # Not those of the model's profile, which may be of a day when the machine was busy.
             passes_s = median_seconds(quick_passes(engine.parts.model))
             timed = partial(time_head, source=weights)
-            if kind.scores_all:
-                timed = partial(time_draft, asked=self.asked, progress=self.progress)
             lesson = Lesson(examples, weights, ids, passes_s, timed, folder, self.asked.threads)
             return engine.name, lesson
 
@@ -211,20 +209,8 @@ class _Work:
         """Compare texts with the drafter to plain ones."""
         name = KINDS[self.request.kind].drafter
         with_it = replace(self.asked, draft=[str(drafter)], drafter=name)
-        with (
-            without_conversions(drafter),
-            load_asked(self.model, with_it, self.progress, keeps_answers=False) as engine,
-        ):
+        with load_asked(self.model, with_it, self.progress, keeps_answers=False) as engine:
             return prove(engine, read_prompts(OWN_PROMPTS), _PROOF, self.progress)
-
-    @contextmanager
-    def _open_machine(self, engine: Engine, tasks: Tasks) -> Iterator[Machine]:
-        """Yield who answers and reads features: this machine, or those of --ray."""
-        if self.request.ray is None:
-            yield ThisMachine(engine, tasks)
-            return
-        with Cluster(self.request.ray, self.model, self.asked, tasks) as cluster:
-            yield cluster
 
 
 def _choose_tasks(request: DistillRequest, source: Source) -> Tasks:
@@ -241,13 +227,13 @@ def _open_weights(source: Source, kind: str) -> TensorRows:
     """Raises UsageError for a target without the tables that a drafter shares,
     UnsupportedModelError where the drafter is made of layers that only a library reads."""
     tables = open_tables(source, "a trained drafter shares")
-    if not KINDS[kind].of_layers:
+    if KINDS[kind].of_answers:
         return tables
     try:
         return open_weights(source, "a trained drafter shares")
     except UsageError:
         raise UnsupportedModelError(
-            f"a drafter of the kind {kind} begins as layers of its target, and those of "
+            f"a drafter of the kind {kind} begins as a layer of its target, and those of "
             f"{source.model} are read by llama.cpp alone",
             remedy="Use --kind medusa.",
         ) from None

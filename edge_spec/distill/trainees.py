@@ -1,30 +1,28 @@
-"""The drafters while they are trained, in PyTorch: Medusa heads (Cai et al. 2024, Medusa-1), an
-EAGLE-3 head (Li et al. 2025) and an ordinary small draft."""
+"""The drafters while they are trained, in PyTorch: Medusa heads (Cai et al. 2024, Medusa-1) and
+an EAGLE-3 head (Li et al. 2025).
+
+Each makes states of a batch, which an output matrix scores; they differ in how they make them.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model_info import Checkpoint, TensorRows
+from edge_spec.core.model_info import TensorRows
 from edge_spec.core.rope import Rope
-from edge_spec.distill.drafter_files import (
-    Drafter,
-    draft_config,
-    layers_config,
-    rope_scaling_config,
-    text_files,
-)
+from edge_spec.distill.drafter_files import Drafter, layer_config, rope_scaling_config
 from edge_spec.distill.features import Batch
-from edge_spec.distill.request import DistillRequest, num_kept
+from edge_spec.distill.request import DistillRequest
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.loader.head import StoredTables
 
@@ -34,37 +32,20 @@ _BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
 DISCOUNT = 0.8  # of each further position in the loss (Li et al. 2025, EAGLE-3)
 
 
-@dataclass(frozen=True)
-class Products:
-    """Rounds what is multiplied to `kind`, float32 or bfloat16. Sums of rows, losses and parameters
-    stay float32 (Micikevicius et al. 2018, mixed precision)."""
-
-    kind: str = "float32"
-
-    def rounded(self, values: Tensor) -> Tensor:
-        """Return the values as they are multiplied; a matrix is rounded once for a step."""
-        return values.to(self._type)
-
-    def of(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """Return [..., outputs]. x: [..., inputs]; matrix: [outputs, inputs], rounded."""
-        return torch.nn.functional.linear(self.rounded(x), matrix)
-
-    @property
-    def _type(self) -> Any:
-        return getattr(torch, self.kind)
-
-
-FLOAT32 = Products()
-
-
-def fastest_products() -> Products:
-    """bfloat16 where the processor, or the GPU that is trained on, multiplies it by itself: two to
-    four times as fast. Elsewhere it would be slower than float32."""
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor, or the GPU that is trained on, does so by itself: two to four
+    times as fast as float32. Elsewhere it would be slower."""
     if torch.get_default_device().type == "cuda":
-        return Products("bfloat16" if torch.cuda.is_bf16_supported(False) else "float32")
+        return bool(torch.cuda.is_bf16_supported(False))
     told: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    has_it = any(told.get(name) for name in _BFLOAT16_INSTRUCTIONS)
-    return Products("bfloat16" if has_it else "float32")
+    return any(told.get(name) for name in _BFLOAT16_INSTRUCTIONS)
+
+
+def fast_products() -> Any:
+    """Round what is multiplied within the block to bfloat16, where that is faster. Sums of rows,
+    losses and parameters stay float32 (Micikevicius et al. 2018, mixed precision)."""
+    device = torch.get_default_device().type
+    return torch.autocast(device, torch.bfloat16, enabled=multiplies_bfloat16())
 
 
 @contextmanager
@@ -92,8 +73,24 @@ class Trainee(ABC):
     _teacher: Teacher
 
     @abstractmethod
+    def states(self, batch: Batch) -> list[Tensor]:
+        """Return states by position, [anchors, hidden_size], after the target's own tokens."""
+
+    @property
+    def matrix(self) -> Tensor:
+        """[scored tokens, hidden_size], which scores states while it learns."""
+        return self._teacher.matrix
+
+    @abstractmethod
+    def drafter(self) -> Drafter:
+        """Return the files of the drafter as it is now."""
+
     def scores(self, batch: Batch) -> list[Tensor]:
-        """Return logits by position, [anchors, scored tokens], after the target's own tokens."""
+        """Return logits by position, [anchors, scored tokens]."""
+        scores: list[Tensor] = list(
+            functional.linear(torch.stack(self.states(batch)), self.matrix).unbind()
+        )
+        return scores
 
     def drafts(self, batch: Batch) -> np.ndarray:
         """Return the likeliest tokens, [anchors, positions], as a greedy chain drafts them after
@@ -102,19 +99,12 @@ class Trainee(ABC):
         found: np.ndarray = self._teacher.token_ids[np.stack(best, axis=1)]
         return found
 
-    @abstractmethod
-    def drafter(self) -> Drafter:
-        """Return the files of the drafter as it is now."""
 
-
-def make_trainee(teacher: Teacher, source: Any, request: DistillRequest) -> Trainee:
-    """source: TensorRows, and a Checkpoint for a kind that begins as layers of its target."""
+def make_trainee(teacher: Teacher, source: TensorRows, request: DistillRequest) -> Trainee:
+    """source: with all weights for a kind that begins as a layer of its target."""
     if request.kind == "medusa":
         return MedusaTrainee(teacher, request.positions)
-    if request.kind == "eagle3":
-        return Eagle3Trainee(teacher, source, request.positions, request.seed)
-    count = num_kept(teacher.config, request.layers)
-    return SmallDraftTrainee(teacher, source, count, request.positions)
+    return Eagle3Trainee(teacher, source, request.positions, request.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,22 +112,20 @@ class Teacher:
     """Computes what the target would choose, over the tokens that are scored.
 
     output: [scored tokens, hidden_size] rows of its output matrix. token_ids: [scored tokens].
-    products: how the drafter multiplies as well.
     """
 
     config: ModelConfig
     output: np.ndarray
     token_ids: np.ndarray
-    products: Products = FLOAT32
 
     @cached_property
     def matrix(self) -> Tensor:
-        return self.products.rounded(torch.as_tensor(self.output))
+        return torch.as_tensor(self.output)
 
     def probabilities(self, batch: Batch) -> list[Tensor]:
         """Return probabilities by position, [anchors, scored tokens], renormalised over these."""
-        wanted, rows = scored_rows(batch)
-        logits = self.products.of(torch.as_tensor(batch.states)[wanted], self.matrix).float()
+        wanted, rows = _drafted_rows(batch)
+        logits = functional.linear(torch.as_tensor(batch.states)[wanted], self.matrix).float()
         logits = logits * self.config.logit_scale
         cap = self.config.logit_softcap
         if cap is not None:
@@ -146,11 +134,11 @@ class Teacher:
         return [probabilities[each] for each in rows]
 
 
-def scored_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
+def _drafted_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
     """Return the rows after which something is drafted, [windows, rows + positions] bool; and by
     position, [anchors], which of these it is."""
     width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
-    wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
+    wanted = torch.zeros(batch.states.shape[:2], dtype=torch.bool)
     places = range(1, batch.written.shape[2] + 1)
     for at in places:
         wanted[:, at : at + width] |= anchors
@@ -169,21 +157,9 @@ def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
     for position, logits in enumerate(trainee.scores(batch)):
         counts = torch.as_tensor(is_scored[batch.written[batch.anchors][:, position]])
         if counts.any():
-            weights = counts / counts.sum()
-            missed = _cross_entropy(logits, expected[position], weights)
-            total = total + DISCOUNT**position * missed
+            missed = functional.cross_entropy(logits.float(), expected[position], reduction="none")
+            total = total + DISCOUNT**position * torch.dot(missed, counts / counts.sum())
     return total
-
-
-def _cross_entropy(logits: Tensor, expected: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum over rows. Its gradient, a difference of probabilities, is made here
-    and all that is kept: logits have more numbers than anything else of a step."""
-    with torch.no_grad():
-        likely = torch.log_softmax(logits.float(), dim=-1)
-        missed = -(torch.linalg.vecdot(expected, likely) * weights).sum()
-        gradient = likely.exp_().sub_(expected).mul_(weights[:, None]).to(logits.dtype)
-    slope = torch.dot(logits.flatten(), gradient.flatten())
-    return missed + slope - slope.detach()
 
 
 def parameter(values: np.ndarray) -> Tensor:
@@ -192,68 +168,6 @@ def parameter(values: np.ndarray) -> Tensor:
 
 def as_arrays(parameters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: each.detach().cpu().numpy().copy() for name, each in parameters.items()}
-
-
-class Rotation:
-    """Rotary positions of one model, halves paired (Su et al. 2021)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        rope = Rope(config.rope_theta, config.rope_scaling)
-        self._frequencies = torch.as_tensor(rope.frequencies(config.head_dim))
-        self._magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
-
-    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: [..., rows, head_dim]. positions: [..., rows]."""
-        angles = positions[..., None] * self._frequencies
-        cos = (angles.cos() * self._magnitude).float()
-        sin = (angles.sin() * self._magnitude).float()
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-class DecoderLayers:
-    """Layers like Llama's for one batch: each matrix is rounded once, whatever it multiplies."""
-
-    def __init__(
-        self, teacher: Teacher, parameters: Mapping[str, Tensor], rotation: Rotation
-    ) -> None:
-        self._config, self._products = teacher.config, teacher.products
-        self._parameters, self._rotation = parameters, rotation
-        self._matrices = {
-            name: self._products.rounded(each)
-            for name, each in parameters.items()
-            if each.dim() == 2
-        }
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        made, bias = self._products.of(x, self._matrices[name + ".weight"]), name + ".bias"
-        return made + self._parameters[bias] if bias in self._parameters else made
-
-    def normed(self, x: Tensor, name: str) -> Tensor:
-        """Divide the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
-        scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + self._config.norm_epsilon)
-        return x * scale * self._parameters[name + ".weight"]
-
-    def heads(self, read: Tensor, layer: str, name: str, positions: Tensor) -> Tensor:
-        """Return [windows, heads, rows, head_dim], every query head with its own keys and values.
-        name: q, k or v. positions: [windows, 1, rows] or [rows]."""
-        config = self._config
-        made = self.linear(read, f"{layer}.self_attn.{name}_proj")
-        made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
-        if config.qk_norm and name != "v":
-            made = self.normed(made, f"{layer}.self_attn.{name}_norm")
-        if name != "v":
-            made = self._rotation.turned(made, positions)
-        made = self._products.rounded(made)
-        return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
-
-    def after_attention(self, stream: Tensor, mixed: Tensor, layer: str) -> Tensor:
-        """mixed: [windows, rows, query heads * head_dim] of the values that were attended to."""
-        stream = stream + self.linear(mixed, f"{layer}.self_attn.o_proj")
-        inner = self.normed(stream, f"{layer}.post_attention_layernorm")
-        gate = torch.nn.functional.silu(self.linear(inner, f"{layer}.mlp.gate_proj"))
-        up = self.linear(inner, f"{layer}.mlp.up_proj")
-        return stream + self.linear(gate * up, f"{layer}.mlp.down_proj")
 
 
 class MedusaTrainee(Trainee):
@@ -272,11 +186,10 @@ class MedusaTrainee(Trainee):
             self.parameters[prefix + "weight"] = parameter(np.zeros((hidden, hidden)))
             self.parameters[prefix + "bias"] = parameter(np.zeros(hidden))
 
-    def scores(self, batch: Batch) -> list[Tensor]:
+    def states(self, batch: Batch) -> list[Tensor]:
         width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
-        states = torch.as_tensor(batch.states)[:, :width][anchors]
-        products, output = self._teacher.products, self._teacher.matrix
-        return [products.of(self._head(states, head), output) for head in range(self.num_positions)]
+        given = torch.as_tensor(batch.states)[:, :width][anchors]
+        return [self._head(given, head) for head in range(self.num_positions)]
 
     def drafter(self) -> Drafter:
         ids, target = self._teacher.token_ids, self._teacher.config
@@ -294,15 +207,12 @@ class MedusaTrainee(Trainee):
         return Drafter(tensors, config)
 
     def _head(self, states: Tensor, head: int) -> Tensor:
-        prefix, products = f"{head}.0.linear.", self._teacher.products
-        matrix = products.rounded(self.parameters[prefix + "weight"])
-        inner = products.of(states, matrix) + self.parameters[prefix + "bias"]
-        return states + torch.nn.functional.silu(inner)
+        weight, bias = (self.parameters[f"{head}.0.linear.{name}"] for name in ("weight", "bias"))
+        return states + functional.silu(functional.linear(states, weight, bias))
 
 
 _SPREAD = 0.02  # of what begins at random
 _FEATURES = 3
-_LAYER = "midlayer"
 
 
 class Eagle3Trainee(Trainee):
@@ -323,28 +233,37 @@ class Eagle3Trainee(Trainee):
         self._tables = StoredTables(source)
         # Trained as it will be read: without a scaling that config.json cannot express.
         scaled = rope_scaling_config(teacher.config) is not None
-        plain = replace(teacher.config, rope_scaling=None)
-        self._rotation = Rotation(teacher.config if scaled else plain)
+        scaling = teacher.config.rope_scaling if scaled else None
+        self._rope = Rope(teacher.config.rope_theta, scaling)
 
-    def scores(self, batch: Batch) -> list[Tensor]:
+    @property
+    def matrix(self) -> Tensor:
+        return self.parameters["lm_head.weight"]
+
+    def states(self, batch: Batch) -> list[Tensor]:
         """Of rows before the first anchor only keys and values are computed, which later rows
         attend to."""
-        layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
-        block = _AnchorBlock(batch)
-        features = _joined(layers, torch.as_tensor(batch.features))
-        read = _read(layers, self._embedded(batch.next_tokens), features)
-        attention = _Attention(batch, block, layers, read)
-        stream, read = block.of(features), block.of(read)
-        normed = []
+        rows, is_anchor = _anchor_rows(batch)
+        features = self._joined(torch.as_tensor(batch.features))
+        read = self._read(batch.next_tokens, features)
+        places = torch.arange(read.shape[1]).expand(len(read), -1)
+        keys, values = (self._heads(read, name, places) for name in "kv")
+        is_before = places[:, None, :] <= rows[:, :, None]
+        sees = (is_before & torch.as_tensor(batch.is_row)[:, None, :])[:, None]
+        stream, read = _of_rows(features, rows), _of_rows(read, rows)
+        own: list[tuple[Tensor, Tensor]] = []  # keys and values, by further position
+        states = []
         for position in range(self.num_positions):
+            at = rows + position
             if position:
                 written = batch.written[:, :, position - 1]
-                tokens = np.take_along_axis(written, block.rows.cpu().numpy(), axis=1)
-                read = _read(layers, self._embedded(tokens), stream)
-            stream = layers.after_attention(stream, attention.mixed(read, position), _LAYER)
-            normed.append(layers.normed(stream[block.is_anchor], "norm"))
-        scores: list[Tensor] = list(layers.linear(torch.stack(normed), "lm_head").unbind())
-        return scores
+                tokens = np.take_along_axis(written, rows.cpu().numpy(), axis=1)
+                read = self._read(tokens, stream)
+                own.append((self._heads(read, "k", at), self._heads(read, "v", at)))
+            mixed = _attend(self._heads(read, "q", at), (keys, values), sees, own)
+            stream = self._after_attention(stream, mixed)
+            states.append(self._normed(stream[is_anchor], "norm"))
+        return states
 
     def drafter(self) -> Drafter:
         ids, target = self._teacher.token_ids, self._teacher.config
@@ -354,86 +273,88 @@ class Eagle3Trainee(Trainee):
             "t2d": np.isin(np.arange(target.vocab_size), ids),
         }
         own = {"draft_vocab_size": len(ids), "fc_norm": True}
-        return Drafter(tensors, layers_config(target, "llama", 1) | own)
+        return Drafter(tensors, layer_config(target) | own)
 
-    def _embedded(self, tokens: np.ndarray) -> Tensor:
-        """[windows, rows, hidden_size]. Nothing is learnt of what follows -1, which is no token."""
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return functional.linear(x, self.parameters[name + ".weight"])
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        """Divide the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
+        epsilon = self._teacher.config.norm_epsilon
+        scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + epsilon)
+        return x * scale * self.parameters[name + ".weight"]
+
+    def _joined(self, features: Tensor) -> Tensor:
+        """[windows, rows, hidden_size] of [windows, rows, layers, hidden_size]. Late layers have
+        larger features than early ones, and a text's first token a hundred times larger ones."""
+        each = [self._normed(features[:, :, at], f"fc_norm.{at}") for at in range(_FEATURES)]
+        return self._linear(torch.cat(each, dim=-1), "fc")
+
+    def _read(self, tokens: np.ndarray, stream: Tensor) -> Tensor:
+        """Return what the attention reads: tokens beside features, or states in their place.
+        Nothing is learnt of what follows -1, which is no token."""
         ids, places = np.unique(np.maximum(tokens, 0), return_inverse=True)
-        return torch.as_tensor(self._tables.embed(ids))[
-            torch.as_tensor(places.reshape(tokens.shape))
-        ]
-
-
-def _joined(layers: DecoderLayers, features: Tensor) -> Tensor:
-    """[windows, rows, hidden_size] of [windows, rows, layers, hidden_size]. Late layers have larger
-    features than early ones, and a text's first token a hundred times larger ones."""
-    each = [layers.normed(features[:, :, at], f"fc_norm.{at}") for at in range(_FEATURES)]
-    return layers.linear(torch.cat(each, dim=-1), "fc")
-
-
-def _read(layers: DecoderLayers, embedded: Tensor, stream: Tensor) -> Tensor:
-    """Return what the attention reads: tokens beside features, or states in their place."""
-    token = layers.normed(embedded, f"{_LAYER}.input_layernorm")
-    return torch.cat([token, layers.normed(stream, f"{_LAYER}.hidden_norm")], dim=-1)
-
-
-class _AnchorBlock:
-    """The anchors of a batch, which are the last rows of each window, beside each other.
-
-    is_anchor: [windows, most anchors] bool; else it is padding. rows: [windows, most anchors] int64
-    of the windows, in padding the last one.
-    """
-
-    def __init__(self, batch: Batch) -> None:
-        counts = batch.anchors.sum(axis=1, keepdims=True)
-        places = np.arange(counts.max())
-        last = batch.anchors.shape[1] - 1
-        self.rows = torch.as_tensor(
-            np.minimum(batch.anchors.argmax(axis=1)[:, None] + places, last)
-        )
-        self.is_anchor = torch.as_tensor(places < counts)
-
-    def of(self, made: Tensor) -> Tensor:
-        """[windows, most anchors, size] of [windows, rows, size]."""
-        return made.gather(1, self.rows[:, :, None].expand(-1, -1, made.shape[2]))
-
-
-class _Attention:
-    """Attends within one batch: anchors see what the first position made of all rows up to
-    theirs, and what the positions between made of their own row. read: of all rows in the first
-    position."""
-
-    def __init__(
-        self, batch: Batch, block: _AnchorBlock, layers: DecoderLayers, read: Tensor
-    ) -> None:
-        self._layers = layers
-        self._rows = block.rows
-        rows = torch.arange(read.shape[1]).expand(len(read), -1)
-        self._keys, self._values = (self._heads(read, name, rows) for name in "kv")
-        is_before = rows[:, None, :] <= block.rows[:, :, None]
-        self._sees = (is_before & torch.as_tensor(batch.is_row)[:, None, :])[:, None]
-        self._later: list[tuple[Tensor, Tensor]] = []  # keys and values, by further position
-
-    def mixed(self, read: Tensor, position: int) -> Tensor:
-        """[windows, most anchors, query heads * head_dim]. read: of the anchors."""
-        at = self._rows + position
-        queries = self._heads(read, "q", at)
-        if position:
-            self._later.append((self._heads(read, "k", at), self._heads(read, "v", at)))
-        scores = (queries @ self._keys.transpose(-1, -2)).float()
-        scores = scores.masked_fill(~self._sees, -torch.inf)
-        own = [(queries * each).sum(-1, keepdim=True).float() for each, _ in self._later]
-        scaled = torch.cat([scores, *own], dim=-1) * queries.shape[-1] ** -0.5
-        weights = torch.softmax(scaled, dim=-1).to(queries.dtype)
-        width = self._keys.shape[2]
-        mixed = weights[..., :width] @ self._values
-        for beside, (_, each) in enumerate(self._later):
-            mixed = mixed + weights[..., width + beside, None] * each
-        return mixed.transpose(1, 2).flatten(start_dim=2)
+        embedded = torch.as_tensor(self._tables.embed(ids))
+        token = embedded[torch.as_tensor(places.reshape(tokens.shape))]
+        token = self._normed(token, "midlayer.input_layernorm")
+        return torch.cat([token, self._normed(stream, "midlayer.hidden_norm")], dim=-1)
 
     def _heads(self, read: Tensor, name: str, positions: Tensor) -> Tensor:
-        """positions: [windows, rows]."""
-        return self._layers.heads(read, _LAYER, name, positions[:, None])
+        """Return [windows, heads, rows, head_dim], every query head with its own keys and values.
+        name: q, k or v. positions: [windows, rows]."""
+        config = self._teacher.config
+        made = self._linear(read, f"midlayer.self_attn.{name}_proj").float()
+        made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        if name != "v":  # halves paired (Su et al. 2021)
+            tables = self._rope.tables(int(positions.max()) + 1, config.head_dim)
+            cos, sin = (torch.as_tensor(each)[positions][:, None] for each in tables)
+            first, second = made.chunk(2, dim=-1)
+            made = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
+
+    def _after_attention(self, stream: Tensor, mixed: Tensor) -> Tensor:
+        """mixed: [windows, rows, query heads * head_dim] of the values that were attended to."""
+        stream = stream + self._linear(mixed, "midlayer.self_attn.o_proj")
+        inner = self._normed(stream, "midlayer.post_attention_layernorm")
+        gate = functional.silu(self._linear(inner, "midlayer.mlp.gate_proj"))
+        up = self._linear(inner, "midlayer.mlp.up_proj")
+        return stream + self._linear(gate * up, "midlayer.mlp.down_proj")
+
+
+def _anchor_rows(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return which rows of each window are its anchors, [windows, most anchors] int64: its last
+    ones; and which of these are none but padding, which repeats the last row, as False."""
+    counts = batch.anchors.sum(axis=1, keepdims=True)
+    places = np.arange(counts.max())
+    last = batch.anchors.shape[1] - 1
+    rows = np.minimum(batch.anchors.argmax(axis=1)[:, None] + places, last)
+    return torch.as_tensor(rows), torch.as_tensor(places < counts)
+
+
+def _of_rows(made: Tensor, rows: Tensor) -> Tensor:
+    """[windows, most anchors, size] of [windows, rows, size]."""
+    return made.gather(1, rows[:, :, None].expand(-1, -1, made.shape[2]))
+
+
+def _attend(
+    queries: Tensor,
+    of_text: tuple[Tensor, Tensor],
+    sees: Tensor,
+    own: list[tuple[Tensor, Tensor]],
+) -> Tensor:
+    """Return [windows, most anchors, query heads * head_dim]. Anchors see what the first position
+    made of all rows up to theirs, `of_text`, and what the positions between made of their own
+    row."""
+    keys, values = of_text
+    scores = (queries @ keys.transpose(-1, -2)).float().masked_fill(~sees, -torch.inf)
+    beside = [(queries * each).sum(-1, keepdim=True) for each, _ in own]
+    scaled = torch.cat([scores, *beside], dim=-1) * queries.shape[-1] ** -0.5
+    weights = torch.softmax(scaled, dim=-1)
+    width = keys.shape[2]
+    mixed = weights[..., :width] @ values
+    for at, (_, each) in enumerate(own):
+        mixed = mixed + weights[..., width + at, None] * each
+    return mixed.transpose(1, 2).flatten(start_dim=2)
 
 
 def _eagle3_beginning(
@@ -461,77 +382,3 @@ def _eagle3_beginning(
 
 
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-
-
-_EMBEDDING, _OUTPUT, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm"
-_ROWS_AT_A_TIME = 256  # of scores over the whole vocabulary
-
-
-class SmallDraftTrainee(Trainee):
-    """Layers and the final norm learn; the embedding and the output matrix stay the target's.
-
-    A position is the next row of the same text, so a batch passes the layers once, whatever the
-    number of positions. It learns over the scored tokens, and drafts from the whole vocabulary.
-    """
-
-    def __init__(
-        self, teacher: Teacher, source: Checkpoint, num_layers: int, num_positions: int
-    ) -> None:
-        self.num_positions = num_positions
-        self._num_layers = num_layers
-        self._teacher = teacher
-        self._source = source
-        self.parameters = _keep_layers(source, num_layers)
-        self._embedding = torch.tensor(source.float32(_EMBEDDING))
-        self._output = self._embedding
-        if not teacher.config.tied_embeddings:
-            self._output = torch.tensor(source.float32(_OUTPUT))
-        self._rotation = Rotation(teacher.config)
-
-    def scores(self, batch: Batch) -> list[Tensor]:
-        wanted, rows = scored_rows(batch)
-        logits = self._teacher.products.of(self._states(batch)[wanted], self._teacher.matrix)
-        return [logits[each] for each in rows]
-
-    def drafts(self, batch: Batch) -> np.ndarray:
-        wanted, rows = scored_rows(batch)
-        parts = self._states(batch)[wanted].split(_ROWS_AT_A_TIME)
-        products = self._teacher.products
-        output = products.rounded(self._output)
-        best = torch.cat([products.of(each, output).argmax(dim=-1) for each in parts])
-        drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).cpu().numpy()
-        return drafts
-
-    def drafter(self) -> Drafter:
-        tensors = {_EMBEDDING: self._embedding.cpu().numpy()} | as_arrays(self.parameters)
-        if self._output is not self._embedding:
-            tensors[_OUTPUT] = self._output.cpu().numpy()
-        config = draft_config(self._source, self._num_layers)
-        return Drafter(tensors, config, text_files(self._source))
-
-    def _states(self, batch: Batch) -> Tensor:
-        """[windows, rows + positions, hidden_size], after the final norm."""
-        layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
-        stream = self._embedding[torch.as_tensor(batch.tokens)]
-        positions = torch.arange(stream.shape[1])
-        for layer in (f"model.layers.{number}" for number in range(self._num_layers)):
-            read = layers.normed(stream, f"{layer}.input_layernorm")
-            q, k, v = (layers.heads(read, layer, name, positions) for name in "qkv")
-            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            mixed = mixed.transpose(1, 2).flatten(start_dim=2)
-            stream = layers.after_attention(stream, mixed, layer)
-        return layers.normed(stream, _NORM)
-
-
-def _keep_layers(source: TensorRows, count: int) -> dict[str, Tensor]:
-    """Return the target's own final norm and layers, under their numbers in the draft: the last
-    layer, and others evenly spaced from the first one on (of one layer, the last)."""
-    chosen = np.linspace(source.config.num_layers - 1, 0, count).round().astype(int)[::-1].tolist()
-    norm = _NORM + ".weight"
-    found = {norm: parameter(source.float32(norm))}
-    for name in source.names():
-        parts = name.split(".", 3)
-        if parts[:2] == ["model", "layers"] and int(parts[2]) in chosen:
-            own = f"model.layers.{chosen.index(int(parts[2]))}.{parts[3]}"
-            found[own] = parameter(source.float32(name))
-    return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from edge_spec.distill.trainees import (
     Teacher,
     Trainee,
     as_arrays,
-    fastest_products,
+    fast_products,
     loss_of,
     make_trainee,
 )
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 class Lesson:
     """What a drafter learns from.
 
-    weights: the target's; a Checkpoint for a kind that starts as layers of it. token_ids: those
+    weights: the target's; all of them for a kind that starts as a layer of it. token_ids: those
     that are scored, ascending. passes_s: seconds of the target's passes here, by rows.
     time_drafter: measures the seconds of a draft token of the drafter in a directory. folder: keeps
     the unfinished training. threads: None: as many as PyTorch chooses. name: of the training; "":
@@ -79,12 +79,11 @@ class Lesson:
     name: str = ""
     save_every_s: float = math.inf
 
-
-class Costs(NamedTuple):
-    """passes_s: seconds of the target's passes by rows. draft_token_s: of a draft token."""
-
-    passes_s: Mapping[int, float]
-    draft_token_s: float
+    @property
+    def divided(self) -> tuple[list[Example], list[Example]]:
+        """Return the examples that are learnt from, and those that are held out."""
+        held_out = [each for each in self.examples if each.conversation.is_held_out]
+        return [each for each in self.examples if not each.conversation.is_held_out], held_out
 
 
 @dataclass(frozen=True)
@@ -101,11 +100,9 @@ class Evaluation:
 
 @dataclass(eq=False)
 class TrainingState:
-    """costs: measured once, so that a continued training judges by the same ones. step: number of
-    finished steps. arrays: parameters, the optimizer's and the best ones, by names such as
-    "best/NAME". losses: since the last evaluation."""
+    """step: number of finished steps. arrays: parameters, the optimizer's and the best ones, by
+    names such as "best/NAME". losses: since the last evaluation."""
 
-    costs: Costs
     step: int = 0
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     history: list[Evaluation] = field(default_factory=list)
@@ -128,26 +125,18 @@ class TrainingState:
 
     def save(self, path: Path) -> None:
         """Raises StorageError where there is no space, OSError."""
-        note = {
-            "costs": [dict(self.costs.passes_s), self.costs.draft_token_s],
-            "step": self.step,
-            "history": [asdict(each) for each in self.history],
-            "losses": self.losses,
-        }
-        save_arrays(path, self.arrays, note)
+        history = [asdict(each) for each in self.history]
+        save_arrays(path, self.arrays, [self.step, history, self.losses])
 
 
 def load_state(path: Path) -> TrainingState | None:
     """Return None where there is none, or a damaged one, which is logged."""
     try:
-        arrays, note = load_arrays(path)
+        arrays, (step, told, losses) = load_arrays(path)
         history = [
-            Evaluation(**{**each, "of_position": tuple(each["of_position"])})
-            for each in note["history"]
+            Evaluation(**{**each, "of_position": tuple(each["of_position"])}) for each in told
         ]
-        passes_s, draft_token_s = note["costs"]
-        costs = Costs({int(rows): each for rows, each in passes_s.items()}, float(draft_token_s))
-        return TrainingState(costs, int(note["step"]), arrays, history, list(note["losses"]))
+        return TrainingState(int(step), arrays, history, list(losses))
     except FileNotFoundError:
         return None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -162,36 +151,34 @@ def train(
     Raises an EdgeSpecError, OSError."""
     if lesson.threads is not None:
         torch.set_num_threads(lesson.threads)
-    kind, ids = KINDS[request.kind], lesson.token_ids
-    output = StoredTables(lesson.weights).output_rows(ids)
-    teacher = Teacher(lesson.weights.config, output, ids, fastest_products())
+    output = StoredTables(lesson.weights).output_rows(lesson.token_ids)
+    teacher = Teacher(lesson.weights.config, output, lesson.token_ids)
     trainee = make_trainee(teacher, lesson.weights, request)
     training = Training(trainee, teacher, lesson, request)
     training.run(progress)
     drafter = trainee.drafter()
-    if not kind.scores_all:  # a head tells its target from others of the same shape
-        drafter.config[SAMPLE] = target_sample(lesson.weights)
-    return drafter, _report(training.state, lesson, kind.scores_all)
+    drafter.config[SAMPLE] = target_sample(lesson.weights)  # tells it from others of its shape
+    return drafter, _report(training, lesson)
 
 
-def _report(state: TrainingState, lesson: Lesson, scores_all: bool) -> dict[str, Any]:
+def _report(training: Training, lesson: Lesson) -> dict[str, Any]:
     """docs/distill.md lists the fields."""
-    best, vocab_size = state.best, lesson.weights.config.vocab_size
+    state = training.state
+    best = state.best
     assert best is not None
-    held_out = [each.conversation for each in lesson.examples if each.conversation.is_held_out]
-    learnt = [each.conversation for each in lesson.examples if not each.conversation.is_held_out]
+    learnt, held_out = ([each.conversation for each in part] for part in lesson.divided)
     return {
         "acceptance": list(best.of_position),
         "forecast": {"num_draft_tokens": best.num_draft_tokens, "speedup": best.speedup},
         "pays": best.speedup > 1,
         "tokens": {"learnt": count_answered(learnt), "held_out": count_answered(held_out)},
         "vocabulary": {
-            "scored": vocab_size if scores_all else len(lesson.token_ids),
-            "coverage": 1.0 if scores_all else coverage(held_out, lesson.token_ids),
+            "scored": len(lesson.token_ids),
+            "coverage": coverage(held_out, lesson.token_ids),
         },
         "costs_ms": {
-            "passes": {rows: 1e3 * seconds for rows, seconds in state.costs.passes_s.items()},
-            "draft_token": 1e3 * state.costs.draft_token_s,
+            "passes": {rows: 1e3 * seconds for rows, seconds in lesson.passes_s.items()},
+            "draft_token": 1e3 * training.draft_token_s,
         },
         # JSON has no number for what was not measured.
         "history": [
@@ -202,14 +189,15 @@ def _report(state: TrainingState, lesson: Lesson, scores_all: bool) -> dict[str,
     }
 
 
-def measure_costs(lesson: Lesson, trainee: Trainee, name: str) -> Costs:
-    """Time the drafter before it has learnt: the same arithmetic on other numbers. name: of its
-    directory, by which a later call finds what a kill has left in the cache."""
+def time_untrained(lesson: Lesson, trainee: Trainee, name: str) -> float:
+    """Return the seconds of a draft token, timed before the drafter has learnt: the same arithmetic
+    on other numbers. name: of its directory, by which a later call finds what a kill has left in
+    the cache."""
     with scratch_beside(lesson.folder / "untrained") as work:
         path = work / name
         path.mkdir()
         trainee.drafter().write(path)
-        return Costs(lesson.passes_s, lesson.time_drafter(path))
+        return lesson.time_drafter(path)
 
 
 class Training:
@@ -230,17 +218,15 @@ class Training:
             kind.rate,
             request.seed,
         )
-        self._examples = lesson.examples
-        self._trainee, self._teacher = trainee, teacher
+        self._lesson, self._trainee, self._teacher = lesson, trainee, teacher
         name = lesson.name or self._digest(lesson, request)
         self._path = lesson.folder / f"training-{name}.npz"
-        self._save_every_s = lesson.save_every_s
         self._parameters = list(trainee.parameters.values())
         self._optimizer: Any = torch.optim.AdamW(
             self._parameters, lr=self._rate, betas=_BETAS, fused=True
         )
-        state = load_state(self._path)
-        self.state = state or TrainingState(measure_costs(lesson, trainee, self._path.stem))
+        self.draft_token_s = time_untrained(lesson, trainee, self._path.stem)
+        self.state = load_state(self._path) or TrainingState()
         self._restore()
         self._saved_s = time.monotonic()
 
@@ -248,13 +234,7 @@ class Training:
         """Leave the best parameters in the trainee. An interrupt keeps the steps until then. Raises
         StorageError, OSError."""
         state = self.state
-        learnt, held_out = (
-            windows_of(
-                [each for each in self._examples if each.conversation.is_held_out == is_held_out],
-                _WINDOW,
-            )
-            for is_held_out in (False, True)
-        )
+        learnt, held_out = (windows_of(each, _WINDOW) for each in self._lesson.divided)
         shuffle = partial(shuffle_batches, learnt, self._rows, self._seed)
         an_epoch = len(shuffle(0))
         total = an_epoch * self._epochs
@@ -275,7 +255,7 @@ class Training:
                 if state.step % every == 0 or state.step == total:
                     self._evaluate(held_out)
                     self._save()
-                elif time.monotonic() - self._saved_s > self._save_every_s:
+                elif time.monotonic() - self._saved_s > self._lesson.save_every_s:
                     self._save()
         except KeyboardInterrupt:
             self._save()
@@ -284,7 +264,9 @@ class Training:
 
     def _step(self, windows: Sequence[Window], total: int) -> None:
         state = self.state
-        loss = loss_of(self._trainee, self._teacher, batch_of(windows, self._trainee.num_positions))
+        batch = batch_of(windows, self._trainee.num_positions)
+        with fast_products():
+            loss = loss_of(self._trainee, self._teacher, batch)
         self._optimizer.zero_grad()
         if loss.requires_grad:  # else nothing of the batch is scored
             loss.backward()
@@ -298,8 +280,7 @@ class Training:
     def _evaluate(self, windows: Sequence[Window]) -> None:
         state = self.state
         acceptance = held_out_acceptance(self._trainee, windows, self._rows)
-        passes_s, draft_token_s = state.costs
-        forecast = best_chain(acceptance, RowCosts(passes_s), draft_token_s)
+        forecast = best_chain(acceptance, RowCosts(self._lesson.passes_s), self.draft_token_s)
         loss = float(np.mean(state.losses)) if state.losses else math.nan
         best = state.best
         if best is None or forecast.speedup > best.speedup:
@@ -335,8 +316,8 @@ class Training:
                 self._trainee.parameters[name].copy_(torch.as_tensor(values))
 
     def _digest(self, lesson: Lesson, request: DistillRequest) -> str:
-        """Return a digest of all that decides the training, except for the cost of passes."""
-        decides = [request.kind, request.positions, request.layers, self._seed]
+        """Return a digest of all that decides the training, except for what passes take."""
+        decides = [request.kind, request.positions, self._seed]
         answered = [each.conversation.num_answered for each in lesson.examples]
         decides += [self._epochs, self._rows, *answered]
         content = hashlib.sha256(json.dumps(decides).encode() + lesson.token_ids.tobytes())
@@ -357,7 +338,7 @@ def held_out_acceptance(trainee: Trainee, windows: Sequence[Window], rows: int) 
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for each in in_batches(windows, rows):
         batch = batch_of(each, trainee.num_positions)
-        with torch.no_grad():
+        with torch.no_grad(), fast_products():
             drafts = trainee.drafts(batch)
         ends = np.cumsum(batch.anchors.sum(axis=1))[:-1]  # of the windows
         of_windows = (np.split(values, ends) for values in (drafts, batch.written[batch.anchors]))

@@ -11,7 +11,6 @@ from threading import Event
 
 from edge_spec.core.metrics import NoOverlap, RoundStats
 from edge_spec.core.outliers import without_outlier
-from edge_spec.core.spaced_retries import SpacedRetries
 from edge_spec.drafters.protocol import Drafter
 
 _BLOCK = 8  # rounds in a row with it, or without
@@ -100,9 +99,8 @@ class OverlapTrial:
     def __init__(self, begins: bool = True) -> None:
         self.on = begins
         self._faster: bool | None = None if begins else False  # with it; None: not known yet
-        self._left = _BLOCK  # rounds of the block
-        self._rests = SpacedRetries(_RETRY_BLOCKS, _RETRY_BLOCKS)  # of the slower way, in blocks
-        self._rests.begin()
+        self._num_rounds = 0  # of this block
+        self._num_blocks = 0  # of the faster way, since the other had one
         self._first = True  # of a block: its draft tokens were made in the one before
         self._seconds: dict[bool, dict[_Kind, deque[float]]] = {
             way: defaultdict(lambda: deque(maxlen=_RECENT)) for way in (False, True)
@@ -123,31 +121,23 @@ class OverlapTrial:
             kind = round_stats.num_draft_tokens, tuple(sorted(round_stats.by_drafter))
             self._seconds[self.on][kind].append(round_stats.total_s)
         self._first = False
-        self._left -= 1
-        if not self._left:
-            self._judge()
-            self._next_block()
+        self._num_rounds += 1
+        if self._num_rounds == _BLOCK:
+            self._num_rounds = 0
+            self._begin_block()
 
-    def _next_block(self) -> None:
-        self._left, before = _BLOCK, self.on
+    def _begin_block(self) -> None:
+        ratio, before = self._ratio(), self.on
+        if ratio is not None:
+            self._faster = ratio < (1 + HYSTERESIS if self._faster else 1 - HYSTERESIS)
+        self._num_blocks += 1
         if self._faster is None:
-            self.on = not self.on
-        elif self.on is not self._faster or self._rests.resting:
-            self.on = self._faster
-            self._rests.count()
-        else:
+            self.on = not before
+        elif before is not self._faster:
+            self.on, self._num_blocks = self._faster, 0
+        elif self._num_blocks > _RETRY_BLOCKS:
             self.on = not self._faster
-            self._rests.rest()
         self._first = self.on is not before
-
-    def _judge(self) -> None:
-        ratio = self._ratio()
-        if ratio is None:
-            return
-        if self._faster:
-            self._faster = ratio < 1 + HYSTERESIS
-        else:
-            self._faster = ratio < 1 - HYSTERESIS
 
     def _ratio(self) -> float | None:
         """The time of rounds with it over that of the same rounds without; None: too few."""

@@ -16,8 +16,9 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.engine.answer_text import AnswerText
 from edge_spec.engine.components import RoundTimes
-from edge_spec.engine.conversation import Conversation, PromptReading, begin_reading
+from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
+from edge_spec.engine.prompt_cache import PromptReading
 from edge_spec.engine.results import Chunk, DecodedToken, FinishReason, GenerationResult
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.part import PartKind
@@ -166,7 +167,7 @@ class Generation(Iterator[Chunk]):
     def _prefill(self) -> bool:
         """Brings the cache to the prompt without its last token; False if cancelled."""
         prompt = self._request.prompt
-        with begin_reading(self._conversation.prompts, prompt) as self._reading:
+        with self._conversation.prompts.reading(prompt) as self._reading:
             return self._read(self._reading)
 
     def _read(self, reading: PromptReading) -> bool:

@@ -1,269 +1,270 @@
-"""The beginnings that prompts have in common are read once: by the conversations on one model while
-there are several, and from one process to the next where they are kept on disk.
+"""States of a target's cache that are kept, so that text is read once: in memory for all
+conversations on one model, and on disk from one process to the next.
 
-A prompt is read in passes of PREFILL_TOKENS from its beginning, and a state is kept only where one
-of these passes ended, with nothing but such passes before it. Who takes it up goes on with the very
-passes that reading the whole prompt would have had: the logits are the same bit for bit. Each
-conversation has a copy of its own.
+Kept are beginnings of prompts and whole conversations. A prompt is read in passes of
+PREFILL_TOKENS, and a beginning is a state after such passes and nothing else. Who takes it up goes
+on with the very passes that reading the whole prompt would have had: the logits are the same bit
+for bit. A conversation is kept when another one takes its place in the target's cache, and goes on
+as if nothing had come between; on disk, when it is closed after several prompts.
 
-Conversations whose place in a target's cache another one has taken are kept in memory, and whole
-ones beside the kept prompts on disk: they go on as if nothing had come between.
-
-After a restart a prompt takes one up only where it goes on from the conversation's last prompt:
-then its state is the one that would have been there without the restart. What else begins alike has
-the kept prompts, whose states are those of reading them.
+A prompt takes a conversation from disk only where it goes on from that one's last prompt: then the
+state is the one that would have been there without the restart.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Condition, Lock
+from threading import Condition
 
 import numpy as np
 
+from edge_spec.core.features import collects
+from edge_spec.core.model import Restorable, Session, place_before
+from edge_spec.core.session_errors import TranslatedErrors, roll_back, translate_errors
 from edge_spec.engine.snapshot_file import (
-    CONVERSATION_SUFFIX,
-    PREFILL_TOKENS,
-    KeptPrompt,
-    PromptFiles,
-    read_tokens,
+    Description,
+    Snapshot,
+    read_snapshot,
+    read_text,
+    write_snapshot,
 )
 from edge_spec.errors import SnapshotError
 from edge_spec.models.devices import free_bytes
+from edge_spec.storage.atomic import remove_oldest
+from edge_spec.storage.measurements import tell_unkept
 
-MAX_KEPT_BYTES = 1_000_000_000  # of all of them
-LEAST_TOKENS = 256  # that are worth keeping, or taking up again: fewer are read in no time
+PREFILL_TOKENS = 256  # of a pass; between two looks at whether the generation was cancelled
+LEAST_TOKENS = 256  # of a conversation that is worth keeping, or taking up again
 # Tokens at the end of a prompt that the next one of the conversation may not have: those that ask
 # for the answer, and where templates drop thoughts, those that begin one.
 LONGEST_TAIL = 64
+MAX_BYTES = 1_000_000_000  # of all states in memory
+MAX_FILE_BYTES = 4_000_000_000  # of all files in a directory
+SUFFIX, CONVERSATION_SUFFIX = ".prompt", ".conversation"
 _SHARE = 4  # times the bytes of a state, which have to be free
+_AGAIN = 1 / 16  # of what is to be read, that is read again for the sake of others
+_LOOK_S = 0.05  # between two looks at whether who waits was cancelled
+_DIGITS = 32
+_PROMPTED = "prompted"  # in a note
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class KeptConversation:
-    """tokens: [length] int32, whose state it is. num_prompted: tokens of its last prompt.
-    num_whole, noise: as `Conversation` has them. has_gone_on: whether it has had several prompts,
-    and may be expected to have more."""
+class KeptState:
+    """The state of a target's cache after `tokens`, [length] int32.
+
+    state: None: it is on disk, at `path`. num_prompted: tokens of the last prompt of a
+    conversation; None: a beginning of a prompt. num_whole, noise: as `Conversation` has them.
+    has_gone_on: whether a conversation has had several prompts, and may be expected to have more.
+    """
 
     tokens: np.ndarray
-    state: Mapping[str, np.ndarray]
-    num_prompted: int = 0
+    state: Mapping[str, np.ndarray] | None
+    num_prompted: int | None = None
     num_whole: int = 0
     noise: float = 0.0
-    has_gone_on: bool = True
+    has_gone_on: bool = False
+    path: Path | None = None
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self.state.values())
-
-
-class KeptConversations:
-    """Those of one model. Any thread may call."""
-
-    def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
-        """max_bytes: those that were used last stay."""
-        self._max_bytes = max_bytes
-        self._lock = Lock()
-        self._kept: list[KeptConversation] = []  # the one that was used last is last
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        return sum(array.nbytes for array in (self.state or {}).values())
 
     @property
-    def num_bytes(self) -> int:
-        with self._lock:
-            return sum(each.num_bytes for each in self._kept)
+    def is_conversation(self) -> bool:
+        return self.num_prompted is not None
 
-    def keep(self, new: KeptConversation) -> None:
-        """Those that it goes on from are dropped. It is not kept where memory is short."""
-        free = free_bytes()
-        if new.num_bytes > self._max_bytes or (free is not None and _SHARE * new.num_bytes > free):
-            return
-        with self._lock:
-            others = (each for each in self._kept if not goes_on(new.tokens, each.tokens))
-            self._kept = [*others, new]
-            left = sum(each.num_bytes for each in self._kept)
-            while left > self._max_bytes:
-                left -= self._kept.pop(0).num_bytes
+    def usable(self, prompt: np.ndarray, can_cut: bool) -> int:
+        """Return how many tokens of a prompt it is of use for. can_cut: whether a part of a
+        beginning is."""
+        shared = common(self.tokens, prompt)
+        if self.num_prompted is None:
+            return whole_passes(shared) if can_cut or shared == len(self.tokens) else 0
+        goes_on = self.path is None or shared >= self.num_prompted - LONGEST_TAIL
+        return shared if goes_on else 0
 
-    def take(self, prompt: np.ndarray, more_than: int) -> tuple[KeptConversation, int] | None:
-        """Returns the one that shares most tokens with the prompt, if they are more than that, and
-        how many. It is kept no longer where the prompt goes on from most of it."""
-        with self._lock:
-            found = [(common(each.tokens, prompt), each) for each in self._kept]
-            shared, kept = max(found, key=lambda each: each[0], default=(0, None))
-            if kept is None or shared <= more_than:
-                return None
-            self._kept.remove(kept)
-            if 2 * shared < len(kept.tokens):
-                self._kept.append(kept)
-            return kept, shared
-
-    def clear(self) -> list[KeptConversation]:
-        """Forgets all of them, and returns them."""
-        with self._lock:
-            kept, self._kept = self._kept, []
-        return kept
+    def replaces(self, earlier: KeptState, can_cut: bool) -> bool:
+        """Return whether it has gone on from the earlier one, which is of no more use then."""
+        if self.is_conversation != earlier.is_conversation:
+            return False
+        if self.is_conversation:
+            return common(self.tokens, earlier.tokens) >= len(earlier.tokens) - LEAST_TOKENS
+        return self.usable(earlier.tokens, can_cut) == len(earlier.tokens)
 
 
 def common(one: np.ndarray, other: np.ndarray) -> int:
-    """Returns how many tokens both begin with."""
+    """Return how many tokens both begin with."""
     most = min(len(one), len(other))
     differs = np.flatnonzero(one[:most] != other[:most])
     return int(differs[0]) if len(differs) else most
 
 
-def goes_on(tokens: np.ndarray, earlier: np.ndarray) -> bool:
-    """Says whether these tokens go on from nearly all of the earlier ones."""
-    return common(tokens, earlier) >= len(earlier) - LEAST_TOKENS
+def whole_passes(length: int) -> int:
+    """Return how many of `length` tokens whole passes read."""
+    return max(0, length) // PREFILL_TOKENS * PREFILL_TOKENS
 
 
-_DIGITS = 32
-_PROMPTED = "prompted"  # in a note
+class StateFiles:
+    """The kept states of one model on disk, as one engine and its forks compute them. Any thread
+    may call.
 
+    key: changes with whatever may change a bit of a state. max_bytes: of all files in the
+    directory, of other models too; those that were used last stay.
+    """
 
-class ConversationFiles:
-    """Those of one model, within the bound of `files`. Any thread may call."""
+    def __init__(self, directory: Path, key: str, max_bytes: int = MAX_FILE_BYTES) -> None:
+        self.directory = directory
+        self.key = key
+        self._max_bytes = max_bytes
+        self._writer = ThreadPoolExecutor(1, "prompt-cache")
+        self._writing: Future[None] | None = None  # the last of them
+        self._listed: dict[Path, KeptState] = {}  # the last time
 
-    def __init__(self, files: PromptFiles) -> None:
-        self._files = files
-
-    def take(self, prompt: np.ndarray, more_than: int) -> tuple[KeptConversation, int] | None:
-        """Returns the one that shares most tokens with the prompt, if they are more than that, and
-        how many. A damaged file is removed, which one line says."""
-        found = [(common(tokens, prompt), path) for path, tokens in self._alike(prompt).items()]
-        for shared, path in sorted(found, reverse=True):
-            if shared <= more_than:
-                break
-            snapshot = self._files.read(path)
-            if snapshot is None or common(snapshot.tokens, prompt) != shared:
+    def alike(self, tokens: np.ndarray) -> list[KeptState]:
+        """Return those with the same first pass, without their states. A damaged file is removed,
+        which one line says."""
+        if len(tokens) < PREFILL_TOKENS:
+            return []
+        listed = {}
+        for path in self.directory.glob(f"{self._first_pass(tokens)}-*"):
+            try:
+                listed[path] = self._listed.get(path) or _kept(path, *read_text(path))
+            except SnapshotError as error:
+                self.forget(path, error)
+            except OSError:  # another process has removed it
                 continue
-            prompted = (snapshot.description.note or {}).get(_PROMPTED)
-            if isinstance(prompted, int) and shared >= prompted - LONGEST_TAIL:
-                noise = snapshot.description.noise
-                kept = KeptConversation(snapshot.tokens, snapshot.cache, prompted, noise=noise)
-                return kept, shared
-        return None
+        self._listed = listed
+        return list(listed.values())
 
-    def write(self, kept: KeptConversation) -> None:
-        """Writes it in another thread, and removes what it has gone on from, unless it cannot be
-        kept."""
-        name = f"{self._beginning(kept.tokens)}-{_digest(kept.tokens)}{CONVERSATION_SUFFIX}"
-        path = self._files.directory / name
-        earlier = [
-            each
-            for each, tokens in self._alike(kept.tokens).items()
-            if each != path and goes_on(kept.tokens, tokens)
-        ]
-        note = {_PROMPTED: kept.num_prompted}
-        is_kept = self._files.write({path: KeptPrompt(kept.tokens, kept.state, kept.noise, note)})
-        for each in earlier if is_kept else ():
-            with suppress(OSError):  # another process has removed it
-                each.unlink()
+    def load(self, listed: KeptState) -> KeptState | None:
+        """Return it with its state. A damaged file is removed, which one line says."""
+        path = listed.path
+        assert path is not None
+        try:
+            snapshot = read_snapshot(path)
+            if snapshot.description.fingerprint != self.key:
+                raise SnapshotError(f"{path} is of another model", remedy="It is read again.")
+        except SnapshotError as error:
+            self.forget(path, error)
+            return None
+        with suppress(OSError):
+            os.utime(path)  # the least recently used one goes first
+        loaded = _kept(path, snapshot.description, snapshot.tokens)
+        return replace(loaded, state=snapshot.cache)
 
-    def _alike(self, tokens: np.ndarray) -> dict[Path, np.ndarray]:
-        """Returns the tokens of those that begin like these, as their files say."""
-        found = {}
-        if len(tokens) >= LEAST_TOKENS:
-            alike = f"{self._beginning(tokens)}-*{CONVERSATION_SUFFIX}"
-            for path in self._files.directory.glob(alike):
-                with suppress(SnapshotError, OSError):
-                    found[path] = read_tokens(path)
-        return found
+    def forget(self, path: Path, why: Exception) -> None:
+        if path.is_file():  # else another process has removed it
+            _log.warning("a kept prompt cannot be used and is read again: %s", why)
+            with suppress(OSError):
+                path.unlink()
 
-    def _beginning(self, tokens: np.ndarray) -> str:
-        return _digest(tokens[:LEAST_TOKENS], self._files.key)
+    def write(self, kept: Sequence[KeptState]) -> None:
+        """Write in another thread, and remove the conversations that these have gone on from. They
+        are not kept where the disk is so slow that it still writes those before them."""
+        if kept and (self._writing is None or self._writing.done()):
+            self._writing = self._writer.submit(self._write_all, kept)
+
+    def flush(self) -> None:
+        """Return when everything is written."""
+        error = None if self._writing is None else self._writing.exception()
+        if isinstance(error, Exception):
+            tell_unkept(self.directory, error)
+
+    def _write_all(self, kept: Sequence[KeptState]) -> None:
+        for each in kept:
+            self._write(each)
+
+    def _write(self, kept: KeptState) -> None:
+        suffix = CONVERSATION_SUFFIX if kept.is_conversation else SUFFIX
+        path = self.directory / f"{self._first_pass(kept.tokens)}-{_digest(kept.tokens)}{suffix}"
+        if kept.num_bytes > self._max_bytes or path.is_file():
+            return
+        description = Description(
+            model="",
+            fingerprint=self.key,
+            computing="",
+            drafts=(),
+            exact=False,
+            noise=kept.noise,
+            plain_s=(),
+            learnt={},
+            note={_PROMPTED: kept.num_prompted} if kept.is_conversation else None,
+        )
+        try:
+            write_snapshot(path, Snapshot(description, kept.tokens, kept.state or {}, {}))
+        except SnapshotError as error:
+            tell_unkept(path, error)
+            return
+        for each in self.alike(kept.tokens) if kept.is_conversation else ():
+            if each.path not in (None, path) and kept.replaces(each, can_cut=False):
+                with suppress(OSError):  # another process has removed it
+                    each.path.unlink()
+        # The directory may have files of others, too.
+        suffixes = (SUFFIX, CONVERSATION_SUFFIX)
+        ours = (path for path in self.directory.glob("*") if path.suffix in suffixes)
+        remove_oldest(ours, self._max_bytes)
+
+    def _first_pass(self, tokens: np.ndarray) -> str:
+        return _digest(tokens[:PREFILL_TOKENS], self.key)
+
+
+def _kept(path: Path, description: Description, tokens: np.ndarray) -> KeptState:
+    prompted = (description.note or {}).get(_PROMPTED)
+    if isinstance(prompted, int):
+        noise = description.noise
+        return KeptState(tokens, None, prompted, noise=noise, has_gone_on=True, path=path)
+    return KeptState(tokens, None, num_whole=len(tokens), path=path)
 
 
 def _digest(tokens: np.ndarray, key: str = "") -> str:
     return hashlib.sha256(key.encode() + tokens.astype("<i4").tobytes()).hexdigest()[:_DIGITS]
 
 
-MAX_BYTES = 256_000_000  # of all states in memory
-_LOOK_S = 0.05  # between two looks at whether who waits was cancelled
-
-
-class Reading:
-    """One prompt while it is read, as other conversations see it. It is changed under the lock of
-    the cache.
-
-    length: tokens that its conversation holds. num_whole: of them, that whole passes have written.
-    wanted: lengths at which its state is kept for others. tried: readings it has waited for.
-    """
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.tokens = np.array(prompt, np.int32)
-        self.length = self.num_whole = 0
-        self.is_waiting = False
-        self.wanted: set[int] = set()
-        self.tried: list[Reading] = []
-
-    def may_give(self, other: Reading, held: int, can_cut: bool) -> bool:
-        """Tells whether the other one, which holds `held` tokens, gains by waiting for this one.
-        can_cut: whether the beginning of a state is of use."""
-        if self is other or self.is_waiting or self in other.tried:
-            return False
-        shared = self._shared(other)
-        is_ahead = self.num_whole == self.length >= held
-        place = self._place(shared)
-        return is_ahead and shared > held and place > 0 and (can_cut or place == shared)
-
-    def want(self, other: Reading) -> int:
-        """Returns the length at which this one keeps what the other one can use."""
-        place = self._place(self._shared(other))
-        self.wanted.add(place)
-        return place
-
-    def _shared(self, other: Reading) -> int:
-        """Returns how many tokens both begin with, by whole passes, of which both read more."""
-        return whole_passes(common(self.tokens[:-1], other.tokens[:-1]))
-
-    def _place(self, shared: int) -> int:
-        """Returns the next length from `shared` on that it has not reached yet; 0 where it reads no
-        more whole passes."""
-        place = max(shared, self.length + PREFILL_TOKENS)
-        return place if place < len(self.tokens) else 0
-
-
 class PromptCache:
     """Knows what the conversations on one model have read, and what they read now. Any thread may
     call."""
 
-    def __init__(self, files: PromptFiles | None = None, max_bytes: int = MAX_BYTES) -> None:
-        """files: where prompts are kept beyond the process, if they are. max_bytes: of the states
-        in memory; those that were used last stay."""
+    def __init__(self, files: StateFiles | None = None, max_bytes: int = MAX_BYTES) -> None:
+        """files: where states are kept beyond the process, if they are. max_bytes: of those in
+        memory; those that were used last stay."""
         self.files = files
-        self.conversations = KeptConversations()
-        self.conversation_files = None if files is None else ConversationFiles(files)
+        self.changed = Condition()  # held while readings are looked at, or changed
         self._max_bytes = max_bytes
-        self._changed = Condition()
         self._num_conversations = 0
-        self._kept: list[KeptPrompt] = []  # the one that was used last is last
-        self._readings: list[Reading] = []  # that go on now, the first one first
-        self._can_cut = True  # whether the beginning of a state is of use
+        self._kept: list[KeptState] = []  # the one that was used last is last
+        self._readings: list[PromptReading] = []  # that go on now, the first one first
+        self.can_cut = True  # whether a part of a beginning is of use
 
     def join(self) -> None:
-        """Counts a conversation that is opened."""
-        with self._changed:
+        """Count a conversation that is opened."""
+        with self.changed:
             self._num_conversations += 1
 
     def leave(self) -> None:
-        """Counts one that is closed; returns when its prompts are on disk."""
-        with self._changed:
+        """Count one that is closed; return when its prompts are on disk."""
+        with self.changed:
             self._num_conversations -= 1
-            if not self.is_shared:
-                self._kept.clear()
             is_last = not self._num_conversations
-        if is_last:
-            for kept in self.conversations.clear():
-                if self.conversation_files is not None and kept.has_gone_on:
-                    self.conversation_files.write(kept)
         if self.files is not None:
             self.files.flush()
+            if is_last:
+                kept = self.clear()
+                self.files.write([each for each in kept if each.has_gone_on])
+                self.files.flush()
+
+    def clear(self) -> list[KeptState]:
+        """Forget all states in memory, and return them."""
+        with self.changed:
+            kept, self._kept = self._kept, []
+        return kept
 
     @property
     def is_shared(self) -> bool:
@@ -273,109 +274,239 @@ class PromptCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of the states that are in memory now."""
-        with self._changed:
+        with self.changed:
             return sum(each.num_bytes for each in self._kept)
 
-    def add(self, reading: Reading) -> None:
-        """Lets others wait for a reading."""
-        with self._changed:
-            self._readings.append(reading)
-
-    def remove(self, reading: Reading) -> None:
-        """Ends a reading for those that wait for it."""
-        with self._changed:
-            if reading in self._readings:
-                self._readings.remove(reading)
-            self._changed.notify_all()
-
-    def longest(self, tokens: np.ndarray) -> tuple[KeptPrompt, int] | None:
-        """Returns what begins like these tokens for longest, and how many tokens long: whole passes
-        that leave at least one token to read. It counts as used."""
-        with self._changed:
-            found = [(self._usable(each, tokens[:-1]), each) for each in self._kept]
-            length, kept = max(found, key=lambda each: each[0], default=(0, None))
-            if kept is None or not length:
-                return None
-            self._kept.remove(kept)
-            self._kept.append(kept)
-            return kept, length
-
-    def take(self, prompt: np.ndarray, more_than: int) -> tuple[KeptConversation, int] | None:
-        """Returns the conversation in memory, else on disk, that shares most tokens with the
-        prompt, if they are more than that, and how many."""
-        found = self.conversations.take(prompt, more_than)
-        if found is None and self.conversation_files is not None:
-            found = self.conversation_files.take(prompt, more_than)
-        return found
-
-    def has(self, tokens: np.ndarray) -> bool:
-        """Tells whether what is in memory is of use for all of these."""
-        with self._changed:
-            return any(self._usable(each, tokens) == len(tokens) for each in self._kept)
-
-    def _usable(self, kept: KeptPrompt, tokens: np.ndarray) -> int:
-        """Returns how many of these tokens it is of use for."""
-        shared = common(kept.tokens, tokens)
-        return whole_passes(shared) if self._can_cut or shared == len(kept.tokens) else 0
-
-    def cut_in_vain(self) -> None:
-        """Takes each state for texts that begin with all of its tokens from now on: a sliding
-        window has forgotten what going on within them needs."""
-        with self._changed:
-            self._can_cut = False
-
-    def keep(self, new: KeptPrompt) -> None:
-        """Keeps a state in memory; those that are a beginning of it are dropped."""
-        with self._changed:
-            if not self.is_shared or new.num_bytes > self._max_bytes:
-                return
-            self._kept = [
-                *(each for each in self._kept if self._usable(new, each.tokens) < len(each.tokens)),
-                new,
-            ]
+    def keep(self, new: KeptState) -> None:
+        """Keep a state in memory, unless that is short; those that it replaces are dropped."""
+        free = free_bytes()
+        if new.num_bytes > self._max_bytes or (free is not None and _SHARE * new.num_bytes > free):
+            return
+        with self.changed:
+            others = (each for each in self._kept if not new.replaces(each, self.can_cut))
+            self._kept = [*others, new]
             left = sum(each.num_bytes for each in self._kept)
             while left > self._max_bytes:
                 left -= self._kept.pop(0).num_bytes
 
-    def wait(self, reading: Reading, held: int, cancelled: Callable[[], bool]) -> bool:
-        """Waits while another conversation reads more of the same beginning than the `held` tokens:
-        until it has kept them, has ended, or this one is cancelled. Returns whether it has waited.
+    def conversation(self, prompt: np.ndarray, more_than: int) -> tuple[KeptState, int] | None:
+        """Return the conversation that shares most tokens with the prompt, if they are more than
+        that, and how many. In memory it is kept no longer where the prompt goes on from most of
+        it."""
+        found = self._longest(prompt, more_than, True, in_memory=True)
+        if found is not None and 2 * found[1] >= len(found[0].tokens):
+            with self.changed:
+                self._kept = [each for each in self._kept if each is not found[0]]
+        return found
+
+    def beginning(
+        self, prompt: np.ndarray, more_than: int, in_memory: bool
+    ) -> tuple[KeptState, int] | None:
+        """Return the beginning that is of use for most tokens of the prompt, if they are more than
+        that, and for how many. in_memory: whether it may be one in memory."""
+        return self._longest(prompt, more_than, False, in_memory)
+
+    def _longest(
+        self, prompt: np.ndarray, more_than: int, is_conversation: bool, in_memory: bool
+    ) -> tuple[KeptState, int] | None:
+        found = [
+            (each.usable(prompt, self.can_cut), each)
+            for each in self._all(prompt, in_memory)
+            if each.is_conversation == is_conversation
+        ]
+        for length, kept in sorted(found, key=lambda each: each[0], reverse=True):
+            if length <= more_than:
+                break
+            if kept.state is not None:
+                with self.changed:
+                    self._kept.sort(key=lambda each: each is kept)  # now it was used last
+                return kept, length
+            assert self.files is not None
+            loaded = self.files.load(kept)
+            if loaded is not None and loaded.usable(prompt, self.can_cut) == length:
+                return loaded, length
+        return None
+
+    def missing(self, prompt: np.ndarray) -> set[int]:
+        """Return at which lengths a beginning of the prompt should be kept for others, and is not:
+        where its end is still to come, and, if a part of a beginning is of no use, where another
+        one has parted from it."""
+        kept = [each for each in self._all(prompt, True) if not each.is_conversation]
+        wanted = {whole_passes(len(prompt) - LONGEST_TAIL)}
+        if not self.can_cut:
+            wanted |= {whole_passes(common(each.tokens, prompt)) for each in kept}
+        return {
+            length
+            for length in wanted - {0}
+            if all(each.usable(prompt[:length], self.can_cut) < length for each in kept)
+        }
+
+    def _all(self, prompt: np.ndarray, in_memory: bool) -> list[KeptState]:
+        """Return what may begin like a prompt, what is in memory first."""
+        with self.changed:
+            kept = self._kept.copy() if in_memory else []
+        return kept if self.files is None else kept + self.files.alike(prompt)
+
+    def refuse(self, kept: KeptState, why: ValueError) -> None:
+        """Forget a state on disk that the target does not take."""
+        if kept.path is not None and self.files is not None:
+            self.files.forget(kept.path, why)
+
+    def cut_in_vain(self) -> None:
+        """Take each beginning for texts that begin with all of its tokens from now on: a sliding
+        window has forgotten what going on within them needs."""
+        self.can_cut = False
+
+    @contextmanager
+    def reading(self, prompt: Sequence[int]) -> Iterator[PromptReading]:
+        """Yield the reading of a prompt, which is read within the block."""
+        reading = PromptReading(self, prompt)
+        try:
+            yield reading
+        finally:
+            self.remove(reading)
+
+    def add(self, reading: PromptReading) -> None:
+        """Let others wait for a reading."""
+        with self.changed:
+            self._readings.append(reading)
+
+    def remove(self, reading: PromptReading) -> None:
+        """End a reading for those that wait for it."""
+        with self.changed:
+            if reading in self._readings:
+                self._readings.remove(reading)
+            self.changed.notify_all()
+
+    def wait(self, reading: PromptReading, held: int, cancelled: Callable[[], bool]) -> bool:
+        """Wait while another conversation reads more of the same beginning than the `held` tokens:
+        until it has kept them, has ended, or this one is cancelled. Return whether it has waited.
 
         Nobody waits for one that waits, so some conversation always reads."""
-        with self._changed:
-            source = next(
-                (each for each in self._readings if each.may_give(reading, held, self._can_cut)),
-                None,
-            )
+        with self.changed:
+            places = ((each.place_for(reading, held), each) for each in self._readings)
+            place, source = next((found for found in places if found[0]), (0, None))
             if source is None:
                 return False
-            place = source.want(reading)
+            source.wanted.add(place)
             reading.is_waiting = True
             try:
                 while source in self._readings and source.length < place and not cancelled():
-                    self._changed.wait(_LOOK_S)
+                    self.changed.wait(_LOOK_S)
             finally:
                 reading.is_waiting = False
                 reading.tried.append(source)
             return True
 
-    def advance(self, reading: Reading, length: int, num_whole: int) -> bool:
-        """Notes that a reading has `length` tokens, `num_whole` of them by whole passes. Returns
-        whether others want this state; then `reach` says when they can have it."""
-        with self._changed:
-            reading.num_whole = num_whole
-            wanted = length == num_whole and length in reading.wanted
-            if not wanted:  # else it may be taken before anybody looks for it
-                self.reach(reading, length)
-            return wanted
 
-    def reach(self, reading: Reading, length: int) -> None:
-        """Notes that what is wanted at `length` was kept, or cannot be."""
-        with self._changed:
-            reading.length = length
-            self._changed.notify_all()
+class PromptReading:
+    """One prompt while it is read: gives a target what is kept of it, and keeps what others can
+    use.
 
+    length: tokens that its conversation holds. num_whole: of them, that whole passes have written.
+    wanted: lengths at which its state is kept for others. tried: readings it has waited for.
+    """
 
-def whole_passes(length: int) -> int:
-    """Returns how many of `length` tokens whole passes read."""
-    return max(0, length) // PREFILL_TOKENS * PREFILL_TOKENS
+    def __init__(self, cache: PromptCache, prompt: Sequence[int]) -> None:
+        self.tokens = np.array(prompt, np.int32)
+        self.length = self.num_whole = 0
+        self.is_waiting = False
+        self.wanted: set[int] = set()
+        self.tried: list[PromptReading] = []
+        self._cache = cache
+        self._taken: list[KeptState] = []
+
+    def place_for(self, other: PromptReading, held: int) -> int:
+        """Return the length at which this one can give the other one, which holds `held` tokens,
+        more of its prompt; 0 where it cannot."""
+        if self is other or self.is_waiting or self in other.tried:
+            return 0
+        shared = whole_passes(common(self.tokens[:-1], other.tokens[:-1]))
+        place = max(shared, self.length + PREFILL_TOKENS)
+        is_ahead = self.num_whole == self.length >= held and shared > held
+        is_of_use = place < len(self.tokens) and (self._cache.can_cut or place == shared)
+        return place if is_ahead and is_of_use else 0
+
+    def recall(
+        self, target: Session, num_whole: int, cancelled: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Give the target the longest beginning that is kept, or that another conversation is
+        reading, if that is longer than what it holds. num_whole: of what it holds, by whole passes;
+        returns that of what it then holds. Raises SessionError."""
+        cache = self._cache
+        is_shared = cache.is_shared and not collects(target)
+        if not isinstance(target, Restorable) or not (is_shared or cache.files):
+            return num_whole
+        self.length, self.num_whole = target.length, num_whole
+        has_taken = self._take_over(target, is_shared)
+        # A little that others cannot have is given up, so that they can have what is read now.
+        little = self.num_whole + _AGAIN * (len(self.tokens) - target.length)
+        given_up = self.num_whole < min(target.length, len(self.tokens) - LONGEST_TAIL)
+        may_cut = target.length <= little and place_before(target, num_whole) == num_whole
+        if not has_taken and given_up and may_cut:
+            self._cut(target, num_whole)
+        if is_shared:
+            cache.add(self)
+            while not cancelled() and cache.wait(self, target.length, cancelled):
+                self._take_over(target, is_shared)
+        missing = cache.missing(self.tokens[:-1])
+        with cache.changed:
+            self.wanted |= missing
+        self.take(target, self.num_whole)
+        return self.num_whole
+
+    def take(self, target: Session, num_whole: int) -> None:
+        """Keep the target's state where it is wanted, between passes. num_whole: tokens at the
+        beginning that whole passes have written."""
+        length = target.length
+        with self._cache.changed:
+            self.num_whole = num_whole
+            if length != num_whole or length not in self.wanted:
+                self._reach(length)  # now: it may be wanted by others as soon as the lock is free
+                return
+        assert isinstance(target, Restorable)  # else nothing is wanted of it
+        try:
+            with translate_errors:
+                state = target.state()
+            kept = KeptState(self.tokens[:length], state, num_whole=num_whole)
+            if state and self._cache.is_shared:
+                self._cache.keep(kept)
+            if state and self._cache.files is not None:
+                self._taken.append(kept)
+        finally:
+            with self._cache.changed:
+                self.wanted.discard(length)
+                self._reach(length)
+
+    def finish(self) -> None:
+        """Write what was taken, after the answer."""
+        if self._cache.files is not None:
+            self._cache.files.write(self._taken)
+
+    def _reach(self, length: int) -> None:
+        """Tell those that wait that what they want at `length` was kept, or cannot be."""
+        self.length = length
+        self._cache.changed.notify_all()
+
+    def _take_over(self, target: Session, in_memory: bool) -> bool:
+        """Return whether the target has taken what is kept."""
+        found = self._cache.beginning(self.tokens[:-1], target.length, in_memory)
+        if found is None:
+            return False
+        kept, length = found
+        assert isinstance(target, Restorable) and kept.state is not None
+        try:
+            with TranslatedErrors(ValueError):
+                target.restore(kept.state, len(kept.tokens))
+        except ValueError as error:
+            self._cache.refuse(kept, error)
+            return False
+        if self._cut(target, length) < length:
+            self._cache.cut_in_vain()
+        return True
+
+    def _cut(self, target: Session, length: int) -> int:
+        """Roll back to `length` tokens, all by whole passes, or to none; return how many are
+        left."""
+        self.length = self.num_whole = roll_back(target, length)
+        return self.length

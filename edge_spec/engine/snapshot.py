@@ -15,7 +15,8 @@ from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
-from edge_spec.engine.snapshot_file import PREFILL_TOKENS, Description, Snapshot
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS
+from edge_spec.engine.snapshot_file import Description, Snapshot
 from edge_spec.engine.speculation import Speculation
 from edge_spec.errors import ContextFullError, EdgeSpecError, SnapshotError, UsageError
 

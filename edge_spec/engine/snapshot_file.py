@@ -1,5 +1,5 @@
-"""The file of a conversation, or of what the target's cache holds after the beginning of a long
-prompt: one header in JSON, then arrays as they are in memory.
+"""The file of a conversation, or of a kept state of the target's cache: one header in JSON, then
+arrays as they are in memory.
 
     16 bytes  "edge-spec chat" and two zeros
      8        version
@@ -16,17 +16,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
-import os
 import struct
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from threading import Lock
 from typing import Annotated
 
 import numpy as np
@@ -34,8 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from edge_spec.core.model import STATE_TYPES, StateType
 from edge_spec.errors import SnapshotError
-from edge_spec.storage.atomic import atomic_file, remove_oldest
-from edge_spec.storage.measurements import tell_unkept
+from edge_spec.storage.atomic import atomic_file
 
 VERSION = 1  # raise it when a snapshot means something else
 MAX_HEADER_BYTES = 16_000_000
@@ -130,17 +125,12 @@ def read_snapshot(path: Path) -> Snapshot:
     try:
         if not path.is_file():  # opening a pipe would wait for its writer
             raise SnapshotError(f"there is no file {path}", remedy="Check the path.")
-        with path.open("rb") as file:
+        with path.open("rb") as file, _checked(path):
             return _read(path, file)
     except OSError as error:
         raise SnapshotError(
             f"cannot read {path}: {error.strerror or error}", remedy="Check the path."
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise SnapshotError(
-            f"{path} is damaged: {_reason(error)}",
-            remedy="Restore another snapshot.",
-        ) from None
 
 
 def check_beginning(path: Path) -> None:
@@ -150,21 +140,23 @@ def check_beginning(path: Path) -> None:
         _require_magic(path, file.read(_START.size))
 
 
-def read_tokens(path: Path) -> np.ndarray:
-    """Returns [length] int32, the text of a snapshot as its first bytes tell it, without a look at
-    the others. Raises SnapshotError for what is none, OSError."""
+def read_text(path: Path) -> tuple[Description, np.ndarray]:
+    """Return the description and the text, [length] int32, as the first bytes tell it, without a
+    look at the others. Raises SnapshotError for what is no snapshot, OSError."""
+    with path.open("rb") as file, _checked(path):
+        header, _, _ = _read_header(path, file)
+        listed = next(iter(header.arrays), None)
+        if listed is None or (listed.name, listed.type) != ("tokens", "<i4"):
+            raise ValueError("it does not begin with its text")
+        tokens = np.frombuffer(file.read(listed.num_bytes), "<i4").astype(np.int32)
+        return header.description, tokens
+
+
+@contextmanager
+def _checked(path: Path) -> Iterator[None]:
+    """Raises SnapshotError for what the block finds damaged."""
     try:
-        with path.open("rb") as file:
-            start = file.read(_START.size)
-            _require_magic(path, start)
-            header_bytes = min(_START.unpack(start)[2], MAX_HEADER_BYTES)
-            header = _Header.model_validate(json.loads(file.read(header_bytes)))
-            listed = next(iter(header.arrays), None)
-            if listed is None or (listed.name, listed.type) != ("tokens", "<i4"):
-                raise ValueError("it does not begin with its text")
-            if listed.num_bytes > path.stat().st_size:
-                raise ValueError("it ends within its text")
-            return np.frombuffer(file.read(listed.num_bytes), "<i4").astype(np.int32)
+        yield
     except (ValueError, RecursionError) as error:
         raise SnapshotError(
             f"{path} is damaged: {_reason(error)}", remedy="Restore another snapshot."
@@ -178,8 +170,9 @@ def _require_magic(path: Path, start: bytes) -> None:
         )
 
 
-def _read(path: Path, file: BufferedReader) -> Snapshot:
-    """Raises ValueError, RecursionError for what is damaged."""
+def _read_header(path: Path, file: BufferedReader) -> tuple[_Header, bytes, hashlib._Hash]:
+    """Return the header, the file's checksum, and what makes it of all so far. Raises ValueError,
+    RecursionError for what is damaged."""
     size = path.stat().st_size
     start = file.read(_START.size)
     _require_magic(path, start)
@@ -198,6 +191,11 @@ def _read(path: Path, file: BufferedReader) -> Snapshot:
     needed = _START.size + header_bytes + sum(array.num_bytes for array in header.arrays)
     if needed != size:
         raise ValueError(f"it has {size} bytes, its header tells of {needed}")
+    return header, expected, digest
+
+
+def _read(path: Path, file: BufferedReader) -> Snapshot:
+    header, expected, digest = _read_header(path, file)
     arrays = {}
     for listed in header.arrays:
         content = bytearray(listed.num_bytes)
@@ -247,157 +245,3 @@ def _reason(error: Exception) -> str:
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return str(error)
-
-
-PREFILL_TOKENS = 256  # of a pass; between two looks at whether the generation was cancelled
-SUFFIX, CONVERSATION_SUFFIX = ".prompt", ".conversation"
-MAX_BYTES = 4_000_000_000  # of all prompts in a directory
-_MAX_SEEN = 10_000  # beginnings that are remembered
-_MAX_WAITING_BYTES = 500_000_000  # of the states that wait for the disk
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class KeptPrompt:
-    """The state of a target's cache after tokens, that whole passes have written where it is of a
-    prompt.
-
-    tokens: [length] int32. noise: as `Conversation` has it. note: a JSON object.
-    """
-
-    tokens: np.ndarray
-    state: Mapping[str, np.ndarray]
-    noise: float = 0.0
-    note: Mapping[str, int] | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the state."""
-        return sum(array.nbytes for array in self.state.values())
-
-
-class PromptFiles:
-    """The kept prompts of one model, as one engine and its forks compute them. Any thread may call.
-
-    key: changes with whatever may change a bit of a state. max_bytes: of all prompts in the
-    directory, of other models too; those that were used last stay.
-    """
-
-    def __init__(self, directory: Path, key: str, max_bytes: int = MAX_BYTES) -> None:
-        self.directory = directory
-        self.key = key
-        self._max_bytes = max_bytes
-        self._seen: dict[Path, None] = {}  # beginnings of the prompts of this process
-        self._again: dict[Path, int] = {}  # by the first pass of a text: `may_read_again`
-        self._lock = Lock()
-        self._writer = ThreadPoolExecutor(1, "prompt-cache")
-        self._writing: Future[None] | None = None  # the last of them
-        self._waiting_bytes = 0
-
-    def paths(self, prompt: Sequence[int]) -> dict[int, Path]:
-        """Returns, by length, where the states after its whole passes are kept, or would be."""
-        tokens = np.array(prompt, "<i4")
-        digest = hashlib.sha256(self.key.encode())
-        found = {}
-        for length in range(PREFILL_TOKENS, len(prompt), PREFILL_TOKENS):
-            digest.update(tokens[length - PREFILL_TOKENS : length].tobytes())
-            found[length] = self.directory / f"{digest.hexdigest()}{SUFFIX}"
-        return found
-
-    def shared(self, paths: Mapping[int, Path]) -> int:
-        """Returns the longest of these beginnings that an earlier prompt of this process had; 0 for
-        none. All of them are seen from now on."""
-        with self._lock:
-            longest = max(
-                (length for length, path in paths.items() if path in self._seen), default=0
-            )
-            self._seen.update(dict.fromkeys(paths.values()))
-            for path in list(self._seen)[:-_MAX_SEEN]:
-                del self._seen[path]
-        return longest
-
-    def may_read_again(self, paths: Mapping[int, Path], length: int) -> bool:
-        """Says whether less than a pass may be read again so that the beginning of this length can
-        be kept: of a text that goes on and on, each time that it is twice as long."""
-        with self._lock:
-            first = paths[PREFILL_TOKENS]
-            is_due = length >= 2 * self._again.get(first, 0)
-            if is_due:
-                self._again[first] = length
-            for path in list(self._again)[:-_MAX_SEEN]:
-                del self._again[path]
-        return is_due
-
-    def read(self, path: Path, tokens: Sequence[int] | None = None) -> Snapshot | None:
-        """Returns what is kept, after these tokens where they are known; None where it is not. A
-        damaged file is removed, which one line says."""
-        if not path.is_file():
-            return None
-        try:
-            snapshot = read_snapshot(path)
-            is_other = tokens is not None and snapshot.tokens.tolist() != tokens
-            if snapshot.description.fingerprint != self.key or is_other:
-                raise SnapshotError(f"{path} is of another prompt", remedy="It is read again.")
-        except SnapshotError as error:
-            self.forget(path, error)
-            return None
-        with suppress(OSError):
-            os.utime(path)  # the least recently used one goes first
-        return snapshot
-
-    def forget(self, path: Path, why: Exception) -> None:
-        _log.warning("a kept prompt cannot be used and is read again: %s", why)
-        with suppress(OSError):
-            path.unlink()
-
-    def write(self, taken: Mapping[Path, KeptPrompt]) -> bool:
-        """Writes states in another thread, one after the other. Where the disk is so slow that too
-        many bytes would wait for it, these are not kept, and it returns False."""
-        size = sum(each.num_bytes for each in taken.values())
-        with self._lock:
-            if self._waiting_bytes and self._waiting_bytes + size > _MAX_WAITING_BYTES:
-                return False
-            self._waiting_bytes += size
-            self._writing = self._writer.submit(self._write_waiting, taken, size)
-        return True
-
-    def flush(self) -> None:
-        """Returns when everything is written."""
-        with self._lock:
-            writing = self._writing
-        error = None if writing is None else writing.exception()
-        if isinstance(error, Exception):
-            tell_unkept(self.directory, error)
-
-    def _write_waiting(self, taken: Mapping[Path, KeptPrompt], size: int) -> None:
-        try:
-            self._write(taken)
-        finally:
-            with self._lock:
-                self._waiting_bytes -= size
-
-    def _write(self, taken: Mapping[Path, KeptPrompt]) -> None:
-        for path, each in taken.items():
-            if each.num_bytes > self._max_bytes or path.is_file():
-                continue
-            description = Description(
-                model="",
-                fingerprint=self.key,
-                computing="",
-                drafts=(),
-                exact=False,
-                noise=each.noise,
-                plain_s=(),
-                learnt={},
-                note=None if each.note is None else dict(each.note),
-            )
-            try:
-                write_snapshot(path, Snapshot(description, each.tokens, each.state, {}))
-            except SnapshotError as error:
-                tell_unkept(path, error)
-                return
-        # The directory may have files of others, too.
-        suffixes = (SUFFIX, CONVERSATION_SUFFIX)
-        ours = (path for path in self.directory.glob("*") if path.suffix in suffixes)
-        remove_oldest(ours, self._max_bytes)

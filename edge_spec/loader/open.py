@@ -35,9 +35,8 @@ from edge_spec.drafters.lookup.corpus_index import open_corpus
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.components import EngineComponents, IdleWork, InTurns, TakesAnswers
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.prompt_cache import PromptCache
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, StateFiles
 from edge_spec.engine.shared_passes import SharedPasses
-from edge_spec.engine.snapshot_file import PREFILL_TOKENS, PromptFiles
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import (
     DeviceError,
@@ -478,7 +477,7 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
     )
 
 
-def _prompt_files(prepared: PreparedEngine, parts: EngineComponents) -> PromptFiles | None:
+def _prompt_files(prepared: PreparedEngine, parts: EngineComponents) -> StateFiles | None:
     directory = prepared.options.prompt_directory
     if directory is None:
         return None
@@ -487,4 +486,4 @@ def _prompt_files(prepared: PreparedEngine, parts: EngineComponents) -> PromptFi
     build = library_build(parts.runtime)
     made_by = [parts.identity, architecture, parts.computing, build, exact, PREFILL_TOKENS]
     described = json.dumps(made_by, sort_keys=True)
-    return PromptFiles(directory, hashlib.sha256(described.encode()).hexdigest())
+    return StateFiles(directory, hashlib.sha256(described.encode()).hexdigest())

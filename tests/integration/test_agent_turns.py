@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.engine.snapshot_file import CONVERSATION_SUFFIX, PREFILL_TOKENS
+from edge_spec.engine.prompt_cache import CONVERSATION_SUFFIX, PREFILL_TOKENS
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.agent_turns import (
     FILES,

@@ -165,11 +165,3 @@ def test_functions_of_another_form_are_refused(
         changed(signatures, part, name, shape), bundle.config, "the package"
     )
     refused(BundleError, call, f"the package is no model of edge-spec: .*{text}")
-
-
-@pytest.mark.parametrize(("name", "instead"), [("mil", "coreml"), ("ik", "llamacpp")])
-def test_a_runtime_of_an_earlier_version_is_refused_with_what_there_is_instead(
-    name: str, instead: str
-) -> None:
-    text = f"no runtime {name} any more.*{instead}"
-    refused(UsageError, lambda: runtimes.load_runtime(name), text)

@@ -51,12 +51,6 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _target(tiny, tmp_path_factory.mktemp("target") / "hf", "o_proj", "down_proj")
 
 
-@pytest.fixture(scope="module")
-def deep(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its MLPs add something, so that without some of its layers it is another model."""
-    return _target(tiny, tmp_path_factory.mktemp("deep") / "hf", "o_proj")
-
-
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
@@ -79,36 +73,39 @@ def whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the processor is fastest with; what is built here by hand multiplies float32."""
-    monkeypatch.setattr(trainee, "fastest_products", lambda: trainee.Products("bfloat16"))
+    """Whatever the processor is fastest with."""
+    monkeypatch.setattr(trainee, "multiplies_bfloat16", lambda: True)
 
 
 @pytest.fixture
-def distilled(target: Path, deep: Path, prompts: Path, tmp_path: Path) -> Callable[..., Distilled]:
+def distilled(target: Path, prompts: Path, tmp_path: Path) -> Callable[..., Distilled]:
     """distilled(kind, ...): a drafter for the target, in tmp_path / "out"."""
 
     def call(kind: str = "medusa", progress: Any = quiet, **options: Any) -> Distilled:
         given = {"num_tokens": 600, "max_tokens": 30, "vocabulary": 200, "epochs": 4} | options
         request = DistillRequest(tmp_path / "out", kind, prompts, **given)
-        return distill(str(deep if kind == "draft" else target), ASKED, request, progress)
+        return distill(str(target), ASKED, request, progress)
 
     return call
 
 
+def fixed_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured ones differ from run to run."""
+    passes_s = {1: 1.0, 2: 1.1, 4: 1.3}
+    monkeypatch.setattr("edge_spec.distill.run.median_seconds", lambda passes: passes_s)
+    monkeypatch.setattr("edge_spec.distill.training.time_untrained", lambda *given: 0.1)
+
+
 # Untrained ones are right in fewer than 1 of 20 cases; what is held out follows the same rule.
-@pytest.mark.parametrize(("kind", "floor"), [("medusa", 0.6), ("eagle3", 0.8), ("draft", 0.8)])
+@pytest.mark.parametrize(("kind", "floor"), [("medusa", 0.6), ("eagle3", 0.8)])
 def test_a_drafter_learns_what_the_target_writes(
     kind: str,
     floor: float,
     distilled: Callable[..., Distilled],
     target: Path,
-    deep: Path,
     tmp_path: Path,
 ) -> None:
-    if kind == "draft":  # drafts from all tokens: it has to learn of all of them
-        target, found = deep, distilled(kind, vocabulary=600, epochs=6)
-    else:
-        found = distilled(kind)
+    found = distilled(kind)
     history = found.report["history"]
     assert history[0]["of_position"][0] < 0.1
     assert found.report["acceptance"][0] > floor
@@ -171,6 +168,31 @@ def test_a_drafter_with_which_texts_differ_is_not_written(
     with pytest.raises(UnsupportedModelError, match="texts with the drafter differ"):
         distilled()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("step", ["Writing answers", "Reading what", "Training ("])
+def test_an_interrupted_drafter_is_the_same_drafter(
+    step: str,
+    distilled: Callable[..., Distilled],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fixed_costs(monkeypatch)
+    whole = distilled("eagle3", epochs=2).path.rename(tmp_path / "whole")
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "other-cache"))
+
+    def stop(what: str, fraction: float) -> None:
+        if what.startswith(step) and fraction > 0.1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distilled("eagle3", stop, epochs=2)
+    assert not (tmp_path / "out").exists()
+    assert "the same command goes on with it" in caplog.text
+    again = distilled("eagle3", epochs=2).path
+    name = "model.safetensors"
+    assert (again / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_drafter(

@@ -27,7 +27,7 @@ LAYERS, HIDDEN_SIZE = 3, 64
 ASKED = AskedOptions(runtime="reference", threads=1)
 TASKS = GivenPrompts(tuple(f"tell me {index}" for index in range(24)), 24)
 NUM_TOKENS = 900
-FEATURES = FeatureRequest((1, LAYERS), False, 10**9)
+FEATURES = FeatureRequest((1, LAYERS), False)
 
 
 def quiet(what: str, fraction: float) -> None:
@@ -113,14 +113,14 @@ def test_the_same_command_makes_the_same_drafter(
     target: str, machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from edge_spec.distill.training import Costs
-
-    costs = Costs({1: 1.0, 2: 1.1, 4: 1.3}, 0.1)  # measured ones differ from run to run
-    monkeypatch.setattr("edge_spec.distill.training.measure_costs", lambda *given: costs)
+    # Measured ones differ from run to run.
+    passes_s = {1: 1.0, 2: 1.1, 4: 1.3}
+    monkeypatch.setattr("edge_spec.distill.run.median_seconds", lambda passes: passes_s)
+    monkeypatch.setattr("edge_spec.distill.training.time_untrained", lambda *given: 0.1)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(TASKS.prompts))
-    options = ["--kind", "draft", "--prompts", str(prompts), "--tokens", "300", "--max-tokens"]
-    options += ["16", "--epochs", "1", "--runtime", "reference", "--draft-runtime", "reference"]
+    options = ["--prompts", str(prompts), "--tokens", "300", "--max-tokens"]
+    options += ["16", "--epochs", "1", "--runtime", "reference"]
     options += ["--threads", "1"]
     cluster, _ = machines
     made = []

@@ -28,7 +28,6 @@ from edge_spec.distill.idle_learning import (
     LearntFolder,
     folder_of,
     kept_folders,
-    open_folder,
     require_learnable,
     start_learning,
     train_head,
@@ -75,7 +74,9 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder() -> LearntFolder:
-    return open_folder(folder_of("hf", "0"))
+    folder = folder_of("hf", "0")
+    folder.make()
+    return folder
 
 
 class Rule:
@@ -121,10 +122,10 @@ def test_all_that_is_kept_is_for_the_user_alone_and_within_a_bound(
     np.testing.assert_allclose(found[1].features[:, 0], states, rtol=1e-3, atol=1e-4)
     assert found[1].anchors[0] == 0 and len(found[1].features) == len(tokens)
     if os.name != "nt":
-        assert stat.S_IMODE(folder.path.parent.stat().st_mode) == 0o700
-        for path in folder.path.glob("texts/*"):
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+        for path in folder.path.glob("answers/*"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    size = idle_learning.num_bytes(folder.path)
+    size = folder.num_bytes
     replace(folder, max_bytes=size * 6 // 10).add(*rule.answer(5))
     assert [each.number for each in folder.answers()] == list(range(5, 11))
 
@@ -133,7 +134,7 @@ def test_a_damaged_answer_is_left_out(
     folder: LearntFolder, rule: Rule, caplog: pytest.LogCaptureFixture
 ) -> None:
     rule.fill(folder, 5)
-    paths = sorted(folder.path.glob("texts/*"))
+    paths = sorted(folder.path.glob("answers/*"))
     paths[0].write_bytes(paths[0].read_bytes()[:-500])
     folder.add(*rule.answer(9, 20))
     strange = rule.answer(9, 20)
@@ -201,11 +202,10 @@ def test_a_training_stops_where_the_machine_is_needed(
     monkeypatch.setattr(idle_learning, "_LOOKED_EVERY_S", 0.0)
     monkeypatch.setattr(idle_learning, "give_way", lambda nice: None)
     given = told(target, CHEAP) | {"folder": str(folder.path), "most_s": 1e9}
-    for name in ("on_battery", "_is_hot"):
-        with monkeypatch.context() as patched:
-            patched.setattr(idle_learning, name, lambda: True)
-            idle_learning.learn_while_idle(json.dumps(given))
-        assert folder.unfinished() == 10 and not folder.head.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(idle_learning, "on_battery", lambda: True)
+        idle_learning.learn_while_idle(json.dumps(given))
+    assert folder.unfinished() == 10 and not folder.head.exists()
     idle_learning.learn_while_idle(json.dumps(given))
     assert folder.head.exists()
 
@@ -220,15 +220,13 @@ def test_what_is_forgotten_while_it_is_learnt_from_is_not_written_again(
 
     def forget(self: Any, what: str, fraction: float) -> None:
         if fraction > 0.05 and folder.path.exists():
-            assert idle_learning.forget(folder.path.parent) > 0
-            open_folder(folder.path.parent)
+            assert folder.forget() > 0
         steps(self, what, fraction)
 
     monkeypatch.setattr(idle_learning._Watch, "__call__", forget)
     given = told(target, CHEAP) | {"folder": str(folder.path), "most_s": 1e9}
     idle_learning.learn_while_idle(json.dumps(given))
-    (path,) = kept_folders()
-    assert not folder.path.exists() and idle_learning.num_bytes(path) == 0
+    assert kept_folders() == []
 
 
 # The engine, with a learner beside it.
@@ -374,8 +372,8 @@ def test_a_damaged_head_does_not_draft_and_is_told(
 
 def test_what_an_earlier_version_kept_is_dropped(target: Path) -> None:
     with learning_engine(target) as (_, learner):
-        path = learner._path
-    idle_learning.forget(path)
+        path = learner._folder.path
+    learner._folder.forget()
     (path / "texts").mkdir(parents=True)
     (path / "texts" / "00000000-9.text").write_bytes(b"a text")
     (path / "state.json").write_text("{}")
@@ -522,7 +520,7 @@ def test_status_and_forget_say_what_there_is(
     assert "the head drafts: it has learnt from 450 tokens" in capsys.readouterr().out
     assert run(["learn", "forget", "hf", "--json"]) == 0
     freed = json.loads(capsys.readouterr().out)["freed_bytes"]
-    assert freed == {folder.path.parent.name: told["bytes"]}
+    assert freed == {folder.path.name: told["bytes"]}
     assert kept_folders() == []
     assert run(["learn", "status"]) == 0
     assert "Nothing is kept" in capsys.readouterr().out

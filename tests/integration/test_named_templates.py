@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.distill.drafter_files import text_files
 from edge_spec.errors import UsageError
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.hf_source import open_directory
@@ -168,14 +167,6 @@ def test_exports_keep_templates_and_tokens(tiny: ModuleType, tmp_path: Path, for
     assert text.named_templates == {name: NAMED[name] for name in ("tool_use", "rag")}
     expected = tokens | ({"bos_token": "<|endoftext|>"} if format == "gguf" else {})  # its id
     assert text.special_tokens == expected
-
-
-def test_a_small_draft_keeps_templates_and_tokens(tiny: ModuleType, tmp_path: Path) -> None:
-    files = {CONFIG: {"chat_template": LISTED, "bos_token": "<s>", "eos_token": None}}
-    source = open_directory(directory(tiny, tmp_path, files))
-    written = open_directory(directory(tiny, tmp_path / "draft", dict(text_files(source))))
-    assert written.chat_template == PLAIN and written.special_tokens == source.special_tokens
-    assert written.named_templates == source.named_templates
 
 
 def test_named_templates_of_a_gguf_file(tiny: ModuleType, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS
 from edge_spec.engine.results import GenerationResult
-from edge_spec.engine.snapshot_file import PREFILL_TOKENS
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.reference.model import ReferenceSession

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -152,28 +149,6 @@ def test_a_plugin_without_its_library_says_what_to_install(monkeypatch: pytest.M
     declare(monkeypatch, ("runtimes", "heavy", "no_such_library.runtime:Runtime"))
     with pytest.raises(MissingDependencyError, match=r"'heavy'.*no_such_library.*pip install"):
         runtimes.load_runtime("heavy")
-
-
-def test_a_checkout_that_is_not_installed_says_so() -> None:
-    """A program that is run in the checkout's folder imports `edge_spec` from there, where the
-    runtimes are not: an installation joins them."""
-    seen = """
-import sys
-sys.meta_path = [each for each in sys.meta_path if "editable" not in repr(each).lower()]
-import edge_spec
-try:
-    edge_spec.load("no-such-model", runtime="ort", draft="none")
-except edge_spec.EdgeSpecError as error:
-    print(type(error).__name__, error)
-"""
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", seen]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.stdout == (
-        f"MissingDependencyError edge_spec was imported from the checkout {root} as it lies, "
-        f"without its runtimes, exporters and apps. Run: pip install -e {root}, or leave that "
-        "folder to use what is installed.\n"
-    ), done.stderr
 
 
 def test_a_draft_is_asked_for_by_name_or_by_being_there() -> None:

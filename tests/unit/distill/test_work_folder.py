@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from edge_spec.distill.forecast import without_conversions
 from edge_spec.distill.run import KEPT_DAYS, forget_training, work_folder
 from edge_spec.errors import UsageError
 
@@ -55,12 +54,3 @@ def test_answers_outlive_a_training() -> None:
         (folder / "distilled-1" / "answers.jsonl").touch()
         forget_training(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["answers.jsonl"]
-
-
-def test_conversions_of_what_was_tried_go_and_those_of_others_stay(tmp_path: Path) -> None:
-    bundles = tmp_path / "bundles"
-    for name in (".tried.part-onnx-2", ".tried.part-onnx-3", "model-onnx-7"):
-        (bundles / name).mkdir(parents=True)
-    with without_conversions(tmp_path / ".tried.part"):
-        assert len(list(bundles.iterdir())) == 3
-    assert [path.name for path in bundles.iterdir()] == ["model-onnx-7"]

@@ -10,9 +10,7 @@ from threading import Event
 import numpy as np
 import pytest
 
-from edge_spec.engine.conversation import PromptReading, begin_reading
-from edge_spec.engine.prompt_cache import PromptCache
-from edge_spec.engine.snapshot_file import PREFILL_TOKENS
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, PromptReading
 from edge_spec.errors import SessionError
 from edge_spec.testing.scripted import ScriptedModel, ScriptedSession
 
@@ -58,7 +56,7 @@ def read(
 
 def answer(sharing: PromptCache, session: ScriptedSession, tokens: list[int]) -> int:
     """How many tokens of the prompt were read."""
-    with begin_reading(sharing, tokens) as reading:
+    with sharing.reading(tokens) as reading:
         count = read(reading, session, num_whole=reading.recall(session, 0))
     assert session.committed == tokens[:-1]
     return count
@@ -83,7 +81,7 @@ class Waiting:
                 self._waits.set()
             return self.cancelled
 
-        with begin_reading(sharing, tokens) as reading:
+        with sharing.reading(tokens) as reading:
             return reading.recall(session, 0, cancelled)
 
     def __enter__(self) -> Waiting:
@@ -121,7 +119,7 @@ def test_one_that_comes_meanwhile_waits_for_what_they_share(
     sharing: PromptCache, model: ScriptedModel
 ) -> None:
     first, second = model.open_session(), model.open_session()
-    with begin_reading(sharing, prompt(1, 900)) as reading:
+    with sharing.reading(prompt(1, 900)) as reading:
         reading.recall(first, 0)
         read(reading, first, PREFILL_TOKENS)
         with Waiting(sharing, second, prompt(2)) as waiting:
@@ -138,7 +136,7 @@ def test_who_waited_in_vain_reads_by_itself(model: ScriptedModel, how: str) -> N
     sharing.join()
     first, second = model.open_session(), model.open_session()
     with ExitStack() as rest:
-        reading = rest.enter_context(begin_reading(sharing, prompt(1)))
+        reading = rest.enter_context(sharing.reading(prompt(1)))
         reading.recall(first, 0)
         waiting = rest.enter_context(Waiting(sharing, second, prompt(2)))
         if how == "ends":
@@ -159,7 +157,7 @@ def _failing() -> dict[str, np.ndarray]:
 
 
 def test_who_waits_can_be_cancelled(sharing: PromptCache, model: ScriptedModel) -> None:
-    with begin_reading(sharing, prompt(1)) as reading:
+    with sharing.reading(prompt(1)) as reading:
         reading.recall(model.open_session(), 0)
         with Waiting(sharing, model.open_session(), prompt(2)) as waiting:
             waiting.cancelled = True
