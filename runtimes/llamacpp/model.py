@@ -12,7 +12,6 @@ from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.errors import UsageError
-from edge_spec.models.devices import free_bytes
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.devices import (
     choose_devices,
@@ -32,7 +31,7 @@ from edge_spec.runtimes.llamacpp.weights import GgufWeights
 from edge_spec.scheduler.machine import available_cores
 
 if TYPE_CHECKING:
-    from edge_spec.runtimes.llamacpp.joint import JointCache
+    from edge_spec.runtimes.llamacpp.cache import Cache
     from edge_spec.runtimes.llamacpp.own_loop import LlamaCppLoop
     from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 
@@ -42,12 +41,10 @@ DEFAULT_KV_TYPE = "f16"
 SETTLED_TOKENS = 272
 _FLOATS = frozenset({"F32", "F16", "BF16"})  # no other types' products round activations to 8 bits
 MOST_SHARING = 16  # sessions of one pass
-SHARED_TOKENS = 512  # of each, in a cache that several have joined, to begin with
-_ROOM = 4  # times the memory of that cache, which has to be free
 
 
 class LlamaCppModel:
-    """Weights that its sessions share; each session has a context, that is a cache, of its own."""
+    """Weights that its sessions share, and where rows do not depend on each other, a cache."""
 
     def __init__(self, library: Library, source: ModelInfo, options: RuntimeOptions) -> None:
         self.config = source.config
@@ -88,11 +85,12 @@ class LlamaCppModel:
         is_tried = is_left and not is_invariant
         self._ways = library.cpu_ways if is_tried else (Way("as asked for"),)
         self._lock = Lock()  # sessions may be opened by several threads
-        self.choose_way(self.ways[0])
-        # Of a sliding window a sequence that moves leaves out what has passed it. Devices were not
-        # measured, whose kernels may depend on how many cells there are.
+        # Rows of other kernels differ by what else is in the cache, and cost nearly a pass each. Of
+        # a sliding window a sequence that moves leaves out what has passed it.
         is_whole = not (self._weights.state_window or self._weights.is_hybrid)
-        self._shares_cells = is_whole and not on_device
+        self._shares = is_invariant and is_whole
+        self._cache: Cache | None = None  # of all sessions, where they share one
+        self.choose_way(self.ways[0])
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
             trees=True,
@@ -129,7 +127,6 @@ class LlamaCppModel:
 
     def choose_way(self, name: str) -> None:
         self.way = name
-        self._joint: JointCache | None = None  # other ways share no pass with this one
         if len(self._ways) > 1:
             [chosen] = (way for way in self._ways if way.name == name)
             self._choices = replace(
@@ -140,33 +137,27 @@ class LlamaCppModel:
 
     def open_session(self) -> LlamaCppSession:
         """Raises DeviceMemoryError where a device has too little memory for the cache."""
-        from edge_spec.runtimes.llamacpp.joint import JointCache
+        from edge_spec.runtimes.llamacpp.cache import Cache
         from edge_spec.runtimes.llamacpp.session import LlamaCppSession
-        from edge_spec.runtimes.llamacpp.shared_session import SharedSession
 
-        weights, choices = self._weights, self._choices
-        if weights.is_hybrid:
+        with self._lock:
+            cache = self._cache or Cache(self._weights, self._choices, self.config.context_length)
+            self._cache = cache if self._shares else None
+        if self._weights.is_hybrid:
             from edge_spec.runtimes.llamacpp.hybrid import HybridSession
 
-            return HybridSession(weights, choices, self.config.context_length)
-        if not self._shares_cells:
-            return LlamaCppSession(weights, choices, self.config.context_length)
-        with self._lock:
-            joint = self._joint = self._joint or JointCache(weights, choices)
-        return SharedSession(weights, choices, self.config.context_length, joint)
+            return HybridSession(cache)
+        return LlamaCppSession(cache)
 
     def prepare_sharing(self, num_sessions: int) -> int:
-        """Needs no more than memory: a cache in which all have room."""
-        tokens = min(SHARED_TOKENS, self.config.context_length) * num_sessions
-        needed = self._weights.cache_bytes(replace(self._choices, num_tokens=tokens))
-        free = free_bytes()
-        is_short = free is not None and free < _ROOM * needed
-        return 1 if is_short or not self._shares_cells else MOST_SHARING
+        """Nothing has to be made: sessions that may share passes are in one cache."""
+        return MOST_SHARING if self._shares else 1
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        from edge_spec.runtimes.llamacpp.shared_session import forward_together
+        from edge_spec.runtimes.llamacpp.session import forward_together
 
-        return forward_together(parts, num_rows)
+        assert self._cache is not None
+        return forward_together(self._cache, parts, num_rows)
 
     def open_own_loop(self, tokens: Sequence[int]) -> LlamaCppLoop:
         """Opens it with the first of its ways, which is what its own programs do."""

@@ -30,7 +30,7 @@ class LlamaCppLoop:
         self._length = 0
         for start in range(0, len(tokens), PREFILL_TOKENS):
             part = tokens[start : start + PREFILL_TOKENS]
-            self._decode(self._batch.prefill(part, self._length), len(part))
+            self._decode(self._batch.chain(part, self._length, is_scored=False), len(part))
         self._library.synchronize(self._opened.handle)  # or the first step would pay for it
 
     def step(self, token: int) -> None:

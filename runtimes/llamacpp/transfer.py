@@ -104,7 +104,6 @@ class _Reader:
         self._at += num_bytes
 
 
-_PART = 1  # a sequence that is in no use between passes
 _SIZE = struct.Struct("<Q")
 WHOLE, RECURRENT = 0, 1  # llama_state_seq_flags: all layers, or those with a recurrent state
 
@@ -130,27 +129,32 @@ def write_sequence(
         raise ValueError(f"{library.name} read {read} of {len(sequence)} bytes")
 
 
-def read_windowed(library: Library, context: int, length: int, window: int) -> np.ndarray:
-    """Returns sequence 0 in parts of a window's length, each after its size in 8 bytes: of a whole
-    one the library leaves out what the window has passed, and could not be rolled back."""
-    memory, found = library.memory(context), []
+def read_windowed(
+    library: Library, context: int, numbers: tuple[int, int], length: int, window: int
+) -> np.ndarray:
+    """Returns a sequence in parts of a window's length, each after its size in 8 bytes: of a whole
+    one the library leaves out what the window has passed, and could not be rolled back. numbers:
+    its own, and one that is in no use."""
+    memory, found, (own, spare) = library.memory(context), [], numbers
     for start in range(0, length, window):
-        library.sequence_copy(memory, 0, _PART, start, min(start + window, length))
-        part = read_sequence(library, context, _PART)
-        library.sequence_remove(memory, _PART, -1, -1)
+        library.sequence_copy(memory, own, spare, start, min(start + window, length))
+        part = read_sequence(library, context, spare)
+        library.sequence_remove(memory, spare, -1, -1)
         found += [np.frombuffer(_SIZE.pack(len(part)), np.uint8), part]
     return np.concatenate(found) if found else np.empty(0, np.uint8)
 
 
-def write_windowed(library: Library, context: int, sequence: np.ndarray) -> None:
+def write_windowed(
+    library: Library, context: int, numbers: tuple[int, int], sequence: np.ndarray
+) -> None:
     """Writes what `read_windowed` has read. Raises ValueError where the library does not take
     it."""
-    memory = library.memory(context)
-    library.sequence_remove(memory, 0, -1, -1)
+    memory, (own, spare) = library.memory(context), numbers
+    library.sequence_remove(memory, own, -1, -1)
     for part in _parts(sequence):
-        write_sequence(library, context, part, _PART)
-        library.sequence_copy(memory, _PART, 0, -1, -1)
-        library.sequence_remove(memory, _PART, -1, -1)
+        write_sequence(library, context, part, spare)
+        library.sequence_copy(memory, spare, own, -1, -1)
+        library.sequence_remove(memory, spare, -1, -1)
 
 
 def holds_windowed(sequence: np.ndarray, length: int, window: int, form: SequenceForm) -> bool:
