@@ -69,7 +69,7 @@ class Cache:
         with self._lock:
             self._collect()
             context = self._current
-            if context is None or not context.free.alive or not context.has_numbers:
+            if context is None or not context.free.alive or not context.has_numbers(1):
                 context = self._open(0)
             [number] = context.take_numbers(1)
             self._sequences.append(CacheSequence(context, number))
@@ -95,7 +95,8 @@ class Cache:
             sequence.has_rows = False
         with self._turn():
             rows = max(num_rows, sum(len(part.tree) for part in parts))
-            context = self._prepare(sequences, rows)
+            branches = sum(0 if part.tree.is_chain else len(part.tree.leaves) for part in parts)
+            context = self._prepare(sequences, rows, branches)
             if any(sequence.needs_final_states for sequence in sequences):
                 parts = [part._replace(is_scored=True) for part in parts]
             started_s = turns.own_clock()
@@ -169,7 +170,7 @@ class Cache:
         does not take it, SessionError, DeviceMemoryError; nothing is changed then."""
         with self._turn():
             context = self._prepare([sequence], 0)
-            if context.tail + length > context.choices.num_tokens or not context.has_numbers:
+            if context.tail + length > context.choices.num_tokens or not context.has_numbers(1):
                 context = self._open(length)
             self._put(sequence, context, stored, length)
             self._collect()
@@ -187,14 +188,19 @@ class Cache:
                 turns.add_wait(time.perf_counter() - started_s)
         return self._lock
 
-    def _prepare(self, sequences: Sequence[CacheSequence], rows: int) -> Context:
+    def _prepare(self, sequences: Sequence[CacheSequence], rows: int, branches: int = 0) -> Context:
         """Bring these together in a context that has room for `rows` more, and settle it."""
         for each in sequences:
             self.require_open(each)
         self._collect(sequences)
         context = self._current
-        moving = sum(each.length for each in sequences if each.home is not context)
-        if context is None or self._needs_another(context, sequences, rows + moving):
+        moving = [each for each in sequences if each.home is not context]
+        needed = rows + sum(each.length for each in moving)
+        if (
+            context is None
+            or self._needs_another(context, sequences, needed)
+            or not context.has_numbers(branches + len(moving))
+        ):
             context = self._open(rows)
         for each in sequences:
             if each.home is not context:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import SessionError
+from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.batch import ContextOutputs
 from edge_spec.runtimes.llamacpp.features import Features, KeysValues
 from edge_spec.runtimes.llamacpp.library import ContextChoices
 from edge_spec.runtimes.llamacpp.weights import GgufWeights, OpenContext
 
-NUM_SEQUENCES = 128  # of a context that keeps the order of tokens; llama.cpp takes 256
+# Of a context that keeps the order of tokens: each has room for the scores of as many rows.
+NUM_SEQUENCES = MAX_ROWS + 2
 HELD, PADDING = NUM_SEQUENCES - 1, NUM_SEQUENCES - 2
 
 
@@ -95,17 +96,10 @@ class Context:
         self._free_numbers = list(range(count - 2 * self._keeps_order - 1, -1, -1))
         self._stale_numbers: list[int] = []  # of sequences that are still to be removed
 
-    @property
-    def has_numbers(self) -> bool:
-        return bool(self._free_numbers)
+    def has_numbers(self, count: int) -> bool:
+        return count <= len(self._free_numbers)
 
     def take_numbers(self, count: int) -> list[int]:
-        """Raises SessionError."""
-        if count > len(self._free_numbers):
-            raise SessionError(
-                "llama.cpp takes no more conversations and branches at once",
-                remedy="Draft narrower trees, or close conversations.",
-            )
         return [self._free_numbers.pop() for _ in range(count)]
 
     def give_back(self, numbers: Sequence[int]) -> None:
