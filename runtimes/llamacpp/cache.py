@@ -27,7 +27,6 @@ from edge_spec.runtimes.llamacpp.cells import (
     PADDING,
     CacheSequence,
     Context,
-    PendingRows,
     SequenceRows,
     keeps_order,
 )
@@ -84,31 +83,59 @@ class Cache:
             finally:
                 self._lock.release()
 
-    def score(self, parts: Sequence[SequenceRows], num_rows: int) -> list[Forward]:
-        """Score rows of several conversations in one pass. Scores are valid until the next pass of
-        their conversation; they come without hidden states where not all rows are scored. Features
-        are those of all rows. num_rows: of the pass, if more than the parts have.
+    def score(self, sequence: CacheSequence, tree: TokenTree) -> Forward:
+        """Score a conversation's rows. Scores are valid until its next pass.
 
-        Raises SessionError, DeviceMemoryError; no conversation has rows to commit then."""
-        sequences = [part.sequence for part in parts]
-        for sequence in sequences:
-            sequence.has_rows = False
+        Raises SessionError, DeviceMemoryError; there are no rows to commit then."""
+        sequence.has_rows = False
+        rows, is_chain = len(tree), tree.is_chain
         with self._turn():
-            rows = max(num_rows, sum(len(part.tree) for part in parts))
-            branches = sum(0 if part.tree.is_chain else len(part.tree.leaves) for part in parts)
-            context = self._prepare(sequences, rows, branches)
-            if any(sequence.needs_final_states for sequence in sequences):
-                parts = [part._replace(is_scored=True) for part in parts]
+            context = self._prepare([sequence], rows, 0 if is_chain else len(tree.leaves))
             started_s = turns.own_clock()
-            is_whole = all(part.is_scored for part in parts)
+            context.outputs.want_hidden(True)
+            context.outputs.want_steady(rows == 1)
+            cells = range(context.tail, context.tail + rows)
+            numbers = context.begin(self.library, sequence, tree, cells)
+            if is_chain:
+                batch = self._batch.chain(tree.tokens, sequence.length, sequence.number)
+            else:
+                batch = self._batch.mixed(_rows(sequence, tree, numbers, True))
+            self._decode(context, [sequence], batch)
+            self._share_out(context, rows, turns.own_clock() - started_s)
+            out = context.outputs.scores(rows)
+            if len(self._sequences) == 1:
+                context.viewer = sequence  # nobody else writes to the library's own buffers
+            else:
+                out = Forward(out.logits.copy(), None if out.hidden is None else out.hidden.copy())
+            if sequence.features is not None or sequence.keys_values is not None:
+                out = self._with_features(context, sequence, out, rows)
+        sequence.has_rows = True
+        return out
+
+    def score_together(self, parts: Sequence[SequenceRows], num_rows: int) -> list[Forward]:
+        """Score rows of several conversations in one pass. Scores are copies; they come without
+        hidden states where not all rows are scored. Features are those of all rows. num_rows: of
+        the pass, if more than the parts have. Raises as `score` does."""
+        sequences = [part.sequence for part in parts]
+        if any(sequence.needs_final_states for sequence in sequences):
+            parts = [part._replace(is_scored=True) for part in parts]
+        rows = max(num_rows, sum(len(part.tree) for part in parts))
+        branches = sum(0 if part.tree.is_chain else len(part.tree.leaves) for part in parts)
+        is_whole = all(part.is_scored for part in parts)
+        with self._turn():
+            context = self._prepare(sequences, rows, branches)
+            started_s = turns.own_clock()
             context.outputs.want_hidden(is_whole)
             context.outputs.want_steady(rows == 1)
-            batch, places = self._lay_out(context, parts, rows)
+            batch, places, outputs = self._lay_out(context, parts, rows)
             self._decode(context, sequences, batch)
-            if rows > sum(map(len, places)):
-                self.library.sequence_remove(context.memory, PADDING, -1, -1)
+            self.library.sequence_remove(context.memory, PADDING, -1, -1)
             self._share_out(context, rows, turns.own_clock() - started_s)
-            outs = self._outputs(context, parts, places, rows)
+            whole, outs = context.outputs.scores(1 + max(map(max, filter(len, outputs)))), []
+            for sequence, at_rows, at in zip(sequences, places, outputs, strict=True):
+                hidden = None if whole.hidden is None else whole.hidden[at]
+                out = Forward(whole.logits[at], hidden)
+                outs.append(self._with_features(context, sequence, out, rows, at_rows))
         for sequence in sequences:
             sequence.has_rows = True
         return outs
@@ -127,12 +154,11 @@ class Cache:
             self._decode(context, [sequence], batch)
             sequence.cells.extend(range(context.tail, context.tail + count))
             sequence.outcome = (length + count, ())
-            features, keys_values = self._features(context, sequence, count), sequence.keys_values
-            if keys_values is not None:
+            if sequence.keys_values is not None:
                 self.library.synchronize(context.handle)
-                keys_values.take(context.choices.tap, count)
-                keys_values.commit(range(count), length)
-            return features
+                sequence.keys_values.take(context.choices.tap, count)
+                sequence.keys_values.commit(range(count), length)
+            return self._features(context, sequence, count)
 
     def wait(self, sequence: CacheSequence) -> None:
         """Return when the passes of a conversation are done: devices go on by themselves."""
@@ -190,16 +216,17 @@ class Cache:
 
     def _prepare(self, sequences: Sequence[CacheSequence], rows: int, branches: int = 0) -> Context:
         """Bring these together in a context that has room for `rows` more, and settle it."""
-        for each in sequences:
-            self.require_open(each)
-        self._collect(sequences)
         context = self._current
+        is_alone = context is not None and len(self._sequences) == 1
+        if not (is_alone and context is sequences[0].home and context.take_chain(sequences[0])):
+            for each in sequences:
+                self.require_open(each)
+            self._collect(sequences)
+            context = self._current
         moving = [each for each in sequences if each.home is not context]
         needed = rows + sum(each.length for each in moving)
-        if (
-            context is None
-            or self._needs_another(context, sequences, needed)
-            or not context.has_numbers(branches + len(moving))
+        if context is None or self._needs_another(
+            context, sequences, needed, branches + len(moving)
         ):
             context = self._open(rows)
         for each in sequences:
@@ -208,9 +235,11 @@ class Cache:
         return context
 
     def _needs_another(
-        self, context: Context, sequences: Sequence[CacheSequence], rows: int
+        self, context: Context, sequences: Sequence[CacheSequence], rows: int, numbers: int
     ) -> bool:
         if context.tail + rows > context.choices.num_tokens or context.is_broken:
+            return True
+        if not context.has_numbers(numbers):
             return True
         wanted, found = self.choices, context.choices
         if wanted.tap is not found.tap or wanted.num_outputs != found.num_outputs:
@@ -306,34 +335,25 @@ class Cache:
 
     def _lay_out(
         self, context: Context, parts: Sequence[SequenceRows], num_rows: int
-    ) -> tuple[Any, list[list[int]]]:
-        """Begin a pass: returns its batch, and where each part's rows are in it. First rows are
-        before second ones: what is rejected then comes after what is kept."""
-        if len(parts) == 1 and num_rows == len(parts[0].tree):
-            places = [list(range(num_rows))]
-        else:
-            order = sorted(
-                (row, at) for at, part in enumerate(parts) for row in range(len(part.tree))
-            )
-            places = [[i for i, (_, at) in enumerate(order) if at == p] for p in range(len(parts))]
+    ) -> tuple[Any, list[list[int]], list[list[int]]]:
+        """Begin a pass: returns its batch, where each part's rows are in it, and where their
+        scores. First rows are before second ones: what is rejected then comes after what is
+        kept."""
+        order = sorted((row, at) for at, part in enumerate(parts) for row in range(len(part.tree)))
+        places = [[i for i, (_, at) in enumerate(order) if at == p] for p in range(len(parts))]
         rows: list[Any] = [(0, at, (PADDING,), True) for at in range(num_rows)]
         for part, at_rows in zip(parts, places, strict=True):
-            sequence, tree = part.sequence, part.tree
-            numbers = [sequence.number]
-            if not tree.is_chain:
-                numbers += context.take_numbers(len(tree.leaves) - 1)
             cells = [context.tail + at for at in at_rows]
-            sequence.outcome = (sequence.length, None)
-            sequence.pending = PendingRows(tree, cells, numbers)
-            for number in numbers[1:]:
-                self.library.sequence_copy(context.memory, sequence.number, number, -1, -1)
-            if len(parts) == 1 and tree.is_chain and num_rows == len(tree):
-                return self._batch.chain(tree.tokens, sequence.length, sequence.number), places
-            positions = (sequence.length + tree.depths).tolist()
-            laid = zip(tree.tokens.tolist(), positions, _sequences(tree, numbers), strict=True)
-            for at, row in zip(at_rows, laid, strict=True):
-                rows[at] = (*row, part.is_scored)
-        return self._batch.mixed(rows), places
+            numbers = context.begin(self.library, part.sequence, part.tree, cells)
+            own = _rows(part.sequence, part.tree, numbers, part.is_scored)
+            for at, row in zip(at_rows, own, strict=True):
+                rows[at] = row
+        output = np.cumsum([row[-1] for row in rows]) - 1  # of each row that has one
+        outputs = [
+            output[at_rows].tolist() if part.is_scored else []
+            for part, at_rows in zip(parts, places, strict=True)
+        ]
+        return self._batch.mixed(rows), places, outputs
 
     def _decode(self, context: Context, sequences: Sequence[CacheSequence], batch: Any) -> None:
         """Raises SessionError."""
@@ -360,44 +380,21 @@ class Cache:
             )
         context.is_broken = False
 
-    def _outputs(
+    def _with_features(
         self,
         context: Context,
-        parts: Sequence[SequenceRows],
-        places: Sequence[Sequence[int]],
+        sequence: CacheSequence,
+        out: Forward,
         num_rows: int,
-    ) -> list[Forward]:
-        """Return the scores: the library's own buffers where nobody else writes to them, else
-        copies."""
-        if len(parts) == 1 and num_rows == len(parts[0].tree):
-            sequence = parts[0].sequence
-            out = context.outputs.scores(num_rows)
-            if sum(each.home is context for each in self._sequences) == 1:
-                context.viewer = sequence
-            else:
-                out = Forward(out.logits.copy(), None if out.hidden is None else out.hidden.copy())
-            outs = [out]
-        else:
-            is_scored = np.zeros(num_rows, np.int64)
-            is_scored[sum(map(len, places)) :] = 1  # padding
-            for part, at_rows in zip(parts, places, strict=True):
-                is_scored[at_rows] = part.is_scored
-            output = np.cumsum(is_scored) - 1  # of each row that has one
-            whole = context.outputs.scores(int(is_scored.sum()))
-            outs = []
-            for part, at_rows in zip(parts, places, strict=True):
-                at = output[at_rows if part.is_scored else []]
-                hidden = None if whole.hidden is None else whole.hidden[at]
-                outs.append(Forward(whole.logits[at], hidden))
-        for number, part in enumerate(parts):
-            sequence = part.sequence
-            if sequence.keys_values is not None:
-                self.library.synchronize(context.handle)
-                sequence.keys_values.take(context.choices.tap, num_rows)
-            if sequence.features is not None:
-                found = self._features(context, sequence, num_rows, places[number])
-                outs[number] = replace(outs[number], features=found)
-        return outs
+        rows: Sequence[int] | None = None,
+    ) -> Forward:
+        """Add what is collected of these rows of the last pass, of `num_rows`; None: of all."""
+        if sequence.keys_values is not None:
+            self.library.synchronize(context.handle)
+            sequence.keys_values.take(context.choices.tap, num_rows)
+        if sequence.features is None:
+            return out
+        return replace(out, features=self._features(context, sequence, num_rows, rows))
 
     def _features(
         self,
@@ -426,12 +423,20 @@ class Cache:
             self.library.set_threads(context.handle, threads, threads)
 
 
-def _sequences(tree: TokenTree, numbers: Sequence[int]) -> list[list[int]]:
-    """Return for each row the sequences of the leaves below it. numbers: of each leaf's."""
-    if len(numbers) == 1:
-        return [list(numbers)] * len(tree)
-    found: list[list[int]] = [[] for _ in range(len(tree))]
-    for leaf, number in zip(tree.leaves.tolist(), numbers, strict=True):
-        for row in tree.path(leaf):
-            found[row].append(number)
-    return found
+def _rows(
+    sequence: CacheSequence, tree: TokenTree, numbers: Sequence[int], is_scored: bool
+) -> list[tuple[int, int, Sequence[int], bool]]:
+    """Return token, position and sequences of each row. numbers: the sequence of each leaf; a row
+    has those of the leaves below it."""
+    below: list[list[int]] = [[] for _ in range(len(tree))]
+    if tree.is_chain:
+        below = [list(numbers)] * len(tree)
+    else:
+        for leaf, number in zip(tree.leaves.tolist(), numbers, strict=True):
+            for row in tree.path(leaf):
+                below[row].append(number)
+    positions = (sequence.length + tree.depths).tolist()
+    return [
+        (token, position, own, is_scored)
+        for token, position, own in zip(tree.tokens.tolist(), positions, below, strict=True)
+    ]

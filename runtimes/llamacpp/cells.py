@@ -106,6 +106,34 @@ class Context:
         """What these sequences have is removed before the next pass."""
         self._stale_numbers += numbers
 
+    def take_chain(self, sequence: CacheSequence) -> bool:
+        """Take all of a conversation's last chain, where nothing else is to be settled; returns
+        whether that is so. sequence: the only one here."""
+        pending, cells = sequence.pending, sequence.cells
+        new = () if pending is None else pending.cells
+        if sequence.is_closed or self.is_broken or len(cells) + len(new) != sequence.length:
+            return False
+        if not self.free.alive or (pending is not None and not pending.tree.is_chain):
+            return False
+        if new:
+            cells.extend(new)
+            sequence.pending = None
+            self.tail = max(self._held_end, cells[-1] + 1) if self._keeps_order else len(cells)
+        return True
+
+    def begin(
+        self, library: Any, sequence: CacheSequence, tree: TokenTree, cells: Sequence[int]
+    ) -> list[int]:
+        """Begin a pass over a tree, in these cells; returns the sequences of its leaves."""
+        numbers = [sequence.number]
+        if not tree.is_chain:
+            numbers += self.take_numbers(len(tree.leaves) - 1)
+        sequence.outcome = (sequence.length, None)
+        sequence.pending = PendingRows(tree, cells, numbers)
+        for number in numbers[1:]:
+            library.sequence_copy(self.memory, sequence.number, number, -1, -1)
+        return numbers
+
     def settle(
         self, library: Any, sequences: Sequence[CacheSequence], joining: Sequence[CacheSequence]
     ) -> None:

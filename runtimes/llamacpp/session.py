@@ -54,7 +54,7 @@ class LlamaCppSession:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
         self._untold = None
         require_room(self.length, rows, self._cache.context_length)
-        return self._cache.score([SequenceRows(self._sequence, tree)], rows)[0]
+        return self._cache.score(self._sequence, tree)
 
     def commit(self, rows: Sequence[int]) -> None:
         sequence, before = self._sequence, self.length
@@ -165,7 +165,7 @@ def forward_together(cache: Cache, parts: Sequence[PassPart], num_rows: int) -> 
     for session in sessions:
         session._sequence.has_rows = False
     rows = [session.rows_of(part) for session, part in zip(sessions, parts, strict=True)]
-    outs = cache.score(rows, num_rows)
+    outs = cache.score_together(rows, num_rows)
     for session, part, out in zip(sessions, parts, outs, strict=True):
         session.take_pass(part, out)
     return outs
