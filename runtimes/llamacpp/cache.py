@@ -217,8 +217,10 @@ class Cache:
     def _prepare(self, sequences: Sequence[CacheSequence], rows: int, branches: int = 0) -> Context:
         """Bring these together in a context that has room for `rows` more, and settle it."""
         context = self._current
-        is_alone = context is not None and len(self._sequences) == 1
-        if not (is_alone and context is sequences[0].home and context.take_chain(sequences[0])):
+        first, is_settled = sequences[0], False
+        if context is not None and len(self._sequences) == 1 and first.home is context:
+            is_settled = context.take_chain(self.library, first)
+        if not is_settled:
             for each in sequences:
                 self.require_open(each)
             self._collect(sequences)

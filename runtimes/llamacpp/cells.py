@@ -106,19 +106,24 @@ class Context:
         """What these sequences have is removed before the next pass."""
         self._stale_numbers += numbers
 
-    def take_chain(self, sequence: CacheSequence) -> bool:
-        """Take all of a conversation's last chain, where nothing else is to be settled; returns
-        whether that is so. sequence: the only one here."""
-        pending, cells = sequence.pending, sequence.cells
-        new = () if pending is None else pending.cells
-        if sequence.is_closed or self.is_broken or len(cells) + len(new) != sequence.length:
+    def take_chain(self, library: Any, sequence: CacheSequence) -> bool:
+        """Settle the last pass of the only conversation here, if it was a chain and all before it
+        is kept; returns whether that is so."""
+        pending, cells, length = sequence.pending, sequence.cells, sequence.length
+        kept = length - len(cells)
+        if sequence.is_closed or self.is_broken or not self.free.alive or kept < 0:
             return False
-        if not self.free.alive or (pending is not None and not pending.tree.is_chain):
+        if pending is None:
+            return kept == 0
+        if not pending.tree.is_chain:
             return False
-        if new:
-            cells.extend(new)
-            sequence.pending = None
-            self.tail = max(self._held_end, cells[-1] + 1) if self._keeps_order else len(cells)
+        if kept < len(pending.cells):
+            library.sequence_remove(self.memory, sequence.number, length, -1)
+        cells.extend(pending.cells[:kept])
+        sequence.pending = None
+        self.tail = len(cells)
+        if self._keeps_order and cells:
+            self.tail = max(self._held_end, cells[-1] + 1)
         return True
 
     def begin(
