@@ -217,14 +217,15 @@ class Cache:
     def _prepare(self, sequences: Sequence[CacheSequence], rows: int, branches: int = 0) -> Context:
         """Bring these together in a context that has room for `rows` more, and settle it."""
         context = self._current
-        first, is_settled = sequences[0], False
+        first = sequences[0]
         if context is not None and len(self._sequences) == 1 and first.home is context:
             is_settled = context.take_chain(self.library, first)
-        if not is_settled:
-            for each in sequences:
-                self.require_open(each)
-            self._collect(sequences)
-            context = self._current
+            if is_settled and not self._needs_another(context, sequences, rows, branches):
+                return context
+        for each in sequences:
+            self.require_open(each)
+        self._collect(sequences)
+        context = self._current
         moving = [each for each in sequences if each.home is not context]
         needed = rows + sum(each.length for each in moving)
         if context is None or self._needs_another(
@@ -239,11 +240,11 @@ class Cache:
     def _needs_another(
         self, context: Context, sequences: Sequence[CacheSequence], rows: int, numbers: int
     ) -> bool:
-        if context.tail + rows > context.choices.num_tokens or context.is_broken:
-            return True
-        if not context.has_numbers(numbers):
-            return True
         wanted, found = self.choices, context.choices
+        if context.tail + rows > found.num_tokens or context.is_broken:
+            return True
+        if numbers and not context.has_numbers(numbers):
+            return True
         if wanted.tap is not found.tap or wanted.num_outputs != found.num_outputs:
             return True
         viewer = context.viewer  # who may be reading its scores

@@ -57,7 +57,8 @@ class LlamaCppSession:
         return self._cache.score(self._sequence, tree)
 
     def commit(self, rows: Sequence[int]) -> None:
-        sequence, before = self._sequence, self.length
+        sequence = self._sequence
+        before = sequence.outcome[0]
         if not sequence.has_rows:
             raise ValueError("the rows of the last pass are gone")
         if sequence.keys_values is not None:
