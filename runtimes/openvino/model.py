@@ -15,15 +15,22 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import DeviceError
+from edge_spec.errors import DeviceError, DeviceMemoryError
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.devices import CPU, Memory
 from edge_spec.models.kept import compiled_bundle
 from edge_spec.runtimes.openvino.library import OpenVinoDevice, import_openvino, reason
-from edge_spec.runtimes.openvino.memory import require_npu_memory
 from edge_spec.runtimes.static import trial
 from edge_spec.runtimes.static.onnx_program import PAST, OnnxProgram, OpenedGraphs
-from edge_spec.runtimes.static.session import Interruption, StaticModel, config_of
+from edge_spec.runtimes.static.session import (
+    Interruption,
+    StaticModel,
+    config_of,
+    session_bytes,
+)
 
+DATA_FILE = "model.onnx.data"
+LIBRARY_BYTES = 90_000_000  # code and tables, once they are in use
 _ANOTHER = "Choose another --device, or export another static bundle."
 
 
@@ -171,3 +178,33 @@ class _Request:
     def _bind(self, name: str, array: np.ndarray) -> None:
         self._request.set_tensor(name, self._tensor(array, shared_memory=True))
         self._bound[name] = array
+
+
+def static_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
+    """Forecast the memory from the manifest alone, the same for any number of tokens: a session has
+    all of its slots at once. Nothing was measured on a GPU or an NPU."""
+    states, scores = session_bytes(bundle, options, num_tokens)
+    weights = _function_weights(bundle)
+    device = options.providers[0].lower() if options.providers else CPU
+    if device == CPU:
+        return Memory(weights, states, scores, LIBRARY_BYTES)
+    return Memory(0, states, 0, LIBRARY_BYTES, on_devices={device: weights + scores})
+
+
+def _function_weights(bundle: Bundle) -> int:
+    """Return bytes: each function's compiled graph has its own weights."""
+    num_functions = sum(name.endswith(".onnx") for name in bundle.manifest.files)
+    return num_functions * bundle.manifest.files[DATA_FILE].num_bytes
+
+
+def require_npu_memory(bundle: Bundle, device: OpenVinoDevice) -> None:
+    """Raises DeviceMemoryError for more than the NPU may map."""
+    needed = _function_weights(bundle)
+    if device.total_bytes is not None and needed > device.total_bytes:
+        weights = bundle.manifest.files[DATA_FILE].num_bytes
+        raise DeviceMemoryError(
+            f"{bundle.path} takes {needed / 1e6:.0f} MB on the NPU ({needed // weights} functions "
+            f"with {weights / 1e6:.0f} MB of weights each), which may map "
+            f"{device.total_bytes / 1e6:.0f} MB",
+            remedy="Choose another --device, or a smaller model.",
+        )

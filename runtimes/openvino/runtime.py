@@ -94,7 +94,7 @@ class OpenVinoRuntime:
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
-        from edge_spec.runtimes.openvino.memory import static_memory
+        from edge_spec.runtimes.openvino.model import static_memory
 
         return static_memory(source, options, num_tokens)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from edge_spec.runtimes.ort.device_memory import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, require_on_device
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal
-from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from edge_spec.runtimes.ort.start_errors import start_error
 from edge_spec.scheduler.machine import available_cores
 from edge_spec.storage.atomic import cache_directory, sha256_file
@@ -60,9 +58,7 @@ class GraphLoader:
         self._names = [device.name for device in self._devices]
         self._on_cpu = all(name == CPU for name in self._names)
         self.form = form
-        self._segments = segment_files(bundle) if self._on_cpu and form is None else []
-        takes_turns = options.takes_turns or bool(self._segments)  # segments do, with each other
-        self._takes_turns = takes_turns
+        takes_turns = self._takes_turns = options.takes_turns
 
         def chosen() -> Any:
             """SessionOptions, whose number of threads may still be changed."""
@@ -121,18 +117,10 @@ class GraphLoader:
         return sum(file.stat().st_size for file in files)
 
     def open_whole(self, threads: int | None = None) -> Any:
-        """The whole model as `open` gives it, its segments at the same time, where it has some.
-
-        With another number of threads, one after the other: that is for a machine that is busy.
-        Raises BundleError, DeviceError.
-        """
+        """The whole model in its form. Raises BundleError, DeviceError."""
         if self.form is not None:
             return self.open_form(self.form, threads)
-        if not self._segments:
-            return self.open(GRAPH_FILE, threads)
-        open_one = partial(self.open, threads=threads)
-        with ThreadPoolExecutor(len(self._segments) if threads is None else 1) as loaders:
-            return SegmentedInference(self.bundle, list(loaders.map(open_one, self._segments)))
+        return self.open(GRAPH_FILE, threads)
 
     def open_form(self, form: GraphForm, threads: int | None = None) -> Any:
         """The whole model in another form. Raises BundleError, DeviceError."""

@@ -5,7 +5,7 @@ own order and its packed original unmapped, while scales and zero points stay ma
 of the scales and the sums of blocks. Our own kernels for few rows take a little less: their copy
 has the scales in it, once for all graphs of a model. A tied embedding stays beside the copy that
 the head reads. Float16 is widened to float32 once; the embedding, from which rows are taken, is
-not. Each segment of a large model has an arena of its own for the activations of a prefill.
+not.
 
 What a GPU's own memory will hold was not measured on one: it is added up from what is copied there
 (graph_forms.py, device_passes.py), and CUDA's own part is an assumption.
@@ -23,7 +23,6 @@ from edge_spec.runtimes.kv_cache import GROWTH_TOKENS, PREFILL_ROWS
 from edge_spec.runtimes.ort.device_memory import FIRST_TOKENS, capacity_for, with_memory
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.segments import segment_files
 from edge_spec.runtimes.static.session import session_bytes
 
 DATA_FILE = "model.onnx.data"
@@ -58,7 +57,7 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     return Memory(
         weights=_weights(bundle, config),
         cache=config.cached_elements * capacity * _FLOAT,
-        work=_work(config, capacity, max(1, len(segment_files(bundle))))
+        work=_work(config, capacity)
         + (_stacked(config, capacity) if bundle.manifest.kv_cache == "whole" else 0),
         library=LIBRARY_BYTES,
     )
@@ -95,7 +94,7 @@ def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memor
             device: matrices
             + num_graphs * beside
             + cache
-            + _work(config, capacity, 1)
+            + _work(config, capacity)
             + heads
             + _CUDA_BYTES
         },
@@ -152,7 +151,7 @@ def _stacked(config: ModelConfig, capacity: int) -> int:
     return _FLOAT * _SCORE_BUFFERS * _ROUND_ROWS * config.num_heads * capacity
 
 
-def _work(config: ModelConfig, capacity: int, num_arenas: int) -> int:
+def _work(config: ModelConfig, capacity: int) -> int:
     """Activations of a prefill, its mask three times, and the scores of narrow passes."""
     layers = range(config.num_layers)
     inner = 4 * max(map(config.inner_largest, layers)) + 4 * config.hidden_size
@@ -162,7 +161,7 @@ def _work(config: ModelConfig, capacity: int, num_arenas: int) -> int:
         activations += PREFILL_ROWS * 2 * config.num_layers * config.layer_embeddings.size
     masks = 3 * PREFILL_ROWS * capacity
     scores = _DECODED_ROWS * (config.vocab_size + config.hidden_size)
-    return _FLOAT * (num_arenas * _ARENA * activations + masks + scores)
+    return _FLOAT * (_ARENA * activations + masks + scores)
 
 
 def static_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
