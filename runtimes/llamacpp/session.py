@@ -17,7 +17,7 @@ from edge_spec.runtimes.llamacpp.cache import Cache
 from edge_spec.runtimes.llamacpp.cells import SequenceRows
 from edge_spec.runtimes.llamacpp.features import Features, KeysValues, new_tap
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS
-from edge_spec.runtimes.llamacpp.transfer import as_first, holds, holds_windowed
+from edge_spec.runtimes.llamacpp.transfer import holds, holds_windowed
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -120,10 +120,8 @@ class LlamaCppSession:
 
     def state(self) -> dict[str, np.ndarray]:
         """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known."""
-        stored, length = self._cache.stored(self._sequence), self.length
-        form = self._weights.library.state_form
-        is_known = bool(self._weights.state_window) or as_first(stored, length, form)
-        return {"sequence": stored} if is_known and self._holds(stored, length) else {}
+        stored = self._cache.stored(self._sequence)
+        return {"sequence": stored} if self._holds(stored, self.length) else {}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         stored = state.get("sequence", _NOTHING)

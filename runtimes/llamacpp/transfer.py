@@ -25,11 +25,20 @@ def is_hybrid_sequence(stored: np.ndarray, length: int, form: SequenceForm) -> b
     return any(_is_hybrid(_Reader(stored, form, extra), length) for extra in _EXTRA_WORDS)
 
 
-def is_windowed_sequence(stored: np.ndarray, start: int, end: int, form: SequenceForm) -> bool:
-    """Says whether it is one of the tokens from `start` to `end`, in layers of both kinds."""
+def holds(stored: np.ndarray, length: int, form: SequenceForm) -> bool:
+    """Says whether it is one of attention layers that have read `length` tokens.
+
+    A library would read any number of cells, beyond its memory, and at any position."""
+    return not length or _has_caches(stored, 0, length, form, 1)
+
+
+def _has_caches(
+    stored: np.ndarray, start: int, end: int, form: SequenceForm, num_caches: int
+) -> bool:
+    """Says whether it is one of the tokens from `start` to `end`, in as many caches."""
     reader = _Reader(stored, form, 0)
     try:
-        for _ in ("whole", "window"):
+        for _ in range(num_caches):
             reader.attention(start, end - start)
     except ValueError:
         return False
@@ -165,7 +174,7 @@ def holds_windowed(sequence: np.ndarray, length: int, window: int, form: Sequenc
     except ValueError:
         return False
     return len(parts) == len(ends) and all(
-        is_windowed_sequence(part, start * window, end, form)
+        _has_caches(part, start * window, end, form, 2)  # whole layers', and a window's
         for start, (part, end) in enumerate(zip(parts, ends, strict=True))
     )
 
@@ -183,29 +192,3 @@ def _parts(sequence: np.ndarray) -> list[np.ndarray]:
         found.append(sequence[start : start + size])
         at = start + size
     return found
-
-
-def as_first(sequence: np.ndarray, length: int, form: SequenceForm) -> bool:
-    """Gives its cells the number of a sequence that stands in a context alone; returns whether
-    there are so many."""
-    start, width = 4 * (form.words_before + 1), 1 + len(form.cell)
-    cells = sequence[start : start + 4 * length * width]
-    if len(cells) < 4 * length * width:
-        return False
-    cells.view("<u4").reshape(length, width)[:, -1] = form.cell[-1]
-    return True
-
-
-def holds(sequence: np.ndarray, length: int, form: SequenceForm) -> bool:
-    """Returns whether the cells of a sequence, [bytes] uint8, have the positions 0 to length - 1,
-    each once.
-
-    A library would read any number of cells, beyond its memory, and at any position."""
-    start, width = form.words_before + 1, 1 + len(form.cell)
-    words = sequence[: 4 * (start + length * width)]
-    if len(words) < 4 * (start + length * width):
-        return False
-    numbers = np.frombuffer(words.tobytes(), "<u4")
-    cells = numbers[start:].reshape(length, width)
-    in_place = np.array_equal(np.sort(cells[:, 0]), np.arange(length))
-    return bool(numbers[start - 1] == length and in_place and (cells[:, 1:] == form.cell).all())

@@ -19,8 +19,8 @@ from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.models.devices import CPU, Device, processor
 from edge_spec.runtimes.ort import devices, rows
 from edge_spec.runtimes.ort.cuda_driver import free_bytes, prepare_cuda, require_driver
+from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, count_nodes, heavy_on_cpu
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, count_nodes, heavy_on_cpu
 from edge_spec.runtimes.ort.start_errors import find_cause, start_error
 
 _OPSET, _IR_VERSION = 17, 8

@@ -15,9 +15,9 @@ from edge_spec.errors import BundleError, UnsupportedModelError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.ort.device_memory import Place
+from edge_spec.runtimes.ort.devices import count_nodes
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
-from edge_spec.runtimes.ort.node_placement import count_nodes
 
 if TYPE_CHECKING:
     from edge_spec.runtimes.ort.device_passes import DeviceSessions
