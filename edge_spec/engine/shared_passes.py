@@ -12,9 +12,9 @@ shared only if that was measured to change no bit, and prompts are divided only 
 kernels compute a row alike by construction, both hold without measuring.
 
 On onnxruntime each conversation attends to its own cache, by an operator of its own in one graph
-(runtimes/ort/joint_graph.py), which holds another copy of the packed weights. On llama.cpp all move
-into one cache (runtimes/llamacpp/joint.py). Models with a sliding window take turns there: their
-sequences cannot be moved whole.
+(runtimes/ort/joint_graph.py), which holds another copy of the packed weights. On llama.cpp all are
+in one cache (runtimes/llamacpp/cache.py) where our kernels compute. Models with a sliding window
+take turns there: their sequences cannot be moved whole.
 
 A conversation is charged for its rows' part of a pass, so it drafts less as others make rows
 dearer. Rows are dealt out over all of them by what they are likely to bring

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.model import Forward
-from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.library import Library
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
@@ -36,56 +35,38 @@ class Batch:
         self._wanted = np.ones(num_tokens, np.int8)
         self._prefill = self._struct(batch_type, self._ones, self._to_sequence, self._unscored)
         self._chain = self._struct(batch_type, self._ones, self._to_sequence, self._scored)
-        branched = self._num_sequences, self._to_sequences
-        self._tree = self._struct(batch_type, *branched, self._scored)
-        self._mixed = self._struct(batch_type, *branched, self._wanted)
+        self._mixed = self._struct(
+            batch_type, self._num_sequences, self._to_sequences, self._wanted
+        )
 
-    def prefill(self, tokens: Sequence[int], position: int, sequence: int = 0) -> Any:
-        """A chain from `position` on, of which nothing is scored."""
-        self._sequence[0] = sequence  # no chain that is scored is in another one than 0
-        return self._set_chain(self._prefill, tokens, position)
-
-    def chain(self, tokens: Sequence[int] | np.ndarray, position: int) -> Any:
-        """A chain in sequence 0 from `position` on, of which all is scored."""
-        if len(tokens) == 1:  # every plain round: a third of the time
-            self._tokens[0], self._positions[0], self._chain.n_tokens = tokens[0], position, 1
-            return self._chain
-        return self._set_chain(self._chain, tokens, position)
-
-    def tree(self, tree: TokenTree, position: int) -> tuple[Any, np.ndarray]:
-        """Each leaf is a sequence, and a row belongs to those of the leaves below it.
-
-        Also returns the first sequence of each row, [rows]; sequence 0 is that of the first leaf.
-        """
-        rows = len(tree)
-        row_of, sequence = np.nonzero(tree.ancestors[tree.leaves].T)
-        counts = np.bincount(row_of, minlength=rows)
-        starts = np.cumsum(counts) - counts
-        self._sequences[row_of, np.arange(len(row_of)) - starts[row_of]] = sequence
-        self._num_sequences[:rows] = counts
-        self._tokens[:rows] = tree.tokens
-        np.add(tree.depths, position, out=self._positions[:rows])
-        self._tree.n_tokens = rows
-        return self._tree, self._sequences[:rows, 0].copy()
-
-    def mixed(
-        self, rows: Sequence[tuple[int, int, Sequence[int]]], is_scored: Sequence[bool]
+    def chain(
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        position: int,
+        sequence: int = 0,
+        is_scored: bool = True,
     ) -> Any:
-        """rows: token, position and sequences of each."""
-        self._wanted[: len(rows)] = is_scored
-        for at, (token, position, sequences) in enumerate(rows):
+        """A chain of one sequence from `position` on, of which all is scored, or nothing."""
+        self._sequence[0] = sequence
+        struct = self._chain if is_scored else self._prefill
+        count = len(tokens)
+        if count == 1:  # every plain round: a third of the time
+            self._tokens[0], self._positions[0] = tokens[0], position
+        else:
+            self._tokens[:count] = tokens
+            np.add(self._offsets[:count], position, out=self._positions[:count])
+        struct.n_tokens = count
+        return struct
+
+    def mixed(self, rows: Sequence[tuple[int, int, Sequence[int], bool]]) -> Any:
+        """rows: of each its token, position and sequences, and whether it is scored."""
+        for at, (token, position, sequences, is_scored) in enumerate(rows):
             self._tokens[at], self._positions[at] = token, position
             self._num_sequences[at] = len(sequences)
             self._sequences[at, : len(sequences)] = sequences
+            self._wanted[at] = is_scored
         self._mixed.n_tokens = len(rows)
         return self._mixed
-
-    def _set_chain(self, struct: Any, tokens: Sequence[int] | np.ndarray, position: int) -> Any:
-        count = len(tokens)
-        self._tokens[:count] = tokens
-        np.add(self._offsets[:count], position, out=self._positions[:count])
-        struct.n_tokens = count
-        return struct
 
     def _struct(
         self,
@@ -120,7 +101,7 @@ class ContextOutputs:
         self._is_single = False
         self._gives_hidden: bool | None = False
         # By the address of the logits, whose buffer the library keeps; hidden states share it.
-        self._forwards: dict[tuple[int | None, int], Forward] = {}
+        self._forwards: dict[tuple[int | None, int, bool | None], Forward] = {}
 
     def want_steady(self, is_single: bool) -> None:
         """Prepares a pass of one row, or of several."""
@@ -139,28 +120,17 @@ class ContextOutputs:
         """Returns those of the last pass, in the library's own buffers."""
         library = self._weights.library
         start = library.logits(self._handle)
-        if (start, rows) not in self._forwards:
+        key = start, rows, self._gives_hidden
+        if key not in self._forwards:
             logits = view(library, start, rows, self._weights.vocab_size)
             hidden = self.hidden(rows) if self._gives_hidden else None
-            self._forwards[start, rows] = Forward(logits, hidden)
-        return self._forwards[start, rows]
+            self._forwards[key] = Forward(logits, hidden)
+        return self._forwards[key]
 
     def hidden(self, rows: int) -> np.ndarray:
         """Returns the hidden states of the last pass."""
         library = self._weights.library
         return view(library, library.hidden(self._handle), rows, self._weights.hidden_size)
-
-
-def scores_of(
-    weights: GgufWeights, context: int, parts: Sequence[list[int]], has_hidden: bool
-) -> list[Forward]:
-    """Returns copies of the last pass's. parts: where those of each are among what is scored."""
-    library, count = weights.library, 1 + max(row for rows in parts for row in rows)
-    logits = view(library, library.logits(context), count, weights.vocab_size)
-    if not has_hidden:
-        return [Forward(logits[rows]) for rows in parts]
-    hidden = view(library, library.hidden(context), count, weights.hidden_size)
-    return [Forward(logits[rows], hidden[rows]) for rows in parts]
 
 
 def view(library: Library, address: int | None, rows: int, columns: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Features of a session's passes (`edge_spec.core.features`), its own and shared ones.
+"""Features of a session's passes (`edge_spec.core.features`).
 
 Keys and values of some layers, kept for a network that attends to them (`core.features`).
 
@@ -7,7 +7,7 @@ The library's cache is its own: what a pass adds to it is copied while it is com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import OnPrefilled
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.runtimes.llamacpp.batch import Batch, view
+from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
 from edge_spec.runtimes.llamacpp.taps import Tap
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
@@ -80,36 +80,6 @@ class Features:
                 raise _missing("hidden states")
             found[:, -1] = hidden[wanted]
         return found
-
-
-class SharedFeatures:
-    """Collects what passes compute of several members' rows, each of which may want other ones."""
-
-    def __init__(self, weights: GgufWeights, most_rows: int) -> None:
-        self.tap: Tap | None = None  # for contexts; there is one as soon as anyone wants streams
-        self._weights = weights
-        self._most_rows = most_rows
-
-    def want(self, collected: Iterable[Features | None]) -> None:
-        """Prepares a pass, of members whose these are; None of those who want none."""
-        streams = sorted({layer for each in collected if each for layer in each.streams})
-        if streams and self.tap is None:
-            self.tap = new_tap(self._weights, self._most_rows)
-        if self.tap is not None:
-            self.tap.want(streams)
-
-    def read(
-        self, features: Features | None, context: int, num_rows: int, rows: Sequence[int]
-    ) -> np.ndarray | None:
-        """Copies what is wanted of these rows of the last pass, of `num_rows`. Raises
-        SessionError."""
-        if features is None:
-            return None
-        library, hidden = self._weights.library, None
-        library.synchronize(context)
-        if features.has_final:  # for which all rows are scored
-            hidden = view(library, library.hidden(context), num_rows, self._weights.hidden_size)
-        return features.read(self.tap, num_rows, hidden, rows)
 
 
 def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoices) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from edge_spec.core.model import Forward, require_rollback, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError
+from edge_spec.runtimes.llamacpp.cache import Cache
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 from edge_spec.runtimes.llamacpp.transfer import (
@@ -100,45 +101,42 @@ _TRIED_TOKENS = 256  # of the context that is asked whether it keeps states
 class HybridSession(LlamaCppSession):
     """The text that was committed is kept, to be read again."""
 
-    def __init__(self, weights: GgufWeights, choices: ContextChoices, context_length: int) -> None:
-        super().__init__(weights, choices, context_length)
-        self._most_rows = choices.kept_states + 1
+    def __init__(self, cache: Cache) -> None:
+        super().__init__(cache)
+        self._library = cache.library
+        self._most_rows = cache.choices.kept_states + 1
         self._text: list[int] = []  # that the cache may hold, uncommitted tokens included
-        self._has_kept = True  # some of the last pass's rows
         self._saved: np.ndarray | None = None  # the sequence of the committed tokens
         self._places = Places()
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self._reserve(len(tokens))  # which may read again what is before them
+        self._drop_rejected()
         self._text[self.length :] = tokens
         super().prefill(tokens)
-        self._saved, self._has_kept = None, True
+        self._saved = None
 
     def forward(self, tree: TokenTree) -> Forward:
         if len(tree) > self._most_rows or not tree.is_chain:
             raise ValueError(
                 f"a pass of this model takes a chain of up to {self._most_rows} rows: {NO_BRANCHES}"
             )
-        tokens = tree.tokens.tolist()
-        self._reserve(len(tokens))
-        self._text[self.length :] = tokens
-        self._has_kept = False
+        self._drop_rejected()
+        self._text[self.length :] = tree.tokens.tolist()
         return super().forward(tree)
 
     def commit(self, rows: Sequence[int]) -> None:
         super().commit(rows)
-        self._saved, self._has_kept = None, True
+        self._saved = None
 
     def rollback(self, length: int) -> None:
         """Reads the text up to `length` again, where it is not the one that is committed."""
         require_rollback(self.length, length)
         if length < self.length:
-            self._context()
             self._read_again(length)
 
     def keep_place(self) -> None:
-        self._reserve(0)
-        state = read_sequence(self._library, self._context(), 0, RECURRENT)
+        self._drop_rejected()
+        state = read_sequence(self._library, self._handle, 0, RECURRENT)
         self._places.add(Place(self.length, state))
 
     def place_before(self, length: int) -> int:
@@ -151,8 +149,8 @@ class HybridSession(LlamaCppSession):
         """ "text" [length] int32 and "sequence" [bytes] uint8, in the library's own form; "places"
         [count] int64 and "states" [bytes] uint8, all of one size: of the last places, as many as
         take no more than the sequence."""
-        self._reserve(0)
-        sequence = self._read_sequence()
+        self._drop_rejected()
+        sequence = self._cache.stored(self._sequence)
         if not self._holds(sequence, self.length):
             return {}
         places = list(self._places)
@@ -170,14 +168,18 @@ class HybridSession(LlamaCppSession):
         counts = {name: state[name].shape[:1] for name in _STATE if name in state}
         expected = {name: (counts.get(name, (0,)), kind) for name, kind in _STATE.items()}
         expected["text"] = ((length,), np.int32)
-        require_state(state, expected, length, self._context_length)
+        require_state(state, expected, length, self._cache.context_length)
         places = self._checked_places(state["places"].tolist(), state["states"], length)
         super().restore({"sequence": state["sequence"]}, length)
-        self._text, self._places = state["text"].tolist(), places
-        self._saved, self._has_kept = None, True
+        self._text, self._places, self._saved = state["text"].tolist(), places, None
 
-    def _holds(self, sequence: np.ndarray, length: int) -> bool:
-        return not length or is_hybrid_sequence(sequence, length, self._library.state_form)
+    @property
+    def _handle(self) -> int:
+        """Raises SessionError once the session or its model is closed."""
+        return self._cache.settle(self._sequence).handle
+
+    def _holds(self, stored: np.ndarray, length: int) -> bool:
+        return not length or is_hybrid_sequence(stored, length, self._library.state_form)
 
     def _checked_places(self, lengths: list[int], states: np.ndarray, length: int) -> Places:
         """Raises ValueError for what is not in the form of `state`."""
@@ -192,40 +194,44 @@ class HybridSession(LlamaCppSession):
             places.add(Place(each, own))
         return places
 
-    def _drop_uncommitted(self, memory: int) -> None:
-        """Drops a pass. Where nothing of it was kept the library has no state before it, and does
-        not say so: the text is read again, and saved for the next time."""
-        if self._has_kept and self._library.sequence_remove(memory, 0, self.length, -1):
+    def _drop_rejected(self) -> None:
+        """Drops what was rejected of a pass. Where nothing of it was kept the library has no state
+        before it, and does not say so: the text is read again, and saved for the next time."""
+        sequence, length = self._sequence, self.length
+        pending, chosen = sequence.pending, sequence.outcome[1]
+        if pending is None or length == len(sequence.cells) + len(pending.cells):
             return
-        length, saved = self.length, self._saved
-        if saved is None:
+        memory = sequence.home.memory
+        if chosen and self._library.sequence_remove(memory, 0, length, -1):
+            sequence.hold(length)
+            return
+        if self._saved is None:
             self._read_again(length)
-            self._saved = self._read_sequence()
+            self._saved = self._cache.stored(sequence)
         else:
+            sequence.hold(length)
             self._library.sequence_remove(memory, 0, -1, -1)
-            write_sequence(self._library, self._context(), saved, 0)
-        self._has_kept = True
+            write_sequence(self._library, sequence.home.handle, self._saved, 0)
 
     def _read_again(self, length: int) -> None:
         """Goes back to the last place before that length and reads the text from there. Raises
         SessionError; what was read until then is what the session has."""
         text = self._text[:length]
-        self.length = self._cached = self._go_back(length)
+        self._sequence.hold(self._go_back(length))
         self._places.cut(self.length)
-        self._has_kept = True
         for start in range(self.length, length, PREFILL_TOKENS):
             self.prefill(text[start : start + PREFILL_TOKENS])
 
     def _go_back(self, length: int) -> int:
         """Returns the length of the text that the cache then holds."""
-        library, memory = self._library, self._library.memory(self._context())
+        library, context = self._library, self._cache.require_open(self._sequence)
         place = self._places.before(length)
         if place is not None:
             place.was_used = True
-            write_sequence(library, self._context(), place.state, 0, RECURRENT)
-            if library.sequence_remove(memory, 0, place.length, -1):
+            write_sequence(library, context.handle, place.state, 0, RECURRENT)
+            if library.sequence_remove(context.memory, 0, place.length, -1):
                 return place.length
-        library.sequence_remove(memory, 0, -1, -1)
+        library.sequence_remove(context.memory, 0, -1, -1)
         return 0
 
 

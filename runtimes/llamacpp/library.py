@@ -155,7 +155,6 @@ class Library:
     memory: Callable[[int], int]
     sequence_remove: Callable[[int, int, int, int], bool]  # memory, sequence, from, to (-1: end)
     sequence_copy: Callable[[int, int, int, int, int], None]  # memory, source, target, from, to
-    sequence_keep: Callable[[int, int], None]  # memory, sequence
     sequence_start: Callable[[int, int], int]  # memory, sequence: the smallest position it holds
     state_size: Callable[[int, int, int], int]  # context, sequence, flags: bytes of it
     state_read: Callable[[int, Any, int, int, int], int]  # context, buffer, size, sequence, flags

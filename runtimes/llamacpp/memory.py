@@ -29,8 +29,8 @@ from edge_spec.core.model_info import ModelInfo, is_plain
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.models.devices import PLANNED_TOKENS, Memory, context_tokens
 from edge_spec.runtimes.kv_cache import MAX_ROWS
+from edge_spec.runtimes.llamacpp.cache import FIRST_TOKENS
 from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS, LibraryDevice, Offload
-from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS
 
 # Copied into the order of the kernels for AVX2 and NEON; of these only Q4_0 was measured.
 REPACKED = frozenset({"Q4_0", "Q4_K", "IQ4_NL"})

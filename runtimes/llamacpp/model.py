@@ -7,13 +7,15 @@ from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.runtime_protocols import PassPart
-from edge_spec.errors import UsageError
-from edge_spec.models.devices import free_bytes
+from edge_spec.errors import SessionError, UsageError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
+from edge_spec.runtimes.llamacpp.batch import Batch, view
 from edge_spec.runtimes.llamacpp.devices import (
     choose_devices,
     remote_devices,
@@ -32,8 +34,7 @@ from edge_spec.runtimes.llamacpp.weights import GgufWeights
 from edge_spec.scheduler.machine import available_cores
 
 if TYPE_CHECKING:
-    from edge_spec.runtimes.llamacpp.joint import JointCache
-    from edge_spec.runtimes.llamacpp.own_loop import LlamaCppLoop
+    from edge_spec.runtimes.llamacpp.cache import Cache
     from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 
 DEFAULT_KV_TYPE = "f16"
@@ -42,12 +43,10 @@ DEFAULT_KV_TYPE = "f16"
 SETTLED_TOKENS = 272
 _FLOATS = frozenset({"F32", "F16", "BF16"})  # no other types' products round activations to 8 bits
 MOST_SHARING = 16  # sessions of one pass
-SHARED_TOKENS = 512  # of each, in a cache that several have joined, to begin with
-_ROOM = 4  # times the memory of that cache, which has to be free
 
 
 class LlamaCppModel:
-    """Weights that its sessions share; each session has a context, that is a cache, of its own."""
+    """Weights that its sessions share, and where rows do not depend on each other, a cache."""
 
     def __init__(self, library: Library, source: ModelInfo, options: RuntimeOptions) -> None:
         self.config = source.config
@@ -88,11 +87,12 @@ class LlamaCppModel:
         is_tried = is_left and not is_invariant
         self._ways = library.cpu_ways if is_tried else (Way("as asked for"),)
         self._lock = Lock()  # sessions may be opened by several threads
-        self.choose_way(self.ways[0])
-        # Of a sliding window a sequence that moves leaves out what has passed it. Devices were not
-        # measured, whose kernels may depend on how many cells there are.
+        # Rows of other kernels differ by what else is in the cache, and cost nearly a pass each. Of
+        # a sliding window a sequence that moves leaves out what has passed it.
         is_whole = not (self._weights.state_window or self._weights.is_hybrid)
-        self._shares_cells = is_whole and not on_device
+        self._shares = is_invariant and is_whole
+        self._cache: Cache | None = None  # of all sessions, where they share one
+        self.choose_way(self.ways[0])
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
             trees=True,
@@ -129,7 +129,6 @@ class LlamaCppModel:
 
     def choose_way(self, name: str) -> None:
         self.way = name
-        self._joint: JointCache | None = None  # other ways share no pass with this one
         if len(self._ways) > 1:
             [chosen] = (way for way in self._ways if way.name == name)
             self._choices = replace(
@@ -140,38 +139,30 @@ class LlamaCppModel:
 
     def open_session(self) -> LlamaCppSession:
         """Raises DeviceMemoryError where a device has too little memory for the cache."""
-        from edge_spec.runtimes.llamacpp.joint import JointCache
+        from edge_spec.runtimes.llamacpp.cache import Cache
         from edge_spec.runtimes.llamacpp.session import LlamaCppSession
-        from edge_spec.runtimes.llamacpp.shared_session import SharedSession
 
-        weights, choices = self._weights, self._choices
-        if weights.is_hybrid:
+        with self._lock:
+            cache = self._cache or Cache(self._weights, self._choices, self.config.context_length)
+            self._cache = cache if self._shares else None
+        if self._weights.is_hybrid:
             from edge_spec.runtimes.llamacpp.hybrid import HybridSession
 
-            return HybridSession(weights, choices, self.config.context_length)
-        if not self._shares_cells:
-            return LlamaCppSession(weights, choices, self.config.context_length)
-        with self._lock:
-            joint = self._joint = self._joint or JointCache(weights, choices)
-        return SharedSession(weights, choices, self.config.context_length, joint)
+            return HybridSession(cache)
+        return LlamaCppSession(cache)
 
     def prepare_sharing(self, num_sessions: int) -> int:
-        """Needs no more than memory: a cache in which all have room."""
-        tokens = min(SHARED_TOKENS, self.config.context_length) * num_sessions
-        needed = self._weights.cache_bytes(replace(self._choices, num_tokens=tokens))
-        free = free_bytes()
-        is_short = free is not None and free < _ROOM * needed
-        return 1 if is_short or not self._shares_cells else MOST_SHARING
+        """Nothing has to be made: sessions that may share passes are in one cache."""
+        return MOST_SHARING if self._shares else 1
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        from edge_spec.runtimes.llamacpp.shared_session import forward_together
+        from edge_spec.runtimes.llamacpp.session import forward_together
 
-        return forward_together(parts, num_rows)
+        assert self._cache is not None
+        return forward_together(self._cache, parts, num_rows)
 
     def open_own_loop(self, tokens: Sequence[int]) -> LlamaCppLoop:
         """Opens it with the first of its ways, which is what its own programs do."""
-        from edge_spec.runtimes.llamacpp.own_loop import LlamaCppLoop
-
         chosen = replace(self._choices, steady_rows=False)
         if len(self._ways) > 1:
             first = self._ways[0]
@@ -181,6 +172,51 @@ class LlamaCppModel:
     def close(self) -> None:
         """Closes its sessions, too."""
         self._weights.close()
+
+
+_ROOM = 256  # tokens, after the first ones
+
+
+class LlamaCppLoop:
+    """Plain decoding as the library's own programs do it: one token a call, nothing else asked for,
+    over weights that others may use, too."""
+
+    def __init__(
+        self, weights: GgufWeights, choices: ContextChoices, tokens: Sequence[int]
+    ) -> None:
+        """choices: its fastest ones. Raises SessionError, DeviceMemoryError."""
+        self._library = weights.library
+        self._batch = Batch(self._library.batch_type, PREFILL_TOKENS, 1)
+        wanted = replace(choices, num_tokens=len(tokens) + _ROOM)
+        self._opened = weights.open_context(self, wanted)
+        self._vocab_size = weights.vocab_size
+        self._length = 0
+        for start in range(0, len(tokens), PREFILL_TOKENS):
+            part = tokens[start : start + PREFILL_TOKENS]
+            self._decode(self._batch.chain(part, self._length, is_scored=False), len(part))
+        self._library.synchronize(self._opened.handle)  # or the first step would pay for it
+
+    def step(self, token: int) -> None:
+        self._decode(self._batch.chain([token], self._length), 1)
+        self._library.logits(self._opened.handle)  # waits for them
+
+    def logits(self) -> np.ndarray:
+        """[vocab] float32, of the last step, in the library's own buffer."""
+        address = self._library.logits(self._opened.handle)
+        logits: np.ndarray = view(self._library, address, 1, self._vocab_size)[0]
+        return logits
+
+    def close(self) -> None:
+        self._opened.free()
+
+    def _decode(self, batch: object, count: int) -> None:
+        status = self._library.decode(self._opened.handle, batch)
+        if status:
+            raise SessionError(
+                f"{self._library.name} failed to score {count} tokens (status {status})",
+                remedy="Give a shorter --context.",
+            )
+        self._length += count
 
 
 def _has_known_heads(config: ModelConfig) -> bool:

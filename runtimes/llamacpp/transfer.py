@@ -25,11 +25,20 @@ def is_hybrid_sequence(stored: np.ndarray, length: int, form: SequenceForm) -> b
     return any(_is_hybrid(_Reader(stored, form, extra), length) for extra in _EXTRA_WORDS)
 
 
-def is_windowed_sequence(stored: np.ndarray, start: int, end: int, form: SequenceForm) -> bool:
-    """Says whether it is one of the tokens from `start` to `end`, in layers of both kinds."""
+def holds(stored: np.ndarray, length: int, form: SequenceForm) -> bool:
+    """Says whether it is one of attention layers that have read `length` tokens.
+
+    A library would read any number of cells, beyond its memory, and at any position."""
+    return not length or _has_caches(stored, 0, length, form, 1)
+
+
+def _has_caches(
+    stored: np.ndarray, start: int, end: int, form: SequenceForm, num_caches: int
+) -> bool:
+    """Says whether it is one of the tokens from `start` to `end`, in as many caches."""
     reader = _Reader(stored, form, 0)
     try:
-        for _ in ("whole", "window"):
+        for _ in range(num_caches):
             reader.attention(start, end - start)
     except ValueError:
         return False
@@ -104,7 +113,6 @@ class _Reader:
         self._at += num_bytes
 
 
-_PART = 1  # a sequence that is in no use between passes
 _SIZE = struct.Struct("<Q")
 WHOLE, RECURRENT = 0, 1  # llama_state_seq_flags: all layers, or those with a recurrent state
 
@@ -130,27 +138,32 @@ def write_sequence(
         raise ValueError(f"{library.name} read {read} of {len(sequence)} bytes")
 
 
-def read_windowed(library: Library, context: int, length: int, window: int) -> np.ndarray:
-    """Returns sequence 0 in parts of a window's length, each after its size in 8 bytes: of a whole
-    one the library leaves out what the window has passed, and could not be rolled back."""
-    memory, found = library.memory(context), []
+def read_windowed(
+    library: Library, context: int, numbers: tuple[int, int], length: int, window: int
+) -> np.ndarray:
+    """Returns a sequence in parts of a window's length, each after its size in 8 bytes: of a whole
+    one the library leaves out what the window has passed, and could not be rolled back. numbers:
+    its own, and one that is in no use."""
+    memory, found, (own, spare) = library.memory(context), [], numbers
     for start in range(0, length, window):
-        library.sequence_copy(memory, 0, _PART, start, min(start + window, length))
-        part = read_sequence(library, context, _PART)
-        library.sequence_remove(memory, _PART, -1, -1)
+        library.sequence_copy(memory, own, spare, start, min(start + window, length))
+        part = read_sequence(library, context, spare)
+        library.sequence_remove(memory, spare, -1, -1)
         found += [np.frombuffer(_SIZE.pack(len(part)), np.uint8), part]
     return np.concatenate(found) if found else np.empty(0, np.uint8)
 
 
-def write_windowed(library: Library, context: int, sequence: np.ndarray) -> None:
+def write_windowed(
+    library: Library, context: int, numbers: tuple[int, int], sequence: np.ndarray
+) -> None:
     """Writes what `read_windowed` has read. Raises ValueError where the library does not take
     it."""
-    memory = library.memory(context)
-    library.sequence_remove(memory, 0, -1, -1)
+    memory, (own, spare) = library.memory(context), numbers
+    library.sequence_remove(memory, own, -1, -1)
     for part in _parts(sequence):
-        write_sequence(library, context, part, _PART)
-        library.sequence_copy(memory, _PART, 0, -1, -1)
-        library.sequence_remove(memory, _PART, -1, -1)
+        write_sequence(library, context, part, spare)
+        library.sequence_copy(memory, spare, own, -1, -1)
+        library.sequence_remove(memory, spare, -1, -1)
 
 
 def holds_windowed(sequence: np.ndarray, length: int, window: int, form: SequenceForm) -> bool:
@@ -161,7 +174,7 @@ def holds_windowed(sequence: np.ndarray, length: int, window: int, form: Sequenc
     except ValueError:
         return False
     return len(parts) == len(ends) and all(
-        is_windowed_sequence(part, start * window, end, form)
+        _has_caches(part, start * window, end, form, 2)  # whole layers', and a window's
         for start, (part, end) in enumerate(zip(parts, ends, strict=True))
     )
 
@@ -179,29 +192,3 @@ def _parts(sequence: np.ndarray) -> list[np.ndarray]:
         found.append(sequence[start : start + size])
         at = start + size
     return found
-
-
-def as_first(sequence: np.ndarray, length: int, form: SequenceForm) -> bool:
-    """Gives its cells the number of a sequence that stands in a context alone; returns whether
-    there are so many."""
-    start, width = 4 * (form.words_before + 1), 1 + len(form.cell)
-    cells = sequence[start : start + 4 * length * width]
-    if len(cells) < 4 * length * width:
-        return False
-    cells.view("<u4").reshape(length, width)[:, -1] = form.cell[-1]
-    return True
-
-
-def holds(sequence: np.ndarray, length: int, form: SequenceForm) -> bool:
-    """Returns whether the cells of a sequence, [bytes] uint8, have the positions 0 to length - 1,
-    each once.
-
-    A library would read any number of cells, beyond its memory, and at any position."""
-    start, width = form.words_before + 1, 1 + len(form.cell)
-    words = sequence[: 4 * (start + length * width)]
-    if len(words) < 4 * (start + length * width):
-        return False
-    numbers = np.frombuffer(words.tobytes(), "<u4")
-    cells = numbers[start:].reshape(length, width)
-    in_place = np.array_equal(np.sort(cells[:, 0]), np.arange(length))
-    return bool(numbers[start - 1] == length and in_place and (cells[:, 1:] == form.cell).all())

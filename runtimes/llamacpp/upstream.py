@@ -195,7 +195,6 @@ def _library() -> Library:
         memory=api.llama_get_memory,
         sequence_remove=api.llama_memory_seq_rm,
         sequence_copy=api.llama_memory_seq_cp,
-        sequence_keep=api.llama_memory_seq_keep,
         sequence_start=api.llama_memory_seq_pos_min,
         state_size=api.llama_state_seq_get_size_ext,
         state_read=api.llama_state_seq_get_data_ext,

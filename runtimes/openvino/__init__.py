@@ -1,4 +1,4 @@
-"""OpenVINO: runs the bundles that `exporters/onnx` writes on its plugins for CPU and GPU.
+"""OpenVINO: runs bundles of fixed shapes (exporters/onnx/static.py) on its CPU, GPU and NPU.
 
 Nothing here imports openvino before a model is opened or devices are listed.
 """

@@ -1,9 +1,9 @@
-"""openvino, where it is installed, without what it would report, and the NPU of Intel machines."""
+"""The openvino library, kept from reporting to anyone, and the devices that it computes on."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +11,6 @@ from typing import Any
 
 from edge_spec.core.entry_points import quiet_import
 from edge_spec.errors import DeviceError, MissingDependencyError
-from edge_spec.models.devices import NPU
 
 _TELEMETRY = "openvino_telemetry"
 _INSTALL = 'Run: pip install "edge-spec[openvino]".'
@@ -42,8 +41,8 @@ def core() -> Any:
     return import_openvino().Core()
 
 
-def told(core: Any, device: str, name: str) -> Any:
-    """Returns a property of a device; None where its plugin does not have it."""
+def property_of(core: Any, device: str, name: str) -> Any:
+    """Return a property of a device; None where its plugin does not have it."""
     with suppress(RuntimeError):
         return core.get_property(device, name)
     return None
@@ -56,61 +55,93 @@ def reason(error: Exception) -> str:
     return (told or [type(error).__name__])[0]
 
 
-_PLUGIN = "NPU"
+_NPU = "NPU"
+_CPU = "CPU"
 # NPUW is the part of OpenVINO's NPU plugin that language models pass. Left to itself it cuts a
 # graph into parts, which on a CPU gave some of our graphs wrong scores, or none.
 _NPUW = {"NPU_USE_NPUW": "YES", "NPUW_ONLINE_PIPELINE": "NONE", "CACHE_MODE": "OPTIMIZE_SPEED"}
+_LATENCY = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+IN_FLOAT32 = {
+    "INFERENCE_PRECISION_HINT": "f32",  # else the CPU rounds to bfloat16 where it has that
+    # Else it rounds what a matrix is multiplied with to int8. That is faster, but then the last
+    # bits, which depend on where a row stands in its pass, move scores by whole steps of it.
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+}
 
 
 @dataclass(frozen=True)
-class NpuDevice:
-    """Describes the device that graphs are compiled for.
+class OpenVinoDevice:
+    """A device that graphs are compiled for.
 
-    core: OpenVINO's. runs_on: NPUW's device. total_bytes: what it may map, None where it is not
-    told.
+    core: OpenVINO's. plugin: OpenVINO's name of the device, such as "GPU.1". options: that graphs
+    are compiled and read with. total_bytes: of an NPU, what it may map, None where that is not
+    known.
     """
 
     core: Any
     openvino: str
-    runs_on: str
+    plugin: str
     description: str
     driver: str
+    options: Mapping[str, Any]
     total_bytes: int | None = None
 
     @property
-    def options(self) -> Mapping[str, str]:
-        """Returns the options that graphs are compiled and read with."""
-        return {**_NPUW, "NPUW_DEVICES": self.runs_on}
+    def is_cpu(self) -> bool:
+        return self.plugin == _CPU
+
+    @property
+    def name(self) -> str:
+        """Return the name that users type."""
+        return short_name(self.plugin)
 
     @property
     def key(self) -> dict[str, Any]:
-        """Returns what compiled graphs depend on, beside the bundle."""
-        told = {"openvino": self.openvino, "device": self.description, "driver": self.driver}
-        return {**told, "options": dict(self.options)}
+        """Return what compiled graphs depend on, beside the bundle."""
+        known = {"openvino": self.openvino, "device": self.description, "driver": self.driver}
+        return {**known, "options": dict(self.options)}
 
     def compile(self, path: str) -> Any:
-        """Returns OpenVINO's CompiledModel. Raises RuntimeError."""
-        return self.core.compile_model(path, _PLUGIN, dict(self.options))
+        """Return OpenVINO's CompiledModel. Raises RuntimeError."""
+        return self.core.compile_model(path, self.plugin, dict(self.options))
+
+    def compile_on_cpu(self, path: str) -> Any:
+        """Return the same graph on the CPU in float32. Raises RuntimeError."""
+        return self.core.compile_model(path, _CPU, IN_FLOAT32)
 
     def load(self, content: bytes) -> Any:
-        """Returns what was compiled and exported before. Raises RuntimeError."""
-        return self.core.import_model(content, _PLUGIN, dict(self.options))
+        """Return what was compiled and exported before. Raises RuntimeError."""
+        return self.core.import_model(content, self.plugin, dict(self.options))
 
 
-def is_npu(providers: Sequence[str]) -> bool:
-    return [name.lower() for name in providers] == [NPU]
+def short_name(plugin: str) -> str:
+    """Return the name that users type for a plugin's device: "gpu:1" for "GPU.1"."""
+    return plugin.lower().replace(".", ":").removesuffix(":0")
 
 
-def find_npu() -> NpuDevice:
+def find_device(plugin: str, threads: int | None = None) -> OpenVinoDevice:
     """Raises DeviceError where there is none, MissingDependencyError."""
     here = core()
-    if _PLUGIN not in here.available_devices:
+    if plugin == _NPU and plugin not in here.available_devices:
         raise DeviceError(
             "openvino finds no NPU on this machine",
             remedy="Install the driver of Intel's NPU, or choose another --device.",
         )
+    options: dict[str, Any] = dict(_LATENCY)
+    if plugin == _NPU:
+        options = npu_options(plugin)
+    elif plugin == _CPU:
+        # Without pinning: other models, and programs, run on the same cores.
+        options |= {**IN_FLOAT32, "ENABLE_CPU_PINNING": False}
+        options |= {} if threads is None else {"INFERENCE_NUM_THREADS": threads}
     version = str(import_openvino().__version__)
-    name = str(here.get_property(_PLUGIN, "FULL_DEVICE_NAME"))
-    driver = str(told(here, _PLUGIN, "NPU_DRIVER_VERSION"))
-    total = told(here, _PLUGIN, "NPU_DEVICE_TOTAL_MEM_SIZE")
-    return NpuDevice(here, version, _PLUGIN, name, driver, int(total) if total else None)
+    name = str(property_of(here, plugin, "FULL_DEVICE_NAME"))
+    driver = str(property_of(here, plugin, "NPU_DRIVER_VERSION"))
+    total = property_of(here, plugin, "NPU_DEVICE_TOTAL_MEM_SIZE")
+    total_bytes = int(total) if total else None
+    return OpenVinoDevice(here, version, plugin, name, driver, options, total_bytes)
+
+
+def npu_options(runs_on: str) -> dict[str, Any]:
+    """Return the options of the NPU's plugin. runs_on: NPUW's device."""
+    return {**_NPUW, "NPUW_DEVICES": runs_on}

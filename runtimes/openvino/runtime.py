@@ -1,22 +1,25 @@
-"""Opens ONNX bundles in OpenVINO."""
+"""Opens bundles of fixed shapes in OpenVINO."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
+from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, GPU, NPU, Device, processor
-from edge_spec.runtimes.openvino.library import core, find_npu, is_npu, told
+from edge_spec.runtimes.openvino.library import (
+    OpenVinoDevice,
+    core,
+    find_device,
+    property_of,
+    short_name,
+)
 
 if TYPE_CHECKING:
     from edge_spec.models.devices import Memory
-    from edge_spec.runtimes.openvino.model import OpenVinoModel
     from edge_spec.runtimes.static.session import StaticModel
 
 
@@ -53,65 +56,37 @@ def names(core: Any) -> dict[str, str]:
             remedy="Update the driver, or choose another --runtime.",
         ) from error
     known = (device for device in devices if device.partition(".")[0] in _KINDS)
-    return {each.lower().replace(".", ":").removesuffix(":0"): each for each in known}
+    return {short_name(each): each for each in known}
 
 
 def listed(core: Any) -> Iterator[Device]:
     """Yields what `edge-spec devices` shows. Raises DeviceError."""
     for name, device in names(core).items():
         kind = _KINDS[device.partition(".")[0]]
-        full_name = str(told(core, device, "FULL_DEVICE_NAME") or device)
+        full_name = str(property_of(core, device, "FULL_DEVICE_NAME") or device)
         if kind == CPU:
             yield replace(processor(_RUNTIME), description=full_name)
             continue
-        total = told(core, device, f"{device.partition('.')[0]}_DEVICE_TOTAL_MEM_SIZE")
-        shares = "INTEGRATED" in str(told(core, device, "DEVICE_TYPE"))
+        total = property_of(core, device, f"{device.partition('.')[0]}_DEVICE_TOTAL_MEM_SIZE")
+        shares = "INTEGRATED" in str(property_of(core, device, "DEVICE_TYPE"))
         total_bytes = int(total) if total else None
         yield Device(_RUNTIME, name, kind, full_name, total_bytes, shares_memory=shares)
 
 
-STATIC = "onnx-static"  # bundles of graphs whose shapes are fixed, for the NPU
-
-
 class OpenVinoRuntime:
     name = "openvino"
-    reads = "onnx"
-    also_reads = (STATIC,)
+    reads = "onnx-static"  # bundles of graphs whose shapes are fixed
 
-    def open(self, source: Bundle, options: RuntimeOptions) -> OpenVinoModel | StaticModel:
+    def open(self, source: Bundle, options: RuntimeOptions) -> StaticModel:
         """Raises UsageError, UnsupportedModelError, BundleError, DeviceError."""
+        from edge_spec.runtimes.openvino.model import open_static
+
         options.require_only(self.name, "threads", "providers", "context_length")
-        _require_form(source, options)
-        if is_npu(options.providers):
-            from edge_spec.runtimes.openvino.npu_model import open_for_npu
-
-            return open_for_npu(source, options, find_npu())
-        from edge_spec.runtimes.openvino.model import OpenVinoModel
-
-        self.require_config(source.config, source.path)
-        return OpenVinoModel(source, options, choose(core(), options.providers))
-
-    def format_on(self, providers: Sequence[str]) -> str:
-        return STATIC if is_npu(providers) else self.reads
+        return open_static(source, options, _device(options.providers, options.threads))
 
     def require_devices(self, providers: Sequence[str]) -> None:
         """Raises as DeviceScreeningRuntime does."""
-        if is_npu(providers):
-            find_npu()
-        else:
-            choose(core(), providers)
-
-    def require_config(self, config: ModelConfig, path: Path) -> None:
-        """Raises UnsupportedModelError."""
-        lacked = config.unlike_layers
-        if config.encoder is not None:
-            lacked = "an encoder"
-        elif config.convolving:
-            lacked = "short convolutions"
-        if lacked is not None:
-            raise UnsupportedModelError(
-                f"{path} has {lacked}, which openvino is not given", remedy="Choose --runtime ort."
-            )
+        _device(providers)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         return list(listed(core()))
@@ -119,25 +94,13 @@ class OpenVinoRuntime:
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
-        """Raises UsageError for a bundle of another form than the device takes."""
-        _require_form(source, options)
-        from edge_spec.runtimes.openvino.memory import bundle_memory, npu_memory
+        from edge_spec.runtimes.openvino.model import static_memory
 
-        forecast = npu_memory if source.manifest.format == STATIC else bundle_memory
-        return forecast(source, options, num_tokens)
+        return static_memory(source, options, num_tokens)
 
 
-def _require_form(source: Bundle, options: RuntimeOptions) -> None:
-    """Raises UsageError: the NPU takes graphs of fixed shapes, the other plugins do not."""
-    format = source.manifest.format
-    if is_npu(options.providers) and format != STATIC:
-        raise UsageError(
-            f"the NPU takes graphs of fixed shapes, and {source.path} is a bundle of format "
-            f"{format}",
-            remedy=f"Export the model with --format {STATIC}.",
-        )
-    if format == STATIC and not is_npu(options.providers):
-        raise UsageError(
-            f"openvino runs {source.path}, whose shapes are fixed, on the npu only",
-            remedy="Choose --device npu, --runtime ort, or a bundle of format onnx.",
-        )
+def _device(providers: Sequence[str], threads: int | None = None) -> OpenVinoDevice:
+    """Raises UsageError, DeviceError."""
+    if [name.lower() for name in providers] == [NPU]:
+        return find_device("NPU")
+    return find_device(choose(core(), providers), threads)

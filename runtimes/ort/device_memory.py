@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,19 +60,8 @@ def capacity_for(needed: int, capacity: int, context_length: int) -> int:
 _ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
-@dataclass
-class Traffic:
-    """Bytes that a session has moved so far."""
-
-    allocated: int = 0  # in buffers of the cache and masks
-    bound: int = 0  # of the cache, as past and present of a pass
-    to_device: int = 0
-    to_host: int = 0
-    on_device: int = 0  # copied there, and not through the host
-
-
 class DeviceMemory:
-    """Holds what one session has on a device; `traffic` counts it.
+    """Holds what sessions have on a device.
 
     onnxruntime copies an array of the host when it is bound, and only then: what is bound as an
     input is never written to afterwards.
@@ -82,7 +69,6 @@ class DeviceMemory:
 
     def __init__(self, place: Place, graphs: DeviceGraphs) -> None:
         self.place = place
-        self.traffic = Traffic()
         self._graphs = graphs
 
     @property
@@ -90,25 +76,9 @@ class DeviceMemory:
         """Names the device as OrtValue and IOBinding take it."""
         return self.place.device, self.place.number
 
-    def bind_input(self, binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
-        """Copies an array of the host to wherever the graph reads it."""
-        binding.bind_cpu_input(name, array)
-        self.traffic.to_device += array.nbytes
-
     def bind_scores(self, binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
-        """Each run copies this output to `array`, on the host; `count_scores` counts it."""
+        """Each run copies this output to `array`, on the host."""
         binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(array))
-
-    def count_scores(self, *arrays: np.ndarray) -> None:
-        self.traffic.to_host += sum(array.nbytes for array in arrays)
-
-    def count_cache(self, num_bytes: int) -> None:
-        """Counts a binding of the cache, whose pass reads and writes it where it is, or copies of
-        it."""
-        self.traffic.bound += num_bytes
-        if self.place.is_copied:
-            self.traffic.to_device += num_bytes
-            self.traffic.to_host += num_bytes
 
     def bind_unread(self, binding: onnxruntime.IOBinding, name: str) -> None:
         """An output that stays on the device, where the next one takes its place."""
@@ -124,27 +94,22 @@ class DeviceMemory:
         made = OrtValue.ortvalue_from_shape_and_type(wider, kind.type, *self.address)
         binding = self._graphs.pad.io_binding()
         if isinstance(array, np.ndarray):
-            self.bind_input(binding, "array", array)
+            binding.bind_cpu_input("array", array)
         else:
             binding.bind_ortvalue_input("array", array)
-        self.bind_input(binding, "pads", np.array([*before, *after], np.int64))
+        binding.bind_cpu_input("pads", np.array([*before, *after], np.int64))
         binding.bind_ortvalue_output("padded", made)
         self._graphs.pad.run_with_iobinding(binding)
-        num_bytes = prod(wider) * kind.itemsize
-        self.traffic.allocated += num_bytes
-        self.traffic.on_device += num_bytes
         return made
 
     def move(self, block: OrtValue, rows: np.ndarray, at: int) -> None:
         """Copies the tokens at `rows` of a cache to `at` and after, in place."""
         binding = self._graphs.move.io_binding()
         binding.bind_ortvalue_input("cache", block)
-        self.bind_input(binding, "rows", rows.astype(np.int64))
-        self.bind_input(binding, "at", np.array([at], np.int64))
+        binding.bind_cpu_input("rows", rows.astype(np.int64))
+        binding.bind_cpu_input("at", np.array([at], np.int64))
         binding.bind_ortvalue_output("moved", block)
         self._graphs.move.run_with_iobinding(binding)
-        _, parts, _, size = block.shape()
-        self.traffic.on_device += parts * len(rows) * size * np.dtype(_element(block)).itemsize
 
     def taken(self, block: OrtValue, length: int) -> np.ndarray:
         """Returns the first `length` tokens of a cache, on the host."""
@@ -152,10 +117,9 @@ class DeviceMemory:
         found = np.empty((1, parts, length, size), _element(block))
         binding = self._graphs.take.io_binding()
         binding.bind_ortvalue_input("cache", block)
-        self.bind_input(binding, "length", np.array([length], np.int64))
+        binding.bind_cpu_input("length", np.array([length], np.int64))
         self.bind_scores(binding, "taken", found)
         self._graphs.take.run_with_iobinding(binding)
-        self.count_scores(found)
         return found
 
 

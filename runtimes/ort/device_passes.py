@@ -21,13 +21,11 @@ from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS
 from edge_spec.runtimes.ort.device_memory import (
     DeviceGraphs,
     DeviceMemory,
-    Traffic,
     capacity_for,
     shares_weights,
 )
 from edge_spec.runtimes.ort.graph_loader import GraphLoader
-from edge_spec.runtimes.ort.signature import Signature, pass_error, widened
-from edge_spec.runtimes.ort.stacked import STACKED
+from edge_spec.runtimes.ort.signature import STACKED, Signature, pass_error, widened
 
 _NOTHING = (0, 0, 0, 0)
 
@@ -68,7 +66,6 @@ class DeviceCache:
                 binding.bind_input(f"past.{layer}.{part}", *buffer)
                 binding.bind_output(f"present.{layer}.{part}", *buffer)
                 pointer += step
-        self._memory.count_cache(step * 2 * config.num_layers)
 
     def compact(self, start: int, rows: Sequence[int]) -> None:
         """Moves the tokens at start + rows to start, start + 1, ...; rows ascend."""
@@ -151,10 +148,6 @@ class DevicePasses:
         self._bound: dict[tuple[DeviceGraph, int], onnxruntime.IOBinding] = {}
         self._generation = self.cache.generation  # of the cache that is bound
 
-    @property
-    def traffic(self) -> Traffic:
-        return self._memory.traffic
-
     def prefill(self, tokens: Sequence[int], start: int) -> Iterator[int]:
         """Yields the number of cached tokens after each pass, whose scores stay on the device.
         Raises ContextFullError, SessionError, DeviceMemoryError; so does `score`."""
@@ -225,7 +218,7 @@ class DevicePasses:
     ) -> None:
         """Binds those that the graph has."""
         for name in values.keys() & graph.inputs:
-            self._memory.bind_input(binding, name, values[name])
+            binding.bind_cpu_input(name, values[name])
 
     def _score(
         self, tokens: np.ndarray, positions: np.ndarray, start: int, sees: np.ndarray | None
@@ -242,7 +235,6 @@ class DevicePasses:
             if not self._memory.place.is_copied:
                 self._bound[graph, rows] = binding
         self._run(graph, binding, tokens, positions, start, sees)
-        self._memory.count_scores(*found)
         return found
 
     def _run(
@@ -298,11 +290,6 @@ class DeviceSession:
         self.length = 0
         self._passes = passes
         self._scored = 0  # rows of the last pass that can still be committed
-
-    @property
-    def traffic(self) -> Traffic:
-        """Counts what crosses over to the device and back."""
-        return self._passes.traffic
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._scored = 0

@@ -60,8 +60,7 @@ from edge_spec.runtimes.onnx_nodes import (
     set_nodes,
 )
 from edge_spec.runtimes.ort.device_memory import Place
-from edge_spec.runtimes.ort.signature import bind_output
-from edge_spec.runtimes.ort.stacked import STACKED
+from edge_spec.runtimes.ort.signature import STACKED, bind_output
 
 _FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 _ALWAYS_HALF = (

@@ -16,8 +16,8 @@ from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.models.devices import CPU
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.device_memory import Place, place_of, shares_weights
+from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, require_on_device
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, require_on_device
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal
 from edge_spec.runtimes.ort.start_errors import start_error
 from edge_spec.scheduler.machine import available_cores
@@ -117,7 +117,7 @@ class GraphLoader:
         return sum(file.stat().st_size for file in files)
 
     def open_whole(self, threads: int | None = None) -> Any:
-        """The whole model as `open` gives it. Raises BundleError, DeviceError."""
+        """The whole model in its form. Raises BundleError, DeviceError."""
         if self.form is not None:
             return self.open_form(self.form, threads)
         return self.open(GRAPH_FILE, threads)

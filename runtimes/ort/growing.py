@@ -29,8 +29,8 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS
+from edge_spec.runtimes.ort.devices import count_nodes
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
-from edge_spec.runtimes.ort.node_placement import count_nodes
 from edge_spec.runtimes.ort.signature import pass_error
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")

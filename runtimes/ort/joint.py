@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,29 +13,26 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree, preceding
-from edge_spec.errors import EdgeSpecError
 from edge_spec.models.devices import free_bytes
 from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
 from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Passes
-from edge_spec.runtimes.ort.signature import bind_cache, bind_output, pass_error
-from edge_spec.runtimes.ort.stacked import STACKED, StackedMask
+from edge_spec.runtimes.ort.signature import (
+    STACKED,
+    StackedMask,
+    bind_cache,
+    bind_output,
+    pass_error,
+)
 
-PLACES = (2, 4, 8)  # of sessions, in the graphs that there may be
+PLACES = (2, 4, 8)  # of sessions, that the graph may have
 _NOBODYS = TokenTree.chain(0)
-_LARGE_BYTES = 300_000_000  # of a bundle, from which on one graph is kept, the largest wanted
-_MEMORY = 1 - 1 / 64  # weight of the passes before, in how many would take a graph
-_WANTED, _LEFT = 0.5, 0.1  # shares of them: from which a smaller graph is loaded, and dropped
 _ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
 
-_log = logging.getLogger(__name__)
 
-
-class JointGraphs:
-    """Graphs for passes of several sessions, each loaded when it is first wanted, where there is
-    memory for one more copy of the packed weights. The largest one stays. A smaller one is there
-    as well only while most passes have so few sessions: a place that nobody has costs time, of
-    which a copy of a small model is worth some and one of a large model none.
+class JointGraph:
+    """The graph for passes of several sessions, loaded when it is first wanted, where there is
+    memory for one more copy of the packed weights: with as many places as were ever wanted.
 
     open_graph: opens one with a number of places. count_bytes: of the bundle's files.
     """
@@ -50,79 +46,27 @@ class JointGraphs:
         self._config = config
         self._open_graph = open_graph
         self._count_bytes = count_bytes
-        self._opened: dict[int, JointPasses] = {}  # by places
-        self._shares = dict.fromkeys(PLACES, 0.0)  # of the last passes, by the places they need
+        self._num_places = 1
+        self._passes: JointPasses | None = None
         self._lock = Lock()
-        self._thread: Thread | None = None
-        self._is_closed = False
 
     def prepare(self, num_sessions: int) -> int:
         """Loads what is missing. Returns how many sessions may share a pass."""
         wanted = min((places for places in PLACES if places >= num_sessions), default=PLACES[-1])
         with self._lock:
-            if wanted > max(self._opened, default=1) and self._has_room():
-                # At once: a pass may be choosing its graph.
-                self._opened = {wanted: self._open(wanted)}
-            return max(self._opened, default=1)
+            if wanted > self._num_places and self._has_room():
+                self._passes = JointPasses(self._open_graph(wanted), wanted, self._config)
+                self._num_places = wanted
+            return self._num_places
 
     def score(self, parts: Sequence[tuple[Passes, int, PassPart]], num_rows: int) -> list[Forward]:
-        """Scores as `JointPasses.score` does, in the smallest graph that has places enough."""
-        needed = next(places for places in PLACES if places >= len(parts))
-        for places in PLACES:
-            self._shares[places] = _MEMORY * self._shares[places]
-        self._shares[needed] += 1 - _MEMORY
-        self._follow(needed)
-        opened = self._opened
-        return opened[min(each for each in opened if each >= needed)].score(parts, num_rows)
-
-    def settle(self) -> None:
-        """Returns when nothing is being loaded for the passes of late."""
-        if self._thread is not None:
-            self._thread.join()
+        """Scores as `JointPasses.score` does."""
+        assert self._passes is not None
+        return self._passes.score(parts, num_rows)
 
     def close(self) -> None:
-        self._is_closed = True
-        self.settle()
         with self._lock:
-            self._opened = {}
-
-    def _follow(self, needed: int) -> None:
-        """Begins to load or drop a graph smaller than the largest, by what passes need."""
-        largest = max(self._opened)
-        is_wanted = needed < largest and self._shares[needed] > _WANTED
-        is_left = any(self._shares[each] < _LEFT for each in self._opened if each < largest)
-        if self._thread is not None and self._thread.is_alive():
-            return
-        if is_left or (is_wanted and needed not in self._opened and not self._is_large()):
-            self._thread = Thread(target=self._change, args=(needed,), daemon=True)
-            self._thread.start()
-
-    def _change(self, needed: int) -> None:
-        with self._lock:
-            if self._is_closed:
-                return
-            largest = max(self._opened)
-            kept = {
-                places: opened
-                for places, opened in self._opened.items()
-                if places == largest or self._shares[places] >= _LEFT
-            }
-            self._opened = kept
-            if needed in kept or self._shares[needed] <= _WANTED:
-                return
-            if self._has_room():
-                try:
-                    self._opened = {needed: self._open(needed), **kept}
-                    return
-                except EdgeSpecError as error:  # the larger one does
-                    _log.info("no graph for %d conversations: %s", needed, error)
-            self._shares[needed] = 0.0  # not again for a while
-
-    def _open(self, places: int) -> JointPasses:
-        return JointPasses(self._open_graph(places), places, self._config)
-
-    def _is_large(self) -> bool:
-        return self._count_bytes() >= _LARGE_BYTES
+            self._passes, self._num_places = None, 1
 
     def _has_room(self) -> bool:
         free = free_bytes()

@@ -28,7 +28,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.errors import BundleError
-from edge_spec.runtimes.ort.stacked import STACKED
+from edge_spec.runtimes.ort.signature import STACKED
 
 OWN_ROWS = "own_rows"
 _BEGINS, _ENDS = "attention_rows", "kept_rows"  # inputs of the nodes around attention

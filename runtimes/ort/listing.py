@@ -19,8 +19,8 @@ from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.models.devices import CPU, Device, processor
 from edge_spec.runtimes.ort import devices, rows
 from edge_spec.runtimes.ort.cuda_driver import free_bytes, prepare_cuda, require_driver
+from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, count_nodes, heavy_on_cpu
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, count_nodes, heavy_on_cpu
 from edge_spec.runtimes.ort.start_errors import find_cause, start_error
 
 _OPSET, _IR_VERSION = 17, 8
@@ -35,7 +35,6 @@ _TOTAL = _CACHED + _ROWS
 class Probe(NamedTuple):
     model: bytes  # a serialized ModelProto; one output
     feeds: dict[str, np.ndarray]
-    expected: np.ndarray  # [1, rows, heads * head_dim] float32
 
 
 def attention_probe(dtype: np.dtype[Any]) -> Probe:
@@ -57,9 +56,7 @@ def attention_probe(dtype: np.dtype[Any]) -> Probe:
         "past.key": random.uniform(-1, 1, (1, 1, _CACHED, _HEAD_DIM)).astype(dtype),
         "past.value": random.uniform(-1, 1, (1, 1, _CACHED, _HEAD_DIM)).astype(dtype),
     }
-    matrix = (quantized - 8.0) * scales[..., None]  # 8 stands for zero
-    expected = _attended(feeds, matrix.reshape(_PACKED, _WIDTH), angles[_CACHED:])
-    return Probe(_model(weights, feeds), feeds, expected)
+    return Probe(_model(weights, feeds), feeds)
 
 
 def _model(weights: dict[str, np.ndarray], feeds: dict[str, np.ndarray]) -> bytes:
@@ -96,39 +93,16 @@ def _model(weights: dict[str, np.ndarray], feeds: dict[str, np.ndarray]) -> byte
     return serialized
 
 
-def _attended(feeds: dict[str, np.ndarray], matrix: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """The same in numpy. angles: of the rows' positions."""
-    projected = feeds["rows"][0].astype(np.float64) @ matrix.T
-    *queries, key, value = np.split(projected, _HEADS + 2, axis=1)
-    keys = np.concatenate([feeds["past.key"][0, 0], _rotated(key, angles)])
-    values = np.concatenate([feeds["past.value"][0, 0], value])
-    unseen = np.arange(_TOTAL) > np.arange(_CACHED, _TOTAL)[:, None]
-    heads = []
-    for query in queries:
-        scores = _rotated(query, angles) @ keys.T / np.sqrt(_HEAD_DIM)
-        weights = np.exp(np.where(unseen, -np.inf, scores - scores.max()))
-        heads.append(weights / weights.sum(axis=1, keepdims=True) @ values)
-    return np.concatenate(heads, axis=1)[None].astype(np.float32)
-
-
-def _rotated(rows: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Pairs are the two halves of a head."""
-    first, second = np.split(rows, 2, axis=1)
-    cos, sin = np.cos(angles), np.sin(angles)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
-
-
 _RUNTIME = "ort"
 _PROBE_S = 40.0  # a driver may compile its kernels first
 _ERROR = 3  # onnxruntime's severity
-_TOLERANCE = 0.02  # of the largest number: devices compute in float16, the CPU in int8
 _HALF = ("CUDAExecutionProvider",)  # whose attention takes float16 and no float32
 _MEGABYTES = re.compile(r"(\d+) MB")  # as onnxruntime tells a card's memory on Windows
 
 
 def listed() -> Iterator[Device]:
-    """A provider works if it takes a graph alone and its numbers are right: it is tried, each in a
-    process of its own. Raises MissingDependencyError."""
+    """A provider works if it takes a graph alone, which is tried in a process of its own. Whether
+    its numbers are right, the trial of a model says. Raises MissingDependencyError."""
     onnxruntime = import_onnxruntime()
     packages = devices.load_packages()
     prepare_cuda(onnxruntime)
@@ -186,7 +160,5 @@ def _probe(name: str) -> None:
     heavy = heavy_on_cpu(count_nodes(session)) if name != CPU else ""
     if heavy:
         raise ValueError(f"it leaves {heavy} of a model's layer to the CPU")
-    found = session.run(["attended"], probe.feeds)[0].astype(np.float32)
-    off = np.abs(found - probe.expected).max() / np.abs(probe.expected).max()
-    if not off <= _TOLERANCE:
-        raise ValueError(f"its numbers are wrong: attention is off by {off:.1%}")
+    if not np.isfinite(session.run(["attended"], probe.feeds)[0]).all():
+        raise ValueError("its numbers are wrong")

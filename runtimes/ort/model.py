@@ -15,14 +15,14 @@ from edge_spec.errors import BundleError, UnsupportedModelError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.ort.device_memory import Place
+from edge_spec.runtimes.ort.devices import count_nodes
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
-from edge_spec.runtimes.ort.node_placement import count_nodes
 
 if TYPE_CHECKING:
     from edge_spec.runtimes.ort.device_passes import DeviceSessions
     from edge_spec.runtimes.ort.graph_forms import GraphForm
-    from edge_spec.runtimes.ort.joint import JointGraphs
+    from edge_spec.runtimes.ort.joint import JointGraph
 
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
 ENCODER_FILE = "encoder.onnx"  # beside the graph of its decoder
@@ -64,7 +64,7 @@ class OrtModel:
             self._loader.threads, self._inference, self._reopen, self._loader.count_bytes
         )
         self._features: frozenset[int] = frozenset()  # that `_inference` gives
-        self._joint: JointGraphs | None = None
+        self._joint: JointGraph | None = None
         self._device: DeviceSessions | None = None
         if self._loader.place is not None:
             from edge_spec.runtimes.ort.device_passes import DeviceSessions
@@ -88,7 +88,7 @@ class OrtModel:
         return count_nodes(self._inference)
 
     def prepare_sharing(self, num_sessions: int) -> int:
-        from edge_spec.runtimes.ort.joint import JointGraphs
+        from edge_spec.runtimes.ort.joint import JointGraph
 
         if self._loader.threads is None or self._loader.form is not None or self._device:
             return 1  # not measured on other devices than the CPU
@@ -96,7 +96,7 @@ class OrtModel:
             return 1  # each session attends to a source of its own
         with self._lock:
             if self._joint is None:
-                self._joint = JointGraphs(self.config, self._open_joint, self._loader.count_bytes)
+                self._joint = JointGraph(self.config, self._open_joint, self._loader.count_bytes)
         return self._joint.prepare(num_sessions)
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:

@@ -13,8 +13,17 @@ from edge_spec.core.model import Forward, require_room
 from edge_spec.core.tree import TokenTree, chain_parents, parents_seen, preceding
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS, KvCache
 from edge_spec.runtimes.ort.graph_forms import FeatureBuffers
-from edge_spec.runtimes.ort.signature import Signature, bind_cache, bind_output, pass_error, widened
-from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked, takes_form
+from edge_spec.runtimes.ort.signature import (
+    STACKED,
+    Signature,
+    StackedMask,
+    bind_cache,
+    bind_output,
+    has_stacked,
+    pass_error,
+    takes_form,
+    widened,
+)
 
 MIN_ATTENDED = 2  # rows that attention computes: see exporters/onnx/graph.py
 

@@ -150,7 +150,7 @@ class OwnProducts:
 
     def __init__(self, reason: str | None) -> None:
         self._reason = reason
-        self._lock = Lock()  # graphs may be loaded at the same time
+        self._lock = Lock()  # graphs may load at the same time
         self._num_replaced = self._num_left = 0
         self._is_settled = False  # a graph has been loaded
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from edge_spec.models.devices import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.growing import GrowingModel
-    from edge_spec.runtimes.ort.trial import TrialScores
     from edge_spec.runtimes.static.session import StaticModel
+    from edge_spec.runtimes.static.trial import TrialScores
 
 
 STATIC = "onnx-static"  # bundles of graphs whose shapes are fixed
@@ -58,7 +58,8 @@ class OrtRuntime:
         if all(device.name == CPU for device in devices):
             return _open(source, options)
         _require_known_to_devices(source, self.name)
-        from edge_spec.runtimes.ort import graph_forms, trial
+        from edge_spec.runtimes.ort import graph_forms
+        from edge_spec.runtimes.static import trial
 
         on_cpu = _open(source, replace(options, providers=()), graph_forms.REFERENCE)
         expected = trial.scores(on_cpu)
@@ -149,7 +150,7 @@ def _open_right(
     devices: str,
 ) -> OrtModel | GrowingModel:
     """Raises DeviceError, SessionError where the scores are not those of the CPU."""
-    from edge_spec.runtimes.ort import trial
+    from edge_spec.runtimes.static import trial
 
     model = _open(bundle, options, form)
     try:

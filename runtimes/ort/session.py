@@ -23,8 +23,7 @@ from edge_spec.errors import UsageError
 from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.passes import Passes
-from edge_spec.runtimes.ort.signature import Signature, pass_error
-from edge_spec.runtimes.ort.stacked import has_stacked
+from edge_spec.runtimes.ort.signature import Signature, has_stacked, pass_error
 
 
 class PartialSession:

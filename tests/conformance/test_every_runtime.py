@@ -32,7 +32,7 @@ CASES = {
 # In which format and with which weights those get the first of the 30 layers.
 SHORT = {
     "ort": ("onnx", "fp32"),
-    "openvino": ("onnx", "int4"),
+    "openvino": ("onnx-static", "int4"),
     "reference": ("gguf", "F32"),
     "llamacpp": ("gguf", "F32"),
     "llamacpp-flash": ("gguf", "F32"),
@@ -70,7 +70,7 @@ def test_a_runtime_passes_the_conformance_suite(case, demo_gguf, tmp_path):
 def first_layers(demo_gguf: Path, out: Path, form: str, quantization: str) -> str:
     """The suite takes hundreds of passes, and each layer after the second computes what that one
     does: cells of another layer, or another head's, show with two."""
-    fixed = {"context_length": CONTEXT} if form == "coreml" else {}
+    fixed = {"context_length": CONTEXT} if form in ("coreml", "onnx-static") else {}
     options = ExportOptions(quantization, num_layers=NUM_LAYERS, check=False, **fixed)
     exporter = runtimes.load_exporter(form)
     path = out.with_suffix(".gguf") if form == "gguf" else out

@@ -13,7 +13,7 @@ import pytest
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
 from edge_spec.models import runtimes
-from edge_spec.runtimes.llamacpp import LlamaCppModel, session
+from edge_spec.runtimes.llamacpp import LlamaCppModel, cache
 from edge_spec.runtimes.reference import ReferenceModel
 
 Files = Callable[..., Path]
@@ -41,10 +41,10 @@ def test_a_cache_grows_without_changing_the_scores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before a prefill, a chain and a tree; after a branch was kept; with rows uncommitted."""
-    monkeypatch.setattr(session, "FIRST_TOKENS", first)
+    monkeypatch.setattr(cache, "FIRST_TOKENS", first)
     grown = open_llama(llama, gguf("qwen3")).open_session()
     expected = ReferenceModel(runtimes.open_checkpoint(gguf("qwen3"))).open_session()
-    sizes = [grown._choices.num_tokens]
+    sizes = [grown._sequence.home.choices.num_tokens]
     random: Any = np.random.RandomState(first)
     round = 0
     while grown.length + 24 <= 128:
@@ -62,7 +62,7 @@ def test_a_cache_grows_without_changing_the_scores(
             grown.prefill(more)
             expected.prefill(more)
         assert grown.length == expected.length
-        sizes.append(grown._choices.num_tokens)
+        sizes.append(grown._sequence.home.choices.num_tokens)
         round += 1
     assert sizes == sorted(sizes)
     assert first == sizes[0] < sizes[-1] <= 128
@@ -77,19 +77,19 @@ def test_a_growth_that_fails_leaves_the_cache_as_it_was(
     random_tree: RandomTree,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "FIRST_TOKENS", 32)
+    monkeypatch.setattr(cache, "FIRST_TOKENS", 32)
     one = open_llama(llama, gguf()).open_session()
     one.prefill(tokens(20))
-    probe, library = random_tree(8), one._library
+    probe, library = random_tree(8), one._cache.library
     before = scored(one, probe)
     failing = replace(library, open_context=lambda model, choices: None)
     for broken in (failing, replace(library, state_write=lambda *arguments: 0)):
-        one._library = one._weights.library = broken
+        one._cache.library = one._weights.library = broken
         with pytest.raises(EdgeSpecError) as caught:
             one.prefill(tokens(60))
         assert "\n" not in str(caught.value)
         assert one.length == 20
-        one._library = one._weights.library = library
+        one._cache.library = one._weights.library = library
         np.testing.assert_array_equal(scored(one, probe), before)
     one.prefill(tokens(60))
     assert one.length == 80

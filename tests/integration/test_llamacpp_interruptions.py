@@ -37,13 +37,13 @@ def test_a_token_outside_the_vocabulary_is_refused_and_the_session_goes_on(
 def test_a_failed_pass_says_where_and_the_session_goes_on(
     both: Both, session: Any, tokens: Tokens, random_tree: RandomTree
 ) -> None:
-    library = session._library
+    library = session._cache.library
     both.prefill(tokens(8))
     for tree in (random_tree(6), TokenTree.chain(1, tokens(5))):
-        session._library = replace(library, decode=lambda context, batch: -3)
+        session._cache.library = replace(library, decode=lambda context, batch: -3)
         with pytest.raises(SessionError, match=r"6 tokens after 8 \(status -3\)"):
             session.forward(tree)
-        session._library = library
+        session._cache.library = library
         both.chain(tokens(6))
         both.forward(random_tree(6, seed=1))
 
@@ -65,16 +65,16 @@ def test_ctrl_c_between_two_calls_of_the_library_loses_no_committed_token(
 
         return call
 
-    library, names = session._library, ("decode", "sequence_copy", "sequence_keep")
+    library, names = session._cache.library, ("decode", "sequence_copy")
     both.prefill(tokens(8))
     tree = random_tree(6, seed=2)
     changed = {n: interrupted(getattr(library, n)) for n in (*names, "sequence_remove")}
-    session._library = replace(library, **changed)
+    session._cache.library = replace(library, **changed)
     try:
         session.forward(tree)
         session.commit(tree.path(5))
     except KeyboardInterrupt:
-        session._library = library
+        session._cache.library = library
         session.rollback(8)
         both.chain(tokens(3))
         both.forward(random_tree(6, seed=1))

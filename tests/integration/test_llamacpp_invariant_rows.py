@@ -16,11 +16,10 @@ from gguf.constants import GGMLQuantizationType, LlamaFileType
 from edge_spec.core.model import Session
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import SessionError
 from edge_spec.exporters.gguf.kquants import quantize
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppModel, joint
+from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
 from edge_spec.scheduler.lossless import slices_alike
 from fixtures import family_gguf
@@ -193,33 +192,3 @@ def test_a_text_does_not_depend_on_who_is_served_beside(model: LlamaCppModel) ->
         for each in engines[1:]:
             each.close()
     assert [beside[number % 4][number // 4] for number in range(40)] == alone
-
-
-def test_a_prompt_that_fails_beside_the_others_goes_on_alone(
-    model: LlamaCppModel, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its first tokens were read there."""
-    drawn: Any = np.random.RandomState(8)
-    all_told = [Told(model, drawn, tokens) for _ in range(2)]
-    tree = TokenTree.chain(3)
-    model.forward_together([PassPart(each.session, tree) for each in all_told], 2)
-    for each in all_told:
-        each.session.commit([0])
-        each.text.append(3)
-    append, num_read = joint.JointCache._append, []
-
-    def fails(cache: Any, member: Any, part: Sequence[int]) -> None:
-        num_read.append(len(part))
-        if len(num_read) == 2:
-            raise SessionError("no room", remedy="")
-        append(cache, member, part)
-
-    monkeypatch.setattr(joint.JointCache, "_append", fails)
-    prompt = tokens(200)
-    all_told[0].session.prefill(prompt)
-    all_told[0].text += prompt
-    assert len(num_read) == 2 and sum(num_read) < len(prompt)
-    for each in all_told:
-        assert each.session.length == len(each.text)
-        logits = each.session.forward(tree).logits.copy()
-        np.testing.assert_array_equal(logits, scored_at_once(model, each.text, tree))

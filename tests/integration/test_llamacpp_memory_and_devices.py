@@ -14,7 +14,7 @@ import pytest
 from edge_spec.errors import DeviceMemoryError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppModel, session
+from edge_spec.runtimes.llamacpp import LlamaCppModel, cache
 from edge_spec.runtimes.llamacpp.devices import choose_devices
 from edge_spec.runtimes.llamacpp.library import LibraryDevice
 
@@ -183,5 +183,6 @@ def test_the_first_cache_is_small_whatever_the_context_is(
 ) -> None:
     model = tiny.build("llama", max_position_embeddings=2**20)
     opened = open_llama(llama, tiny.write_gguf(model, tmp_path / "model.gguf"))
-    assert opened.open_session()._choices.num_tokens == session.FIRST_TOKENS
+    choices = opened.open_session()._sequence.home.choices
+    assert choices.num_tokens == cache.FIRST_TOKENS
     assert opened.config.context_length == 2**20

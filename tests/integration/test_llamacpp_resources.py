@@ -21,7 +21,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models import devices as memory
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppModel, session
+from edge_spec.runtimes.llamacpp import LlamaCppModel, cache
 
 Files = Callable[..., Path]
 Tokens = Callable[..., list[int]]
@@ -102,12 +102,12 @@ def test_handles_are_freed_once_after_a_growth(
     tokens: Tokens,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "FIRST_TOKENS", 8)
+    monkeypatch.setattr(cache, "FIRST_TOKENS", 8)
     one = open_llama(llama, gguf()).open_session()
     for count in (8, 8, 40):
         one.prefill(tokens(count))
     one._weights.library = replace(recorded.library, state_write=lambda *arguments: 0)
-    one._library = one._weights.library
+    one._cache.library = one._weights.library
     with pytest.raises(SessionError, match="could not move 56 tokens"):
         one.prefill(tokens(60))
     assert recorded.opened.total() == recorded.freed.total() + 2  # the model and the last cache

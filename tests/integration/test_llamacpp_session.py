@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
+from edge_spec.runtimes.llamacpp import cells
 from fixtures.axes import each
 
 Both = Any  # as in fixtures/side_by_side.py, with its Setup
@@ -39,11 +40,13 @@ def test_every_architecture_scores_as_the_reference(
 
 def left_over(session: Any) -> tuple[int, int, list[int]]:
     """Bytes of the committed sequence, its first position, and what else the cache holds."""
-    session.prefill([])  # removes what was not committed
-    library, context = session._library, session._opened.handle
-    memory = library.memory(context)
-    others = [s for s in range(1, 64) if library.sequence_start(memory, s) != -1]
-    return library.state_size(context, 0, 0), library.sequence_start(memory, 0), others
+    session.state()  # removes what was not committed
+    sequence, library = session._sequence, session._cache.library
+    context, number = sequence.home, sequence.number
+    numbers = (each for each in range(64) if each not in (number, cells.HELD))
+    others = [each for each in numbers if library.sequence_start(context.memory, each) != -1]
+    size = library.state_size(context.handle, number, 0)
+    return size, library.sequence_start(context.memory, number), others
 
 
 @pytest.mark.parametrize("seed", range(4))

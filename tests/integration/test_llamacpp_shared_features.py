@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,15 +20,13 @@ from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.shared_passes import SharedPasses
-from edge_spec.runtimes.llamacpp import LlamaCppModel, joint
-from edge_spec.runtimes.llamacpp.rows.install import stock_weights
+from edge_spec.runtimes.llamacpp import LlamaCppModel, cache
 from fixtures import heads
 from fixtures.head_drafting import oblige_each
 from fixtures.random_trees import random_path, random_tree
 
 pytest.importorskip("llama_cpp")
 
-TOLERANCE = 0.05  # of half-precision keys and values, as in test_llamacpp_sharing.py
 FINAL, VOCAB = 2, 265
 WANTED: Sequence[tuple[int, ...]] = ((1,), (0, FINAL), (), (0, 1))  # of each session, at first
 LAYERS = 7  # of the target of heads
@@ -66,29 +64,24 @@ class Told:
 
 
 @pytest.mark.parametrize("first_cells", [32, 1024])
-@pytest.mark.parametrize("is_ours", [True, False])
 def test_each_has_the_features_of_its_own_passes(
-    is_ours: bool,
     first_cells: int,
     gguf: Callable[..., Path],
     open_llama: Callable[..., LlamaCppModel],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever the others want, who comes and goes, of trees, slices of prompts, prompts, lone
-    passes, and after rollbacks and snapshots. Of a fresh reader nothing is known before it. With
-    our kernels all is bit-identical. A small cache moves all the time."""
-    monkeypatch.setattr(joint, "FIRST_CELLS", first_cells)
-    with nullcontext() if is_ours else stock_weights():
-        kind = "Q4_0" if is_ours else "F32"  # the library rounds activations for other ones
-        model = open_llama("llamacpp", gguf("qwen2", kind), context_length=128)
-    if is_ours and not model.capabilities.invariant_rows:
+    passes, and after rollbacks and snapshots. Of a fresh reader nothing is known before it. All is
+    bit-identical. A small cache moves all the time."""
+    monkeypatch.setattr(cache, "FIRST_TOKENS", first_cells)
+    model = open_llama("llamacpp", gguf("qwen2", "Q4_0"), context_length=128)
+    if not model.capabilities.invariant_rows:
         pytest.skip("the kernels were not compiled here, or this llama.cpp does not take them")
-    tolerance = 0.0 if is_ours else TOLERANCE
     pairs = [(Told(model, layers), Told(model, layers)) for layers in WANTED]
     drawn: Any = np.random.RandomState(first_cells)
     for round in range(40):
         taking = drawn.permutation(4)[: drawn.randint(1, 5)].tolist()
-        unread = taking[-1] if is_ours and len(taking) > 1 and drawn.randint(2) else None
+        unread = taking[-1] if len(taking) > 1 and drawn.randint(2) else None
         drafts = [drawn.randint(3, VOCAB, 5).tolist() for _ in taking]
         trees = [random_tree(drawn, tokens) for tokens in drafts]
         if unread is not None:
@@ -107,7 +100,7 @@ def test_each_has_the_features_of_its_own_passes(
                 own.session.prefill(tree.tokens.tolist())
             else:
                 expected = own.session.forward(tree)
-                np.testing.assert_allclose(out.logits, expected.logits, atol=tolerance, rtol=0)
+                np.testing.assert_array_equal(out.logits, expected.logits)
                 path = random_path(drawn, tree)
                 told.commit(out, path)
                 own.commit(expected, path)
@@ -125,7 +118,7 @@ def test_each_has_the_features_of_its_own_passes(
         for told, own in pairs:
             assert told.known().keys() == own.known().keys()
             for at, row in told.known().items():
-                np.testing.assert_allclose(row, own.kept[at], atol=tolerance, rtol=0)
+                np.testing.assert_array_equal(row, own.kept[at])
         if round % 15 == 14:
             for each in pairs[round % 4]:
                 each.session.close()

@@ -14,7 +14,8 @@ import pytest
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, SessionError
-from edge_spec.runtimes.llamacpp import LlamaCppModel, joint
+from edge_spec.runtimes.llamacpp import LlamaCppModel, cache
+from edge_spec.runtimes.llamacpp.rows.install import stock_weights
 from edge_spec.scheduler.lossless import shares_alike
 from edge_spec.testing import check_sharing
 
@@ -31,7 +32,10 @@ CONTEXT = 128
 @pytest.fixture
 def model(gguf: Files, open_llama: OpenLlama) -> LlamaCppModel:
     pytest.importorskip("llama_cpp")
-    return open_llama("llamacpp", gguf("llama"), context_length=CONTEXT)
+    opened = open_llama("llamacpp", gguf("llama", "Q8_0"), context_length=CONTEXT)
+    if not opened.capabilities.invariant_rows:
+        pytest.skip("the kernels were not compiled here, or this llama.cpp does not take them")
+    return opened
 
 
 def chain(tokens: list[int]) -> TokenTree:
@@ -45,9 +49,15 @@ def together(model: LlamaCppModel, *parts: tuple[Any, TokenTree]) -> list[np.nda
 
 
 def test_trees_of_several_score_as_alone(model: LlamaCppModel) -> None:
-    for way in model.ways:
-        model.choose_way(way)
-        assert check_sharing(model, TOLERANCE) <= TOLERANCE
+    assert model.prepare_sharing(4) > 1
+    assert check_sharing(model, TOLERANCE) <= TOLERANCE
+
+
+def test_kernels_of_the_library_share_no_pass(gguf: Files, open_llama: OpenLlama) -> None:
+    pytest.importorskip("llama_cpp")
+    with stock_weights():
+        model = open_llama("llamacpp", gguf("llama", "Q8_0"), context_length=CONTEXT)
+    assert model.prepare_sharing(4) == 1
 
 
 @pytest.mark.parametrize("first_cells", [32, 1024])
@@ -60,7 +70,7 @@ def test_scores_are_bit_identical_whoever_comes_and_goes(
     """Rejected drafts, rollbacks, prompts, lone passes, sessions that close or have not chosen yet:
     whatever the others do. Where chains were measured to score alike, from one row or two on, these
     do too; elsewhere they are within the tolerance. A small cache moves all the time."""
-    monkeypatch.setattr(joint, "FIRST_CELLS", first_cells)
+    monkeypatch.setattr(cache, "FIRST_TOKENS", first_cells)
     score, widths = model.forward_together, (tuple(range(rows, 17)) for rows in (1, 2))
     least = next((each[0] for each in widths if shares_alike(model, each, score)), None)
     pairs = [(model.open_session(), model.open_session()) for _ in range(4)]
@@ -149,25 +159,25 @@ def test_a_context_that_fills_in_one_leaves_the_others(
 def test_a_device_that_fails_in_a_shared_pass_costs_no_token(
     model: LlamaCppModel, tokens: Tokens
 ) -> None:
-    """Chains and a tree; before and after a pass that went well. Each goes on in its own cache,
-    and together again afterwards."""
+    """Chains and a tree; before and after a pass that went well. Each goes on alone, and together
+    again afterwards."""
     sessions = [model.open_session() for _ in range(3)]
     expected = model.open_session()
     for one in (*sessions, expected):
         one.prefill(tokens(11))
     star = TokenTree(np.array(tokens(3), np.int32), np.array([-1, 0, 0], np.int32), np.ones(3))
     trees = [chain(tokens(3)), star, chain(tokens(1))]
-    cache, probe = sessions[0].joint, chain(tokens(4, 5))
-    library = cache._library
+    shared, probe = sessions[0]._cache, chain(tokens(4, 5))
+    library = shared.library
     wanted = expected.forward(probe).logits.copy()
     for succeeds_before in (False, True):
         if succeeds_before:
             together(model, *zip(sessions, trees, strict=True))
-        cache._library = replace(library, decode=lambda context, batch: -3)
-        with pytest.raises(SessionError, match="several") as caught:
+        shared.library = replace(library, decode=lambda context, batch: -3)
+        with pytest.raises(SessionError, match="11 and 11 and 11") as caught:
             together(model, *zip(sessions, trees, strict=True))
         assert "\n" not in str(caught.value)
-        cache._library = library
+        shared.library = library
         for one in sessions:
             assert one.length == 11
             np.testing.assert_allclose(one.forward(probe).logits, wanted, atol=TOLERANCE, rtol=0)
@@ -178,18 +188,31 @@ def test_a_device_that_fails_in_a_shared_pass_costs_no_token(
 
 def test_the_cache_is_freed_when_all_have_left(model: LlamaCppModel, tokens: Tokens) -> None:
     sessions = [model.open_session() for _ in range(3)]
-    cache = sessions[0].joint
+    shared = sessions[0]._cache
     together(model, *((one, chain(tokens(2))) for one in sessions))
-    assert cache._opened is not None
+    context = shared._current
+    assert context is not None
     sessions.pop().close()
-    sessions.pop(0).prefill(tokens(3))  # goes back to a cache of its own
-    assert cache._opened is not None
+    assert context.free.alive
     one = sessions.pop()
     del one
     gc.collect()  # nobody has closed it
-    others = [model.open_session() for _ in range(2)]
-    together(model, *((one, chain(tokens(2))) for one in others))
-    assert len(cache._members) == 2
-    for one in others:
-        one.close()
-    assert cache._opened is None
+    assert len(shared._sequences) == 1
+    sessions.pop().close()
+    assert not context.free.alive and shared._current is None
+
+
+def test_scores_that_are_read_are_not_written_over(model: LlamaCppModel, tokens: Tokens) -> None:
+    """Who is alone reads the library's own buffer, also when another one comes."""
+    one = model.open_session()
+    one.prefill(tokens(9))
+    found = one.forward(chain(tokens(3))).logits
+    before = found.copy()
+    other = model.open_session()
+    for _ in range(2):
+        other.forward(chain(tokens(4, 5)))
+        other.commit(range(4))
+    np.testing.assert_array_equal(found, before)
+    one.commit(range(3))
+    together(model, (one, chain(tokens(2))), (other, chain(tokens(2))))
+    assert other._sequence.home is one._sequence.home

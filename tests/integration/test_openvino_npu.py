@@ -23,7 +23,7 @@ from edge_spec.errors import (
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.openvino import OpenVinoRuntime
-from edge_spec.runtimes.openvino.npu_model import NpuGraphs, open_for_npu
+from edge_spec.runtimes.openvino.model import OpenVinoGraphs, open_static
 from fixtures import npu_stand_in
 
 CONTEXT = 40
@@ -60,7 +60,7 @@ def opened(bundle: Bundle) -> Any:
 
 
 def entry_of(cache: Path) -> Path:
-    (found,) = cache.glob("compiled/*-openvino-npu-cpu/entry.json")
+    (found,) = cache.glob("compiled/*-openvino-npu/entry.json")
     return found
 
 
@@ -123,14 +123,14 @@ def test_more_weights_than_the_npu_maps_are_refused_before_anything_is_compiled(
 ) -> None:
     small = replace(npu_stand_in.find(), total_bytes=200_000, core=None)
     refused(
-        DeviceMemoryError, lambda: open_for_npu(bundle, NPU, small), r"\d MB on the NPU.*map 0 MB"
+        DeviceMemoryError, lambda: open_static(bundle, NPU, small), r"\d MB on the NPU.*map 0 MB"
     )
 
 
 @pytest.fixture
 def vanishing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third request of every session raises what OpenVINO raises."""
-    run, calls = NpuGraphs.run, [0]
+    run, calls = OpenVinoGraphs.run, [0]
 
     class Gone:
         def __init__(self, compiled: Any) -> None:
@@ -141,13 +141,13 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> None:
                 "Exception from src/x.cpp:1:\nL0 failed: ZE_RESULT_ERROR_DEVICE_LOST"
             )
 
-    def counted(self: NpuGraphs, function: str, inputs: Any, interruption: Any) -> Any:
+    def counted(self: OpenVinoGraphs, function: str, inputs: Any, interruption: Any) -> Any:
         calls[0] += 1
         if calls[0] > 2:
             self._requests[function] = Gone(None)  # type: ignore[assignment]
         return run(self, function, inputs, interruption)
 
-    monkeypatch.setattr(NpuGraphs, "run", counted)
+    monkeypatch.setattr(OpenVinoGraphs, "run", counted)
 
 
 def test_an_npu_that_is_gone_is_one_line_for_a_target(bundle: Bundle, request: Any) -> None:
@@ -155,7 +155,7 @@ def test_an_npu_that_is_gone_is_one_line_for_a_target(bundle: Bundle, request: A
     request.getfixturevalue("vanishing")
     session.prefill([1, 2])
     session.prefill([3])
-    refused(DeviceError, lambda: session.prefill([4]), "the NPU failed to run rows_1: L0 failed")
+    refused(DeviceError, lambda: session.prefill([4]), "npu failed to run rows_1: L0 failed")
     assert session.length == 3
 
 
@@ -170,4 +170,4 @@ def test_an_answer_goes_on_without_a_draft_whose_npu_is_gone(
         request.getfixturevalue("vanishing")  # once it is loaded, and its passes are measured
         there = llm.generate("the", max_tokens=60)
     assert ids(there) == ids(plain)
-    assert "the NPU failed to run" in caplog.text
+    assert "npu failed to run" in caplog.text

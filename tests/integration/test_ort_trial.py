@@ -11,8 +11,9 @@ import pytest
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.ort import OrtRuntime, devices, trial
+from edge_spec.runtimes.ort import OrtRuntime, devices
 from edge_spec.runtimes.ort.devices import choose
+from edge_spec.runtimes.static import trial
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
 Exported = Callable[..., Bundle]
@@ -28,7 +29,7 @@ def test_scores_of_another_model_are_refused_and_those_of_a_coarser_one_taken(
     right, overflown = whole.chain, whole.chain.copy()
     overflown[0, 0] = np.inf
     for wrong in (np.roll(right, 1, axis=1), right * 0, right * np.nan, right[::-1], overflown):
-        with pytest.raises(DeviceError, match="computes this model wrong on odd"):
+        with pytest.raises(DeviceError, match="odd computes this model wrong"):
             trial.require_same(whole._replace(chain=wrong), whole, "odd")
         assert not trial.require_same(whole._replace(tree=wrong), whole, "odd")
     assert not trial.require_same(whole._replace(tree=whole.chain), whole, "odd")
@@ -56,7 +57,7 @@ def test_a_model_is_tried_on_another_device_before_it_is_used(
 
     monkeypatch.setattr(trial, "scores", scores)
     wrong = "chain"
-    with pytest.raises(DeviceError, match="wrong on odd"):
+    with pytest.raises(DeviceError, match="odd computes this model wrong"):
         OrtRuntime().open(exported(), options)
     OrtRuntime().open(exported(), RuntimeOptions(context_length=context_length)).close()
     assert len(calls) == 2  # the CPU is not compared with itself

@@ -58,8 +58,8 @@ def require_same(found: TrialScores, expected: TrialScores, devices: str) -> boo
     wrong = _fault(found.chain, expected.chain)
     if wrong is not None:
         raise DeviceError(
-            f"onnxruntime computes this model wrong on {devices}: {wrong}",
-            remedy="Choose another --device or --runtime, or update the provider.",
+            f"{devices} computes this model wrong: {wrong}",
+            remedy="Choose another --device or --runtime, or update its driver.",
         )
     if found.tree is None or expected.tree is None:
         return found.tree is expected.tree
