@@ -22,15 +22,16 @@ from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, ModelText, Stored
 from edge_spec.exporters.families import BY_ARCHITECTURE, BY_MODEL_TYPE
 from edge_spec.exporters.families.family import (
     MODEL_NAMES,
-    Family,
     apart,
-    biases_and_norms,
     each_expert,
     hf_name,
     in_halves,
+    model_config,
+    read_gguf,
     without_unread,
 )
-from edge_spec.exporters.families.stated import EXPERTS, StatedMetadata
+from edge_spec.exporters.families.gguf_values import GgufKeys
+from edge_spec.exporters.families.stated import EXPERTS
 from edge_spec.exporters.gguf_reader import (
     HEAD_ARCHITECTURES,
     GgufFile,
@@ -125,8 +126,9 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     if family is None:
         raise _unsupported(file.path, architecture)
     stored = {hf_name(name, family): tensor for name, tensor in file.tensors.items()}
-    stated = StatedMetadata(metadata, architecture, stored)
-    config = _config(stated, family, stored)
+    _require_weights(metadata, stored)
+    stated = read_gguf(family, GgufKeys(metadata, architecture, stored))
+    config = model_config(family, stated, stored)
     tensors = apart(config, each_expert(config, without_unread(config, stored)))
     if family.is_permuted:
         tensors |= {
@@ -240,10 +242,8 @@ def _as_written(value: Any) -> Any:
     return float(str(np.float32(value))) if is_short else value
 
 
-def _config(
-    stated: StatedMetadata, family: Family, tensors: Mapping[str, StoredTensor]
-) -> ModelConfig:
-    path = stated.metadata.path
+def _require_weights(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> None:
+    path = metadata.path
     if not tensors:
         raise UnsupportedModelError(
             f"{path} has a vocabulary and no weights",
@@ -252,30 +252,11 @@ def _config(
     embeddings = tensors.get("model.embed_tokens.weight")
     if embeddings is None:
         raise convert_again(f"{path} lacks token_embd.weight")
-    tokens = stated.metadata.get("tokenizer.ggml.tokens", list)
+    tokens = metadata.get("tokenizer.ggml.tokens", list)
     if tokens is not None and len(tokens) > embeddings.shape[0]:
         raise convert_again(
             f"{path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}"
         )
-    rope = stated.rope()
-    fields: dict[str, Any] = {
-        "architecture": stated.architecture,
-        "num_layers": stated.num_layers,
-        "hidden_size": stated.require("embedding_length", int),
-        "intermediate_size": next(iter(stated.intermediate_sizes()), 0),
-        "num_heads": stated.num_heads,
-        "num_kv_heads": stated.num_kv_heads,
-        "head_dim": stated.head_dim(),
-        "vocab_size": embeddings.shape[0],
-        "context_length": stated.context_length,
-        "norm_epsilon": stated.require("attention.layer_norm_rms_epsilon", float),
-        "rope_theta": rope.theta,
-        "rope_scaling": rope.scaling,
-        "tied_embeddings": "lm_head.weight" not in tensors,
-        "rotary_dim": stated.rotary_dim(family.is_permuted),
-        **biases_and_norms(tensors),
-    }
-    return ModelConfig(**{**fields, **family.of_metadata(stated)})
 
 
 def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import ModelFileError, UnknownArchitectureError
@@ -19,7 +17,7 @@ from edge_spec.exporters.families import BY_MODEL_TYPE, told_model_types
 from edge_spec.exporters.families.family import (
     Family,
     apart,
-    biases_and_norms,
+    model_config,
     named_as_ours,
     whole_norms,
     without_unread,
@@ -276,7 +274,7 @@ def open_directory(path: Path) -> StoredCheckpoint:
     if lacked is not None:
         raise stated.refuse(lacked)
     stored = named_as_ours(family, without_mtp(values, _read_tensors(path)))
-    config = _config(stated, family, stored)
+    config = model_config(family, stated, stored)
     if family.of_tensors is not None:
         stored = family.of_tensors(config, stored)
     stored = without_unread(config, stored)
@@ -388,34 +386,3 @@ def _of_text(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
             f"{path / 'config.json'}: text_config is {reprlib.repr(found)}, expected an object"
         )
     return found
-
-
-def _config(
-    stated: StatedConfig, family: Family, tensors: Mapping[str, StoredTensor]
-) -> ModelConfig:
-    values = stated.values
-    try:
-        rope = stated.rope()
-        fields: dict[str, Any] = {
-            "architecture": str(values["model_type"]),
-            "num_layers": int(values["num_hidden_layers"]),
-            "hidden_size": int(values["hidden_size"]),
-            "intermediate_size": int(values["intermediate_size"]),
-            "num_heads": stated.num_heads,
-            "num_kv_heads": int(values.get("num_key_value_heads") or stated.num_heads),
-            "head_dim": stated.head_dim,
-            "vocab_size": int(values["vocab_size"]),
-            "context_length": stated.context_length,
-            "norm_epsilon": float(values["rms_norm_eps"]),
-            "rope_theta": rope.theta,
-            "rope_scaling": rope.scaling,
-            "tied_embeddings": bool(values.get("tie_word_embeddings", False)),
-            "activation": stated.activation,
-            "rotary_dim": stated.rotary_dim,
-            **biases_and_norms(tensors),
-        }
-        config = ModelConfig(**{**fields, **family.of_config(stated)})
-        has_head = config.encoder is None or "lm_head.weight" in tensors
-        return config if has_head else replace(config, tied_embeddings=True)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise damaged_file(f"{stated.path} lacks a valid value: {error}") from None

@@ -1,6 +1,7 @@
 """Describes families: where their files state what a decoder is, and how they name its tensors.
 
-The tensors of a family's files under our names, in our layout: that of Llama at Hugging Face.
+A family is read from config.json; what a GGUF file states is put in those words first. Its tensors
+get our names, and our layout: that of Llama at Hugging Face.
 
 Beside Llama's there are the norms of what a sublayer adds, self_attn.post_norm and mlp.post_norm.
 """
@@ -16,7 +17,8 @@ from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import ModelFileError
-from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.families.gguf_values import GgufKeys
+from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 Fields = Mapping[str, Any]  # of a ModelConfig
@@ -29,7 +31,11 @@ _PICTURES = ("vision_tower.", "multi_modal_projector.")
 PICTURES = (*_PICTURES, *(f"model.{part}" for part in _PICTURES))
 
 
-def no_fields(stated: Any) -> Fields:
+def no_fields(stated: StatedConfig) -> Fields:
+    return {}
+
+
+def nothing_further(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
@@ -38,15 +44,17 @@ class Family:
     """Describes how the files of one family differ from Llama's; every name not mapped here is
     the same.
 
-    of_config, of_metadata: the fields of the description that only this family states, or states in
-    its own way, from config.json and from GGUF.
+    of_config: the fields of the description that only this family states, or states in its own way.
+    of_gguf: what config.json would state beside the values that all families have.
     """
 
     model_types: tuple[str, ...]  # of config.json
     architectures: tuple[str, ...]  # of GGUF, as general.architecture
     of_config: Callable[[StatedConfig], Fields] = no_fields
-    of_metadata: Callable[[StatedMetadata], Fields] = no_fields
+    of_gguf: Callable[[GgufKeys, Mapping[str, Any]], Mapping[str, Any]] = nothing_further
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that config.json may lack
+    # Of keys that GGUF lacks, where those are others.
+    gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Parts = field(default_factory=dict)  # of config.json: what others call them, and this one
     parts: Parts = field(default_factory=dict)  # of a layer: its name in safetensors, and ours
     # Of a layer: its name in GGUF, and ours; with the ending where ours has none.
@@ -129,7 +137,55 @@ def _our_name(name: str, family: Family) -> str:
     return name
 
 
-def biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
+def read_gguf(family: Family, keys: GgufKeys) -> StatedConfig:
+    """Returns what a GGUF file states, as a config.json. Raises ModelFileError,
+    UnsupportedModelError."""
+    embeddings = keys.tensors["model.embed_tokens.weight"]
+    values = {
+        **family.defaults,
+        **family.gguf_defaults,
+        **keys.values(family.is_permuted),
+        "vocab_size": embeddings.shape[0],
+        "tie_word_embeddings": "lm_head.weight" not in keys.tensors,
+    }
+    return StatedConfig({**values, **family.of_gguf(keys, values)}, keys.metadata.path)
+
+
+def model_config(
+    family: Family, stated: StatedConfig, tensors: Mapping[str, StoredTensor]
+) -> ModelConfig:
+    """tensors: by our names. Raises ModelFileError for values that are missing or make no model."""
+    values = stated.values
+    try:
+        rope = stated.rope()
+        fields: dict[str, Any] = {
+            "architecture": str(values["model_type"]),
+            "num_layers": int(values["num_hidden_layers"]),
+            "hidden_size": int(values["hidden_size"]),
+            "intermediate_size": int(values["intermediate_size"]),
+            "num_heads": stated.num_heads,
+            "num_kv_heads": int(values.get("num_key_value_heads") or stated.num_heads),
+            "head_dim": stated.head_dim,
+            "vocab_size": int(values["vocab_size"]),
+            "context_length": stated.context_length,
+            "norm_epsilon": float(values["rms_norm_eps"]),
+            "rope_theta": rope.theta,
+            "rope_scaling": rope.scaling,
+            "tied_embeddings": bool(values.get("tie_word_embeddings", False)),
+            "activation": stated.activation,
+            "rotary_dim": stated.rotary_dim,
+            **_biases_and_norms(tensors),
+        }
+        config = ModelConfig(**{**fields, **family.of_config(stated)})
+        has_head = config.encoder is None or "lm_head.weight" in tensors
+        return config if has_head else replace(config, tied_embeddings=True)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelFileError(
+            f"{stated.path} lacks a valid value: {error}", remedy="Download the file again."
+        ) from None
+
+
+def _biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
     """Returns the fields of a description that the first layer's tensors show."""
     return {
         "qk_norm": f"{LAYER}0.self_attn.q_norm.weight" in tensors,
