@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -47,7 +47,6 @@ from edge_spec.exporters.gguf_tokenizer import (
     Vocabulary,
     tokenizer_digest,
     tokenizer_from_gguf,
-    vocabulary_digest,
 )
 from edge_spec.exporters.hf_source import default_of
 from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
@@ -197,25 +196,14 @@ def _stated_ends(metadata: Metadata) -> dict[int, str]:
     return {id: ", ".join(stating) for id, stating in keys.items()}
 
 
-class _TokenizerJson(str):
-    """A text that weak references may be had to."""
-
-
-_by_file: WeakKeyDictionary[GgufFile, _TokenizerJson] = WeakKeyDictionary()
-_by_digest: WeakValueDictionary[str, _TokenizerJson] = WeakValueDictionary()
+_tokenizers: WeakKeyDictionary[GgufFile, str] = WeakKeyDictionary()
 
 
 def _tokenizer_json(file: GgufFile) -> str:
-    """Makes it once while a file with this vocabulary is open: a large one takes a second."""
-    made = _by_file.get(file)
-    if made is None:
-        digest = vocabulary_digest(file)
-        made = _by_digest.get(digest)
-        if made is None:
-            json = tokenizer_from_gguf(file.metadata, file.path).to_str()
-            made = _by_digest[digest] = _TokenizerJson(json)
-        _by_file[file] = made
-    return made
+    """Makes it once while the file is open: a large one takes a second."""
+    if file not in _tokenizers:
+        _tokenizers[file] = tokenizer_from_gguf(file.metadata, file.path).to_str()
+    return _tokenizers[file]
 
 
 def _sampling(values: Mapping[str, Any]) -> RecommendedSampling:
@@ -266,15 +254,8 @@ def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{path} is a {reprlib.repr(architecture)} model", remedy=remedy)
 
 
-# Keys that the library asserts for these architectures.
-_ASSERTED = {
-    "llada-moe": "expert_count",
-    "smallthinker": "expert_count",
-    "paddleocr": "rope.dimension_sections",
-}
 _LIBRARY_SCALINGS = ("yarn",)
 _MAX_COUNT = 1 << 31  # the library keeps counts in 32 bits
-_BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are encoded
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,8 +299,8 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     variants that cannot be converted, that the file is complete. Raises ModelFileError,
     UnsupportedModelError.
 
-    The library ends the process where an assertion of its own fails, so all that it asserts about
-    a file and does not report is checked here.
+    The library ends the process where an assertion of its own fails, so what it asserts about files
+    of all architectures and does not report is checked here.
     """
     file = open_gguf_file(path)
     require_language_model(file)
@@ -333,7 +314,6 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     _check_vectors(file)
     if architecture in BY_ARCHITECTURE and not _is_beyond_ours(metadata, architecture):
         return checkpoint_of(file)
-    _check_architecture(metadata)
     if main_layers(metadata) is not None and is_only_mtp(file.tensors):
         raise UnsupportedModelError(
             f"{path} has the layer for multi-token prediction alone, not the model",
@@ -363,19 +343,6 @@ def _check_vectors(file: GgufFile) -> None:
                 f"{file.path}: the vector {name} is stored as {tensor.kind.name}, expected F32",
                 remedy="Convert the model again.",
             )
-
-
-def _check_architecture(metadata: Metadata) -> None:
-    architecture = metadata.require("general.architecture", str)
-    key = _ASSERTED.get(architecture)
-    layers = metadata.get("baichuan.block_count", int)
-    if key and not metadata.values.get(f"{architecture}.{key}"):
-        problem = f"lacks {architecture}.{key}"
-    elif architecture == "baichuan" and layers not in _BAICHUAN_LAYERS:
-        problem = f"has {layers} layers, expected one of {_BAICHUAN_LAYERS}"
-    else:
-        return
-    raise convert_again(f"{metadata.path} {problem}")
 
 
 def _dimensions(metadata: Metadata, is_tied: bool) -> ModelConfig:

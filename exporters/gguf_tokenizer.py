@@ -28,7 +28,6 @@ from edge_spec.text.chat_format import END_NAMES
 # Raise it where another tokenizer is made of the same metadata: those that are kept are made again.
 TOKENIZER_VERSION = 2
 _KEYS = "tokenizer.ggml."  # and the model's name are all that `tokenizer_from_gguf` reads
-_NAME = "general.name"
 
 _SPACE = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
@@ -150,19 +149,13 @@ class Vocabulary:
 def tokenizer_digest(file: GgufFile) -> str:
     """A SHA-256 that changes with the tokenizer of this file: with the metadata that it is made of,
     the way it is made and the library that reads it."""
-    keys = [key for key in file.metadata if key.startswith(_KEYS) or key == _NAME]
-    made_of = f"{file.digest(keys)} {TOKENIZER_VERSION} {tokenizers.__version__}"
-    return hashlib.sha256(made_of.encode()).hexdigest()
-
-
-def vocabulary_digest(file: GgufFile) -> str:
-    """A SHA-256 that two files of which the same tokenizer is made have in common."""
     vocabulary = file.digest(key for key in file.metadata if key.startswith(_KEYS))
-    return f"{vocabulary} {_is_phi3(file.metadata)}"
+    made_by = f"{_is_phi3(file.metadata)} {TOKENIZER_VERSION} {tokenizers.__version__}"
+    return hashlib.sha256(f"{vocabulary} {made_by}".encode()).hexdigest()
 
 
 def _is_phi3(metadata: Mapping[str, Any]) -> bool:
-    return "phi3" in str(metadata.get(_NAME, "")).lower().replace("-", "")
+    return "phi3" in str(metadata.get("general.name", "")).lower().replace("-", "")
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
