@@ -14,13 +14,14 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.gguf import kquants
-from edge_spec.exporters.gguf.metadata import (
+from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
+from edge_spec.exporters.gguf.writer import (
+    gguf_tensors,
     model_metadata,
     require_writable,
     stated_metadata,
+    write_gguf,
 )
-from edge_spec.exporters.gguf.tensors import gguf_tensors, write_gguf
-from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC
 from edge_spec.exporters.parity import Converted, check, scored_by

@@ -22,7 +22,7 @@ from gguf.constants import TokenType
 
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf.metadata import Metadata
+from edge_spec.exporters.gguf.writer import Metadata
 from edge_spec.exporters.gguf_model_info import STOP_TOKENS, TEMPLATE_TOKENS
 from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from edge_spec.text.chat_format import END_NAMES
