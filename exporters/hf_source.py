@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -175,17 +174,16 @@ def _stated_ends(files: Files, values: Mapping[str, Any]) -> dict[int, str]:
         (CONFIG, files[CONFIG]),
         (CONFIG, text_config if isinstance(text_config, dict) else {}),
     ]
-    tokens = _Tokens(files)
     found: dict[int, list[str]] = {}
     for file, stated in numbered:
         ids = sorted(_token_ids(files.path / file, "eos_token_id", stated.get("eos_token_id")))
         is_first = not found
         for id in ids:
-            if is_first or id in found or tokens.is_special(id):
+            if is_first or id in found or _is_special(files, id):
                 found.setdefault(id, []).append(file)
     for file in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
         name = _named(files.path / file, files[file])
-        named = None if name is None else tokens.id(name)
+        named = None if name is None else _token_id(files, name)
         if named is not None:
             found.setdefault(named, []).append(file)
     return {id: ", ".join(dict.fromkeys(stating)) for id, stating in found.items()}
@@ -215,42 +213,33 @@ def _named(file: Path, stated: Mapping[str, Any]) -> str | None:
     return text
 
 
-class _Tokens:
-    """Looks tokens up in tokenizer_config.json, and in tokenizer.json where that does not list
-    them: to read a large one takes a second."""
+def _token_id(files: Files, text: str) -> int | None:
+    for each in _added_tokens(files):
+        if each.get("content") == text:
+            return int(each["id"])
+    model = files[TOKENIZER].get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    found = vocabulary.get(text) if isinstance(vocabulary, dict) else None
+    return found if type(found) is int else None
 
-    def __init__(self, files: Files) -> None:
-        self._files = files
 
-    def id(self, text: str) -> int | None:
-        for added in (self._listed, self._added):
-            for each in added:
-                if each.get("content") == text and type(each.get("id")) is int:
-                    return int(each["id"])
-        model = self._files[TOKENIZER].get("model")
-        vocabulary = model.get("vocab") if isinstance(model, dict) else None
-        found = vocabulary.get(text) if isinstance(vocabulary, dict) else None
-        return found if type(found) is int else None
+def _is_special(files: Files, id: int) -> bool:
+    return any(each["id"] == id and each.get("special") is True for each in _added_tokens(files))
 
-    def is_special(self, id: int) -> bool:
-        return any(
-            each.get("id") == id and each.get("special") is True
-            for each in (self._listed or self._added)
-        )
 
-    @cached_property
-    def _listed(self) -> Sequence[Mapping[str, Any]]:
-        listed = self._files[TOKENIZER_CONFIG].get("added_tokens_decoder")
-        return [
-            {**each, "id": int(id)}
-            for id, each in (listed.items() if isinstance(listed, dict) else ())
-            if isinstance(each, dict) and id.isdecimal() and len(id) <= _MAX_DIGITS
-        ]
-
-    @cached_property
-    def _added(self) -> Sequence[Mapping[str, Any]]:
-        added = self._files[TOKENIZER].get("added_tokens")
-        return [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+def _added_tokens(files: Files) -> list[dict[str, Any]]:
+    """Returns those that tokenizer_config.json lists, or else tokenizer.json: to read a large one
+    takes a second."""
+    listed = files[TOKENIZER_CONFIG].get("added_tokens_decoder")
+    if not isinstance(listed, dict) or not listed:
+        added = files[TOKENIZER].get("added_tokens")
+        entries = added if isinstance(added, list) else []
+        return [each for each in entries if isinstance(each, dict) and type(each.get("id")) is int]
+    return [
+        {**each, "id": int(id)}
+        for id, each in listed.items()
+        if isinstance(each, dict) and id.isdecimal() and len(id) <= _MAX_DIGITS
+    ]
 
 
 _OF_ANSWERS = ("decoder_start_token_id", "forced_bos_token_id")
