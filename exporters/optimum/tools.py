@@ -31,8 +31,8 @@ def write_graph(
     """Score a text, TOKENS_FILE in `scratch`, with transformers in float32 into SCORES_FILE beside
     it, and write the graph to `out`, its matrices in blocks of fewer `bits` than 32.
 
-    Return "refused", why the architecture cannot be exported; or "config", of a ModelConfig,
-    "tokens" that were scored, and "notes".
+    Return "config", of a ModelConfig, "tokens" that were scored, and "notes". Raises what the
+    libraries raise, such as for an architecture that optimum does not know.
     """
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     warnings.simplefilter("ignore")  # of tracing, for each constant that depends on a shape
@@ -42,9 +42,6 @@ def write_graph(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    problem = _problem(config)
-    if problem:
-        return {"refused": problem}
     model, loaded = AutoModelForCausalLM.from_pretrained(
         directory,
         config=config,
@@ -56,7 +53,7 @@ def write_graph(
     )
     if loaded["missing_keys"] or loaded["mismatched_keys"]:
         names = sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]]))
-        return {"refused": f"the weights of {names[0]} are missing or of another shape"}
+        raise ValueError(f"the weights of {names[0]} are missing or of another shape")
     model.eval()
     text = json.loads((Path(scratch) / TOKENS_FILE).read_text(encoding="ascii"))
     context, tokens, notes = plan_text(config, text)
@@ -125,24 +122,6 @@ def _untie(graph: Any) -> None:
     for node in [node for node in graph.node if node.op_type == "Transpose"]:
         if node.output[0] not in used:
             graph.node.remove(node)
-
-
-def _problem(config: Any) -> str | None:
-    """Why this architecture cannot be exported."""
-    from optimum.exporters.tasks import TasksManager
-
-    kind = config.model_type
-    if config.is_encoder_decoder:
-        return f"{kind} models have an encoder and a decoder"
-    try:
-        tasks = TasksManager.get_supported_tasks_for_model_type(
-            kind, "onnx", library_name="transformers"
-        )
-    except KeyError:
-        return f"optimum has no ONNX export of {kind} models"
-    if _TASK not in tasks:
-        return f"optimum exports no text generation of {kind} models"
-    return None
 
 
 def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
