@@ -80,7 +80,6 @@ SAMPLING_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-_LACKED_SAMPLING = ("xtc_probability", "mirostat")  # what turns on a sampling that ours lacks
 
 _TEMPLATE = "tokenizer.chat_template"
 # Special tokens that chat templates may name: by the names of GGUF, which spells one so.
@@ -212,16 +211,7 @@ def _sampling(values: Mapping[str, Any]) -> RecommendedSampling:
     stated = {name: _as_written(values.get(key)) for key, name in SAMPLING_KEYS.items()}
     if values.get("general.sampling.penalty_last_n") == 0:
         del stated["repetition_penalty"]
-    lacked = [
-        f"{name} {reprlib.repr(values[key])}"
-        for name in _LACKED_SAMPLING
-        if (key := f"general.sampling.{name}") in values and not _is_zero(values[key])
-    ]
-    return recommended_sampling(stated, tuple(lacked))
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, int | float) and value == 0
+    return recommended_sampling(stated)
 
 
 def _as_written(value: Any) -> Any:
@@ -231,13 +221,11 @@ def _as_written(value: Any) -> Any:
 
 
 def _require_weights(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> None:
-    path = metadata.path
+    path, embeddings = metadata.path, tensors.get("model.embed_tokens.weight")
     if not tensors:
         raise UnsupportedModelError(
-            f"{path} has a vocabulary and no weights",
-            remedy="Give the file that has them.",
+            f"{path} has a vocabulary and no weights", remedy="Give the file that has them."
         )
-    embeddings = tensors.get("model.embed_tokens.weight")
     if embeddings is None:
         raise convert_again(f"{path} lacks token_embd.weight")
     tokens = metadata.get("tokenizer.ggml.tokens", list)
@@ -310,7 +298,7 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
         raise no_model(path)
     vocabulary = Vocabulary(file.metadata, path)
     for key in COLUMNS:
-        vocabulary.column(key)
+        vocabulary.numbers(key, 0.0)
     _check_vectors(file)
     if architecture in BY_ARCHITECTURE and not _is_beyond_ours(metadata, architecture):
         return checkpoint_of(file)
@@ -320,7 +308,7 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
             remedy="Name it as the --draft of its model.",
         )
     tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
-    config = _dimensions(metadata, is_tied="lm_head.weight" not in tensors)
+    config = _dimensions(GgufKeys(metadata, architecture, tensors))
     return GgufModelInfo(path, config, tensors=tensors, **text_fields(file))
 
 
@@ -345,55 +333,40 @@ def _check_vectors(file: GgufFile) -> None:
             )
 
 
-def _dimensions(metadata: Metadata, is_tied: bool) -> ModelConfig:
+def _dimensions(keys: GgufKeys) -> ModelConfig:
     """Return the dimensions that all architectures state; 0 where this one does not."""
-    architecture = metadata.require("general.architecture", str)
-    tokens = metadata.require("tokenizer.ggml.tokens", list)
-    counts: dict[str, Any] = {
-        field: _largest(metadata, architecture, key) for key, field in (_COUNTS | _EXPERTS).items()
-    }
-    own_layers = main_layers(metadata)
-    if own_layers is not None:
-        counts["num_layers"] = own_layers
+    metadata = keys.metadata
+    counts = {field: _largest(keys, key) for key, field in (_COUNTS | _EXPERTS).items()}
+    counts["num_layers"] = main_layers(metadata) or counts["num_layers"]
     counts["num_kv_heads"] = counts["num_kv_heads"] or counts["num_heads"]
     usual_size = counts["hidden_size"] // max(counts["num_heads"], 1)
     counts["head_dim"] = counts["head_dim"] or usual_size
+    context_length = int(keys.require("context_length", int))
+    if not 1 <= context_length <= MAX_CONTEXT_TOKENS:
+        raise convert_again(
+            f"{metadata.path}: its context is {context_length} tokens, expected 1 to "
+            f"{MAX_CONTEXT_TOKENS}"
+        )
+    epsilons = (
+        keys.get(f"attention.layer_norm_{kind}epsilon", float) or 0.0 for kind in ("rms_", "")
+    )
     return ModelConfig(
-        architecture=architecture,
+        architecture=keys.architecture,
         **counts,
-        vocab_size=len(tokens),
-        context_length=_context_length(metadata, architecture),
-        norm_epsilon=_norm_epsilon(metadata, architecture),
-        rope_theta=metadata.get(f"{architecture}.rope.freq_base", float) or 10000.0,
-        tied_embeddings=is_tied,
+        vocab_size=len(metadata.require("tokenizer.ggml.tokens", list)),
+        context_length=context_length,
+        norm_epsilon=max(epsilons),
+        rope_theta=keys.get("rope.freq_base", float) or 10000.0,
+        tied_embeddings="lm_head.weight" not in keys.tensors,
     )
 
 
-def _largest(metadata: Metadata, architecture: str, key: str) -> int:
+def _largest(keys: GgufKeys, key: str) -> int:
     """Return a count, or the largest where each layer has one of its own; 0 where there is none."""
-    value: Any = metadata.values.get(f"{architecture}.{key}", 0)
+    value: Any = keys.metadata.values.get(f"{keys.architecture}.{key}", 0)
     if isinstance(value, np.ndarray) and value.size:
         value = int(value.max())
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
-        raise convert_again(f"{metadata.path}: {reprlib.repr(architecture)}.{key} is no count")
+        architecture = reprlib.repr(keys.architecture)
+        raise convert_again(f"{keys.metadata.path}: {architecture}.{key} is no count")
     return value
-
-
-def _context_length(metadata: Metadata, architecture: str) -> int:
-    found: int = metadata.require(f"{architecture}.context_length", int)
-    if not 1 <= found <= MAX_CONTEXT_TOKENS:
-        raise convert_again(
-            f"{metadata.path}: its context is {found} tokens, expected 1 to {MAX_CONTEXT_TOKENS}"
-        )
-    return found
-
-
-def _norm_epsilon(metadata: Metadata, architecture: str) -> float:
-    for kind in ("rms_", ""):
-        key = f"{architecture}.attention.layer_norm_{kind}epsilon"
-        epsilon: float | None = metadata.get(key, float)
-        if epsilon is not None:
-            if not 0 < epsilon < 1:
-                raise convert_again(f"{metadata.path}: {reprlib.repr(key)} is {epsilon}")
-            return epsilon
-    return 0.0  # a model without

@@ -98,30 +98,20 @@ class Vocabulary:
             raise self.damaged(f"it has no list of {key}")
         return texts
 
-    def column(self, key: str) -> np.ndarray | None:
-        """Return a number of each token, of COLUMNS; None where the file has none. As in llama.cpp,
-        numbers of more tokens than there are do no harm."""
+    def numbers(self, key: str, usual: float) -> list[float]:
+        """Return a number of each token, of COLUMNS; `usual` where the file has none. As in
+        llama.cpp, numbers of more tokens than there are do no harm."""
         values, count = self.get(key), len(self.ids)
         if values is None:
-            return None
+            return [usual] * count
         kind = str(values.dtype) if isinstance(values, np.ndarray) else type(values).__name__
         of_each = f"{key} for each of its {count} tokens"
         if kind not in COLUMNS[key]:
             expected = " or ".join(COLUMNS[key])
             raise self.damaged(f"its {of_each} are {kind}, expected {expected}")
-        if len(values) < count:
+        if len(values) < count or not np.isfinite(values[:count]).all():
             raise self.damaged(f"it lacks {of_each}, and has {len(values)}")
-        used: np.ndarray = values[:count]
-        return used
-
-    def numbers(self, key: str, usual: float) -> list[float]:
-        """usual: of each token where the file has none."""
-        numbers = self.column(key)
-        if numbers is None:
-            return [usual] * len(self.ids)
-        if not np.isfinite(numbers).all():
-            raise self.damaged(f"it lacks {key} for each of its {len(self.ids)} tokens")
-        return list(numbers.tolist())
+        return list(values[:count].tolist())
 
     @cached_property
     def kinds(self) -> list[int]:

@@ -1,14 +1,10 @@
-"""Reads what config.json states, in the forms that families share.
-
-YaRN: slow rotations are stretched, fast ones stay (Peng et al. 2023, section 3).
-"""
+"""Reads what config.json states, in the forms that families share."""
 
 from __future__ import annotations
 
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +13,6 @@ import numpy as np
 from edge_spec.core.model_parts import Experts, LayerKind
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.errors import UnsupportedModelError
-
-
-@dataclass(frozen=True)
-class Yarn:
-    """factor: of the context; the turns are those within the original context beyond which a pair
-    stays as it is, and below which it is stretched by the whole factor."""
-
-    factor: float
-    original_context_length: int
-    fast_turns: float
-    slow_turns: float
-    in_whole_steps: bool  # whether the ramp begins and ends at a pair
-
-    def factors(self, theta: float, rotary_dim: int) -> tuple[float, ...]:
-        """Returns what each of the rotary_dim / 2 frequencies is divided by."""
-        # The pairs of a head that turn this often within the original context.
-        wavelengths = (
-            self.original_context_length / (turns * 2 * math.pi)
-            for turns in (self.fast_turns, self.slow_turns)
-        )
-        low, high = (rotary_dim * math.log(each) / (2 * math.log(theta)) for each in wavelengths)
-        if self.in_whole_steps:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, rotary_dim - 1)
-        pairs = np.arange(len(Rope(theta).unscaled(rotary_dim)))
-        stretched = np.clip((pairs - low) / (high - low or 0.001), 0.0, 1.0)
-        return tuple((1 / (stretched / self.factor + 1 - stretched)).tolist())
-
-    def magnitude(self, scale: float = 1.0) -> float:
-        """Returns what cos and sin are multiplied with."""
-        return 1.0 if self.factor <= 1 else 0.1 * scale * math.log(self.factor) + 1.0
-
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # as layer_types of config.json names them
 MAX_LAYERS = 10_000
@@ -291,25 +255,22 @@ class StatedConfig:
         )
 
     def _yarn(self, stated: Mapping[str, Any]) -> RopeScaling:
+        """Slow rotations are stretched, fast ones stay (Peng et al. 2023, section 3)."""
         rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        original = stated.get(ORIGINAL) or self.context_length
-        factor = float(stated.get("factor") or self.context_length / int(original))
+        original = int(stated.get(ORIGINAL) or self.context_length)
+        factor = float(stated.get("factor") or self.context_length / original)
         theta = float(stated.get("rope_theta") or self.values.get("rope_theta") or 10000.0)
-        yarn = Yarn(
-            factor,
-            int(original),
-            fast_turns=float(stated.get("beta_fast") or 32),
-            slow_turns=float(stated.get("beta_slow") or 1),
-            in_whole_steps=bool(stated.get("truncate", True)),
-        )
-        magnitude = stated.get("attention_factor")
-        if magnitude is None:
-            scale, overall = stated.get("mscale"), stated.get("mscale_all_dim")
-            magnitude = yarn.magnitude()
-            if scale and overall:
-                magnitude = yarn.magnitude(float(scale)) / yarn.magnitude(float(overall))
-        magnitude *= stated.get(FURTHER_MAGNITUDE, 1.0)
-        return RopeScaling("factors", factors=yarn.factors(theta, rotated), magnitude=magnitude)
+        turns = float(stated.get("beta_fast") or 32), float(stated.get("beta_slow") or 1)
+        # The pairs of a head that turn this often within the original context.
+        wavelengths = (original / (each * 2 * math.pi) for each in turns)
+        low, high = (rotated * math.log(each) / (2 * math.log(theta)) for each in wavelengths)
+        if stated.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotated - 1)
+        pairs = np.arange(len(Rope(theta).unscaled(rotated)))
+        stretched = np.clip((pairs - low) / (high - low or 0.001), 0.0, 1.0)
+        factors = tuple((1 / (stretched / factor + 1 - stretched)).tolist())
+        return RopeScaling("factors", factors=factors, magnitude=_yarn_magnitude(factor, stated))
 
     def _long_scaling(self, stated: Mapping[str, Any]) -> RopeScaling:
         """LongRoPE (Ding et al. 2024) for texts of the original length."""
@@ -319,6 +280,19 @@ class StatedConfig:
             grown = max(self._stretched_length / self.original_length, 1.0)
             magnitude = math.sqrt(1 + math.log(grown) / math.log(self.original_length))
         return RopeScaling("factors", factors=factors, magnitude=float(magnitude))
+
+
+def _yarn_magnitude(factor: float, stated: Mapping[str, Any]) -> float:
+    """Returns what cos and sin are multiplied with."""
+
+    def grown(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    magnitude = stated.get("attention_factor")
+    if magnitude is None:
+        scale, overall = stated.get("mscale"), stated.get("mscale_all_dim")
+        magnitude = grown(float(scale)) / grown(float(overall)) if scale and overall else grown(1.0)
+    return float(magnitude) * float(stated.get(FURTHER_MAGNITUDE, 1.0))
 
 
 def _proportional(stated: Mapping[str, Any], head_dim: int) -> RopeScaling:
