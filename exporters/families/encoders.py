@@ -17,8 +17,7 @@ embeddings are normed, too.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -26,7 +25,7 @@ from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Encoder, LayerKind, RelativePositions
-from edge_spec.exporters.families.family import Family, Fields
+from edge_spec.exporters.families.family import Family, Fields, Rules
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -35,8 +34,7 @@ _MLPS: Mapping[str, Fields] = {
     "gated-gelu": {"activation": "gelu_tanh"},
     "gated-silu": {"activation": "silu"},
 }
-_Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]  # patterns, in turn
-_T5_RULES: _Rules = (
+_T5_RULES: Rules = (
     (r"^shared\.", "model.embed_tokens."),
     (r"final_layer_norm", "norm"),
     (r"block\.0\.layer\.0\.SelfAttention\.relative_attention_bias", "relative_bias"),
@@ -51,12 +49,6 @@ _T5_RULES: _Rules = (
     (r"layer\.\d\.DenseReluDense\.wo\.", "mlp.down_proj."),
     (r"^decoder\.", "model."),
 )
-
-
-def _renamed(rules: _Rules, name: str) -> str:
-    for pattern, ours in rules:
-        name = re.sub(pattern, ours, name)
-    return name
 
 
 def _t5(stated: StatedConfig) -> Fields:
@@ -110,7 +102,7 @@ T5 = Family(
         "decoder.embed_tokens.",
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
     ),
-    rename=partial(_renamed, _T5_RULES),
+    rules=_T5_RULES,
 )
 
 
@@ -119,7 +111,7 @@ _OFFSET = 2  # rows of learnt tables that no position has
 _NEVER = np.float32(100.0)
 _BART, _MARIAN, _MBART, _PEGASUS, _M2M = "bart", "marian", "mbart", "pegasus", "m2m_100"
 _NORM_STREAM = (_BART, _MARIAN)
-_COMMON_RULES: _Rules = (
+_COMMON_RULES: Rules = (
     (r"^model\.", ""),
     (r"^final_logits_bias$", "lm_head.bias"),
     (r"coder\.layer_norm\.", "coder.norm."),
@@ -130,7 +122,7 @@ _COMMON_RULES: _Rules = (
     (r"^decoder\.", "model."),
     (r"^shared\.", "model.embed_tokens."),
 )
-_RULES: _Rules = (
+_RULES: Rules = (
     (r"layernorm_embedding", "input_norm"),
     (r"self_attn_layer_norm", "input_layernorm"),
     (r"encoder_attn_layer_norm", "cross_attn.input_norm"),
@@ -138,7 +130,7 @@ _RULES: _Rules = (
     *_COMMON_RULES,
 )
 # Where the stream is normed, the norm after a sublayer is the next one's.
-_STREAM_RULES: _Rules = (
+_STREAM_RULES: Rules = (
     (r"layernorm_embedding", "layers.0.input_layernorm"),
     (r"encoder(\.layers.+)self_attn_layer_norm", r"encoder\1post_attention_layernorm"),
     (r"self_attn_layer_norm", "cross_attn.input_norm"),
@@ -259,7 +251,6 @@ def _made(values: np.ndarray) -> StoredTensor:
 def _family(model_type: str, **defaults: object) -> Family:
     made = ["embed_tokens", *(["embed_positions"] if model_type in (_MARIAN, _M2M) else [])]
     ignored = [f"model.{half}.{table}." for half in ("encoder", "decoder") for table in made]
-    rules = _STREAM_RULES if model_type in _NORM_STREAM else _RULES
     return Family(
         model_types=(model_type,),
         architectures=(),
@@ -267,7 +258,7 @@ def _family(model_type: str, **defaults: object) -> Family:
         defaults=_DEFAULTS | defaults,
         keys=_KEYS,
         ignored=(*ignored, "lm_head."),
-        rename=partial(_renamed, rules),
+        rules=_STREAM_RULES if model_type in _NORM_STREAM else _RULES,
         of_tensors=partial(_of_tensors, model_type),
     )
 

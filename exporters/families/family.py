@@ -8,6 +8,7 @@ Beside Llama's there are the norms of what a sublayer adds, self_attn.post_norm 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 
 Fields = Mapping[str, Any]  # of a ModelConfig
 Parts = Mapping[str, str]
+Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]  # of re.sub, in turn
 # From tensors by our names to the same in our shapes, such as of all experts to those of each.
 ShapedTensors = Callable[[ModelConfig, Mapping[str, StoredTensor]], dict[str, StoredTensor]]
 # Of the text model's tensors, and of those that are left, in models that read pictures too.
@@ -65,7 +67,7 @@ class Family:
     prefixes: tuple[str, ...] = ()  # of the text model's tensors where others stand beside it
     ignored: tuple[str, ...] = ()  # prefixes of the tensors that text does not need
     computes: tuple[str, ...] = ()  # features that most families lack, as stated.py names them
-    rename: Callable[[str], str] | None = None  # from all names in safetensors to ours
+    rules: Rules = ()  # from names in safetensors to ours, before all else
     of_tensors: ShapedTensors | None = None  # of safetensors that have other shapes
     # Of model_types that are computed in part: what of them is.
     limits: Parts = field(default_factory=dict)
@@ -121,8 +123,8 @@ def named_as_ours(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[s
 
 
 def _our_name(name: str, family: Family) -> str:
-    if family.rename is not None:
-        return family.rename(name)
+    for pattern, ours in family.rules:
+        name = re.sub(pattern, ours, name)
     if name in family.others:
         return family.others[name]
     for prefix in family.prefixes:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Experts, LayerEmbeddings, LayerKind
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields, each_expert
 from edge_spec.exporters.families.gguf_values import GgufKeys
@@ -24,7 +23,6 @@ from edge_spec.exporters.families.stated import (
     kv_sources,
     of_types,
 )
-from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Layers of which the last sees all, by the number of the generation.
 _PERIODS = {2: 2, 3: 6, 4: 6}
@@ -105,15 +103,6 @@ _OTHER_INPUTS = ("model.embed_vision.", "model.audio_tower.", "model.embed_audio
 _ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-}
-
-
-# What experts and their router have beside matrices, and those of all experts at once.
-_OF_EXPERTS = {
-    ".router.scale": ".mlp.router_norm.weight",
-    ".router.per_expert_scale": ".mlp.expert_scale",
-    ".experts.gate_up_proj": ".mlp.experts.gate_up_proj.weight",
-    ".experts.down_proj": ".mlp.experts.down_proj.weight",
 }
 
 
@@ -228,17 +217,6 @@ def gemma4_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, An
     }
 
 
-def _of_tensors(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    return each_expert(config, {_our_name(name): each for name, each in stored.items()})
-
-
-def _our_name(name: str) -> str:
-    for stated, ours in _OF_EXPERTS.items():
-        if name.endswith(stated):
-            return name.removesuffix(stated) + ours
-    return name
-
-
 GEMMA4 = Family(
     model_types=("gemma4_text", "gemma4"),
     architectures=("gemma4",),
@@ -295,5 +273,10 @@ GEMMA4 = Family(
     prefixes=TEXT_PREFIXES,
     ignored=(*PICTURES, *_OTHER_INPUTS),
     computes=(EXPERTS,),
-    of_tensors=_of_tensors,
+    rules=(
+        (r"\.router\.scale$", ".mlp.router_norm.weight"),
+        (r"\.router\.per_expert_scale$", ".mlp.expert_scale"),
+        (r"\.experts\.(gate_up|down)_proj$", r".mlp.experts.\1_proj.weight"),
+    ),
+    of_tensors=each_expert,
 )

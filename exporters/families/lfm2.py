@@ -3,7 +3,6 @@ experts (LFM2-8B-A1B) in all layers but the first ones."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,8 +25,6 @@ from edge_spec.exporters.families.stated import (
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 _SIGMOID = 2  # as GGUF numbers what makes weights of a router's scores
-_EXPERT = re.compile(r"(.+)\.feed_forward\.experts\.(\d+)\.(w[123])\.weight")
-_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def _of_config(stated: StatedConfig) -> Fields:
@@ -103,10 +100,14 @@ LFM2 = Family(
         "self_attn.q_layernorm": "self_attn.q_norm",
         "self_attn.k_layernorm": "self_attn.k_norm",
         "self_attn.out_proj": "self_attn.o_proj",
-        "feed_forward.w1": "mlp.gate_proj",
-        "feed_forward.w3": "mlp.up_proj",
-        "feed_forward.w2": "mlp.down_proj",
     },
+    rules=(
+        (r"\.feed_forward\.gate\.", ".mlp.router."),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"\.w1\.", ".gate_proj."),
+        (r"\.w2\.", ".down_proj."),
+        (r"\.w3\.", ".up_proj."),
+    ),
     gguf_parts={
         "shortconv.in_proj": "conv.in_proj",
         "shortconv.conv": "conv.conv",
@@ -147,16 +148,6 @@ def _moe_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]
     return {**_of_gguf(keys, values), "use_expert_bias": has_bias}
 
 
-def _moe_tensors(
-    config: ModelConfig, tensors: Mapping[str, StoredTensor]
-) -> dict[str, StoredTensor]:
-    def ours(name: str) -> str:
-        found = _EXPERT.fullmatch(name)
-        return f"{found[1]}.mlp.experts.{found[2]}.{_PARTS[found[3]]}.weight" if found else name
-
-    return {ours(name): each for name, each in _channels_alone(config, tensors).items()}
-
-
 LFM2_MOE = Family(
     model_types=("lfm2_moe",),
     architectures=("lfm2moe",),
@@ -174,7 +165,8 @@ LFM2_MOE = Family(
     },
     gguf_defaults={"num_dense_layers": 0},
     keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"},
-    parts={**LFM2.parts, "feed_forward.gate": "mlp.router", "feed_forward": "mlp"},
+    parts=LFM2.parts,
+    rules=LFM2.rules,
     gguf_parts={
         **LFM2.gguf_parts,
         **GGUF_EXPERTS,
@@ -182,6 +174,6 @@ LFM2_MOE = Family(
     },
     others=LFM2.others,
     computes=(EXPERTS, SHORT_CONVOLUTIONS),
-    of_tensors=_moe_tensors,
+    of_tensors=_channels_alone,
 )
 FAMILIES = (LFM2, LFM2_MOE)
