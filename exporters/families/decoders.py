@@ -7,7 +7,7 @@ from typing import Any
 
 from edge_spec.core.model_parts import Experts, LayerKind
 from edge_spec.core.rope import Rope
-from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
+from edge_spec.exporters.families.family import PICTURES, TEXT_RULES, Family, Fields
 from edge_spec.exporters.families.stated import (
     EXPERTS,
     FULL,
@@ -126,10 +126,10 @@ def _qwen_moe(stated: StatedConfig) -> Fields:
 
 
 _POST_NORMS: Any = {
-    "parts": {
-        "post_attention_layernorm": "self_attn.post_norm",
-        "post_feedforward_layernorm": "mlp.post_norm",
-    },
+    "rules": (
+        (r"\.post_attention_layernorm\.", ".self_attn.post_norm."),
+        (r"\.post_feedforward_layernorm\.", ".mlp.post_norm."),
+    ),
     "gguf_parts": GGUF_POST_NORMS,
 }
 FAMILIES = (
@@ -157,10 +157,10 @@ FAMILIES = (
             "position_embedding_type": None,
         },
         limits={"granitemoehybrid": "dense without Mamba"},
-        parts={
-            "shared_mlp.input_linear": "mlp.gate_up_proj",
-            "shared_mlp.output_linear": "mlp.down_proj",
-        },
+        rules=(
+            (r"\.shared_mlp\.input_linear\.", ".mlp.gate_up_proj."),
+            (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."),
+        ),
     ),
     Family(
         ("smollm3",),
@@ -188,10 +188,7 @@ FAMILIES = (
         ("hunyuan_v1_dense",),
         ("hunyuan-dense",),
         _hunyuan,
-        parts={
-            "self_attn.query_layernorm": "self_attn.q_norm",
-            "self_attn.key_layernorm": "self_attn.k_norm",
-        },
+        rules=((r"\.query_layernorm\.", ".q_norm."), (r"\.key_layernorm\.", ".k_norm.")),
     ),
     Family(
         ("ministral3", "mistral3"),
@@ -199,7 +196,7 @@ FAMILIES = (
         _ministral,
         limits={"mistral3": "text"},
         is_permuted=True,
-        prefixes=TEXT_PREFIXES,
+        rules=TEXT_RULES,
         ignored=PICTURES,
     ),
     Family(
@@ -208,7 +205,7 @@ FAMILIES = (
         _qwen_moe,
         defaults={"decoder_sparse_step": 1, "mlp_only_layers": (), "norm_topk_prob": False},
         gguf_defaults={"norm_topk_prob": True},  # llama.cpp normalizes, whatever config.json said
-        parts={"mlp.gate": "mlp.router"},
+        rules=((r"\.mlp\.gate\.", ".mlp.router."),),
         gguf_parts=GGUF_EXPERTS,
         computes=(EXPERTS,),
     ),

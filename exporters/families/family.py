@@ -27,8 +27,11 @@ Parts = Mapping[str, str]
 Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]  # of re.sub, in turn
 # From tensors by our names to the same in our shapes, such as of all experts to those of each.
 ShapedTensors = Callable[[ModelConfig, Mapping[str, StoredTensor]], dict[str, StoredTensor]]
-# Of the text model's tensors, and of those that are left, in models that read pictures too.
-TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
+# Of the text model's tensors, in models that read pictures too, and what the others begin with.
+TEXT_RULES: Rules = (
+    (r"^(language_model\.model|model\.language_model)\.", "model."),
+    (r"^language_model\.", ""),  # of a head
+)
 _PICTURES = ("vision_tower.", "multi_modal_projector.")
 PICTURES = (*_PICTURES, *(f"model.{part}" for part in _PICTURES))
 
@@ -58,16 +61,14 @@ class Family:
     # Of keys that GGUF lacks, where those are others.
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Parts = field(default_factory=dict)  # of config.json: what others call them, and this one
-    parts: Parts = field(default_factory=dict)  # of a layer: its name in safetensors, and ours
+    rules: Rules = ()  # from names in safetensors to ours
     # Of a layer: its name in GGUF, and ours; with the ending where ours has none.
     gguf_parts: Parts = field(default_factory=dict)
-    others: Parts = field(default_factory=dict)  # beside layers: names in both formats, and ours
+    gguf_others: Parts = field(default_factory=dict)  # beside layers: names in GGUF, and ours
     norm_offset: float = 0.0  # what safetensors' norms lack of what is multiplied with
     is_permuted: bool = False  # GGUF has rows of q and k as interleaved pairs
-    prefixes: tuple[str, ...] = ()  # of the text model's tensors where others stand beside it
     ignored: tuple[str, ...] = ()  # prefixes of the tensors that text does not need
     computes: tuple[str, ...] = ()  # features that most families lack, as stated.py names them
-    rules: Rules = ()  # from names in safetensors to ours, before all else
     of_tensors: ShapedTensors | None = None  # of safetensors that have other shapes
     # Of model_types that are computed in part: what of them is.
     limits: Parts = field(default_factory=dict)
@@ -101,7 +102,7 @@ _LIBRARY_ONLY = Family((), ())  # of which no more is known than names
 
 def hf_name(name: str, family: Family = _LIBRARY_ONLY) -> str:
     """Returns our name of a tensor of GGUF, or the same where there is none."""
-    known = family.others.get(name, MODEL_NAMES.get(name))
+    known = family.gguf_others.get(name, MODEL_NAMES.get(name))
     if known is not None:
         return known
     block, _, rest = name.partition(".")
@@ -125,17 +126,6 @@ def named_as_ours(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[s
 def _our_name(name: str, family: Family) -> str:
     for pattern, ours in family.rules:
         name = re.sub(pattern, ours, name)
-    if name in family.others:
-        return family.others[name]
-    for prefix in family.prefixes:
-        if name.startswith(prefix):
-            name = f"model.{name.removeprefix(prefix)}"
-    if family.prefixes:
-        name = name.removeprefix("language_model.")  # of a head
-    number, _, rest = name.removeprefix(LAYER).partition(".")
-    part, _, suffix = rest.rpartition(".")
-    if name.startswith(LAYER) and part in family.parts:
-        return f"{LAYER}{number}.{family.parts[part]}.{suffix}"
     return name
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from edge_spec.core.model_parts import Experts, LayerEmbeddings, LayerKind
-from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields, each_expert
+from edge_spec.exporters.families.family import PICTURES, TEXT_RULES, Family, Fields, each_expert
 from edge_spec.exporters.families.gguf_values import GgufKeys
 from edge_spec.exporters.families.stated import (
     EXPERTS,
@@ -27,11 +27,12 @@ from edge_spec.exporters.families.stated import (
 # Layers of which the last sees all, by the number of the generation.
 _PERIODS = {2: 2, 3: 6, 4: 6}
 _LAYERS_OF_27B = (46, 62)  # whose queries are scaled by a width that GGUF does not state
-NORMS = {
-    "post_attention_layernorm": "self_attn.post_norm",
-    "pre_feedforward_layernorm": "post_attention_layernorm",
-    "post_feedforward_layernorm": "mlp.post_norm",
-}
+_RULES = (
+    *TEXT_RULES,
+    (r"\.post_attention_layernorm\.", ".self_attn.post_norm."),
+    (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),
+    (r"\.post_feedforward_layernorm\.", ".mlp.post_norm."),
+)
 _DEFAULTS = {
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -82,7 +83,7 @@ GEMMA2 = Family(
     of_config=partial(_of_config, 2),
     of_gguf=_of_gguf,
     defaults={**_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    parts=NORMS,
+    rules=_RULES,
     gguf_parts=GGUF_POST_NORMS,
     norm_offset=1.0,
 )
@@ -93,7 +94,6 @@ GEMMA3 = replace(
     limits={"gemma3": "text"},
     of_config=partial(_of_config, 3),
     defaults=_DEFAULTS | _DEFAULTS_OF_THIRD,
-    prefixes=TEXT_PREFIXES,
     ignored=PICTURES,
 )
 FAMILIES = (GEMMA2, GEMMA3)
@@ -244,13 +244,16 @@ GEMMA4 = Family(
         "use_double_wide_mlp": False,
         "vocab_size": 262144,
     },
-    parts={
-        **NORMS,
-        "router.proj": "mlp.router",
-        "post_feedforward_layernorm_1": "mlp.dense_post_norm",
-        "post_feedforward_layernorm_2": "mlp.experts_post_norm",
-        "pre_feedforward_layernorm_2": "mlp.experts_norm",
-    },
+    rules=(
+        *_RULES,
+        (r"\.router\.proj\.", ".mlp.router."),
+        (r"\.router\.scale$", ".mlp.router_norm.weight"),
+        (r"\.router\.per_expert_scale$", ".mlp.expert_scale"),
+        (r"\.experts\.(gate_up|down)_proj$", r".mlp.experts.\1_proj.weight"),
+        (r"\.post_feedforward_layernorm_1\.", ".mlp.dense_post_norm."),
+        (r"\.post_feedforward_layernorm_2\.", ".mlp.experts_post_norm."),
+        (r"\.pre_feedforward_layernorm_2\.", ".mlp.experts_norm."),
+    ),
     gguf_parts={
         **GGUF_POST_NORMS,
         **GGUF_EXPERTS,
@@ -265,18 +268,12 @@ GEMMA4 = Family(
         "post_norm": "post_per_layer_input_norm",
         "layer_output_scale.weight": "layer_scalar",
     },
-    others={
+    gguf_others={
         "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
         "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
         "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
     },
-    prefixes=TEXT_PREFIXES,
     ignored=(*PICTURES, *_OTHER_INPUTS),
     computes=(EXPERTS,),
-    rules=(
-        (r"\.router\.scale$", ".mlp.router_norm.weight"),
-        (r"\.router\.per_expert_scale$", ".mlp.expert_scale"),
-        (r"\.experts\.(gate_up|down)_proj$", r".mlp.experts.\1_proj.weight"),
-    ),
     of_tensors=each_expert,
 )

@@ -94,14 +94,12 @@ LFM2 = Family(
         "intermediate_size": "block_ff_dim",
         "tie_word_embeddings": "tie_embedding",
     },
-    parts={
-        "operator_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "self_attn.q_layernorm": "self_attn.q_norm",
-        "self_attn.k_layernorm": "self_attn.k_norm",
-        "self_attn.out_proj": "self_attn.o_proj",
-    },
     rules=(
+        (r"^model\.embedding_norm\.", "model.norm."),
+        (r"\.operator_norm\.", ".input_layernorm."),
+        (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"\.(q|k)_layernorm\.", r".\1_norm."),
+        (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
         (r"\.feed_forward\.gate\.", ".mlp.router."),
         (r"\.feed_forward\.", ".mlp."),
         (r"\.w1\.", ".gate_proj."),
@@ -113,10 +111,7 @@ LFM2 = Family(
         "shortconv.conv": "conv.conv",
         "shortconv.out_proj": "conv.out_proj",
     },
-    others={
-        "model.embedding_norm.weight": "model.norm.weight",
-        "token_embd_norm.weight": "model.norm.weight",
-    },
+    gguf_others={"token_embd_norm.weight": "model.norm.weight"},
     computes=(SHORT_CONVOLUTIONS,),
     of_tensors=_channels_alone,
 )
@@ -165,14 +160,13 @@ LFM2_MOE = Family(
     },
     gguf_defaults={"num_dense_layers": 0},
     keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"},
-    parts=LFM2.parts,
     rules=LFM2.rules,
     gguf_parts={
         **LFM2.gguf_parts,
         **GGUF_EXPERTS,
         "exp_probs_b.bias": "mlp.expert_bias",
     },
-    others=LFM2.others,
+    gguf_others=LFM2.gguf_others,
     computes=(EXPERTS, SHORT_CONVOLUTIONS),
     of_tensors=_channels_alone,
 )
