@@ -242,7 +242,6 @@ def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{path} is a {reprlib.repr(architecture)} model", remedy=remedy)
 
 
-_LIBRARY_SCALINGS = ("yarn",)
 _MAX_COUNT = 1 << 31  # the library keeps counts in 32 bits
 
 
@@ -300,7 +299,9 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     for key in COLUMNS:
         vocabulary.numbers(key, 0.0)
     _check_vectors(file)
-    if architecture in BY_ARCHITECTURE and not _is_beyond_ours(metadata, architecture):
+    family = BY_ARCHITECTURE.get(architecture)
+    mixes = metadata.get(f"{architecture}.expert_count", int)
+    if family is not None and (EXPERTS in family.computes or not mixes):
         return checkpoint_of(file)
     if main_layers(metadata) is not None and is_only_mtp(file.tensors):
         raise UnsupportedModelError(
@@ -310,16 +311,6 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
     config = _dimensions(GgufKeys(metadata, architecture, tensors))
     return GgufModelInfo(path, config, tensors=tensors, **text_fields(file))
-
-
-def _is_beyond_ours(metadata: Metadata, architecture: str) -> bool:
-    """Says whether a model of a family that exporters know has what only a library runs: experts,
-    or a rotary embedding that is stretched in another way."""
-    experts = EXPERTS not in BY_ARCHITECTURE[architecture].computes and metadata.get(
-        f"{architecture}.expert_count", int
-    )
-    scaling = metadata.get(f"{architecture}.rope.scaling.type", str)
-    return bool(experts) or scaling in _LIBRARY_SCALINGS
 
 
 def _check_vectors(file: GgufFile) -> None:
