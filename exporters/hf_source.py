@@ -12,13 +12,12 @@ from edge_spec.core.model_info import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import ModelFileError, UnknownArchitectureError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.families import BY_MODEL_TYPE, told_model_types
+from edge_spec.exporters.families import BY_MODEL_TYPE
 from edge_spec.exporters.families.family import (
     Family,
     apart,
     model_config,
     named_as_ours,
-    whole_norms,
     without_unread,
 )
 from edge_spec.exporters.families.stated import StatedConfig, lacked_feature
@@ -267,7 +266,7 @@ def open_directory(path: Path) -> StoredCheckpoint:
     if family.of_tensors is not None:
         stored = family.of_tensors(config, stored)
     stored = without_unread(config, stored)
-    tensors = apart(config, stored) | whole_norms(family, stored)
+    tensors = apart(config, stored)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)
     return StoredCheckpoint(path=path, config=config, tensors=tensors, **text_fields(files, values))
@@ -350,19 +349,12 @@ def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
     architecture = str(values.get("model_type"))
     family = BY_MODEL_TYPE.get(architecture)
     if family is None:
-        if values.get("is_encoder_decoder"):
-            raise UnknownArchitectureError(
-                f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}, which has an "
-                "encoder and a decoder of a kind that this version does not compute",
-                remedy="Of such models it runs T5, Flan-T5, BART, Marian, mBART, Pegasus, M2M-100 "
-                "and NLLB.",
-            )
         lacked = lacked_feature(values)
         raise UnknownArchitectureError(
             f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}"
             + (f", which has {lacked}" if lacked else ""),
-            remedy=f"Readable: {told_model_types()}. Else: edge-spec export MODEL OUT --format "
-            "optimum.",
+            remedy=f"Readable: {', '.join(BY_MODEL_TYPE)}. Else, for a model without an encoder: "
+            "edge-spec export MODEL OUT --format optimum.",
         )
     return family
 

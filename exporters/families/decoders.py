@@ -156,7 +156,6 @@ FAMILIES = (
             "num_local_experts": 8,
             "position_embedding_type": None,
         },
-        limits={"granitemoehybrid": "dense without Mamba"},
         rules=(
             (r"\.shared_mlp\.input_linear\.", ".mlp.gate_up_proj."),
             (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."),
@@ -194,7 +193,6 @@ FAMILIES = (
         ("ministral3", "mistral3"),
         ("mistral3",),
         _ministral,
-        limits={"mistral3": "text"},
         is_permuted=True,
         rules=TEXT_RULES,
         ignored=PICTURES,

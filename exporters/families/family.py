@@ -36,14 +36,6 @@ _PICTURES = ("vision_tower.", "multi_modal_projector.")
 PICTURES = (*_PICTURES, *(f"model.{part}" for part in _PICTURES))
 
 
-def no_fields(stated: StatedConfig) -> Fields:
-    return {}
-
-
-def nothing_further(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Family:
     """Describes how the files of one family differ from Llama's; every name not mapped here is
@@ -55,8 +47,8 @@ class Family:
 
     model_types: tuple[str, ...]  # of config.json
     architectures: tuple[str, ...]  # of GGUF, as general.architecture
-    of_config: Callable[[StatedConfig], Fields] = no_fields
-    of_gguf: Callable[[GgufKeys, Mapping[str, Any]], Mapping[str, Any]] = nothing_further
+    of_config: Callable[[StatedConfig], Fields] = lambda stated: {}
+    of_gguf: Callable[[GgufKeys, Fields], Fields] = lambda keys, values: {}
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that config.json may lack
     # Of keys that GGUF lacks, where those are others.
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -65,13 +57,10 @@ class Family:
     # Of a layer: its name in GGUF, and ours; with the ending where ours has none.
     gguf_parts: Parts = field(default_factory=dict)
     gguf_others: Parts = field(default_factory=dict)  # beside layers: names in GGUF, and ours
-    norm_offset: float = 0.0  # what safetensors' norms lack of what is multiplied with
     is_permuted: bool = False  # GGUF has rows of q and k as interleaved pairs
     ignored: tuple[str, ...] = ()  # prefixes of the tensors that text does not need
     computes: tuple[str, ...] = ()  # features that most families lack, as stated.py names them
     of_tensors: ShapedTensors | None = None  # of safetensors that have other shapes
-    # Of model_types that are computed in part: what of them is.
-    limits: Parts = field(default_factory=dict)
 
 
 MODEL_NAMES = {
@@ -249,17 +238,6 @@ def _fused(config: ModelConfig) -> dict[str, dict[str, int]]:
     return {
         "qkv_proj": {"q_proj": config.query_size, "k_proj": kv_size, "v_proj": kv_size},
         "gate_up_proj": {"gate_proj": inner, "up_proj": inner},
-    }
-
-
-def whole_norms(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the norms with all of what is multiplied with."""
-    if not family.norm_offset:
-        return {}
-    return {
-        name: raised(tensor, family.norm_offset)
-        for name, tensor in tensors.items()
-        if name.endswith("norm.weight")
     }
 
 

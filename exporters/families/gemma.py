@@ -10,8 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Experts, LayerEmbeddings, LayerKind
-from edge_spec.exporters.families.family import PICTURES, TEXT_RULES, Family, Fields, each_expert
+from edge_spec.exporters.families.family import (
+    PICTURES,
+    TEXT_RULES,
+    Family,
+    Fields,
+    each_expert,
+    raised,
+)
 from edge_spec.exporters.families.gguf_values import GgufKeys
 from edge_spec.exporters.families.stated import (
     EXPERTS,
@@ -23,6 +31,7 @@ from edge_spec.exporters.families.stated import (
     kv_sources,
     of_types,
 )
+from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Layers of which the last sees all, by the number of the generation.
 _PERIODS = {2: 2, 3: 6, 4: 6}
@@ -77,6 +86,16 @@ def _of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"query_pre_attn_scalar": width}
 
 
+def _whole_norms(
+    config: ModelConfig, stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """What safetensors' norms have is added to 1."""
+    return {
+        name: raised(tensor, 1.0) if name.endswith("norm.weight") else tensor
+        for name, tensor in stored.items()
+    }
+
+
 GEMMA2 = Family(
     model_types=("gemma2",),
     architectures=("gemma2",),
@@ -85,13 +104,12 @@ GEMMA2 = Family(
     defaults={**_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     rules=_RULES,
     gguf_parts=GGUF_POST_NORMS,
-    norm_offset=1.0,
+    of_tensors=_whole_norms,
 )
 GEMMA3 = replace(
     GEMMA2,
     model_types=("gemma3_text", "gemma3"),
     architectures=("gemma3",),
-    limits={"gemma3": "text"},
     of_config=partial(_of_config, 3),
     defaults=_DEFAULTS | _DEFAULTS_OF_THIRD,
     ignored=PICTURES,
@@ -149,6 +167,9 @@ def _gemma4(stated: StatedConfig) -> Fields:
     embeddings = LayerEmbeddings(
         size, scale=size**0.5, projected_scale=hidden**-0.5, sum_scale=2**-0.5
     )
+    experts = Experts(
+        dense_size=inner, beside_mlp=True, score_scale=hidden**-0.5, expert_scales=True
+    )
     return {
         "layer_kinds": used,
         "kind_of_layer": tuple(used.index(kind) for kind in kinds),
@@ -164,19 +185,7 @@ def _gemma4(stated: StatedConfig) -> Fields:
         "rope_theta": stated.rope(FULL).theta,
         "rope_scaling": None,
         "logit_softcap": stated.optional("final_logit_softcapping"),
-        **(_mixture(values, hidden, inner) if values["enable_moe_block"] else {}),
-    }
-
-
-def _mixture(values: Mapping[str, Any], hidden_size: int, mlp_size: int) -> Fields:
-    experts = Experts(
-        dense_size=mlp_size, beside_mlp=True, score_scale=hidden_size**-0.5, expert_scales=True
-    )
-    return {
-        "intermediate_size": int(values["moe_intermediate_size"]),
-        "num_experts": int(values["num_experts"]),
-        "experts_used": int(values["top_k_experts"]),
-        "experts": experts,
+        **(stated.mixture(experts) if values["enable_moe_block"] else {}),
     }
 
 
@@ -213,7 +222,6 @@ def gemma4_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, An
         "intermediate_sizes": keys.per_layer("feed_forward_length"),
         "hidden_size_per_layer_input": keys.get("embedding_length_per_layer_input", int),
         "enable_moe_block": "num_experts" in values,
-        "top_k_experts": values.get("num_experts_per_tok"),
     }
 
 
@@ -244,6 +252,7 @@ GEMMA4 = Family(
         "use_double_wide_mlp": False,
         "vocab_size": 262144,
     },
+    keys={"num_experts_per_tok": "top_k_experts"},
     rules=(
         *_RULES,
         (r"\.router\.proj\.", ".mlp.router."),
