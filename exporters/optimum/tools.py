@@ -61,6 +61,10 @@ def write_graph(
         scores = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0]
     np.save(Path(scratch) / SCORES_FILE, scores.float().numpy())
     model.config.use_cache = True
+    head = model.get_output_embeddings()
+    if bits != "32" and head is not None:  # the quantizer takes constants only, no transposed table
+        head.weight = torch.nn.Parameter(head.weight.clone())
+        model.config.tie_word_embeddings = False
     raw = Path(scratch) / "raw"
     # What main_export calls once it has loaded the model, which would be a second time here.
     onnx_export_from_model(model, raw, task=_TASK, do_validation=False)
@@ -80,7 +84,6 @@ def _quantize(graph: Any, bits: int, block_size: int) -> Any:
     model = ONNXModel(graph)
     model.replace_gemm_with_matmul()  # the quantizer leaves Gemm as it is
     graph = model.model.graph
-    _untie(graph)
     vocab_size = graph.output[0].type.tensor_type.shape.dim[-1].dim_value
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMul"]
@@ -97,31 +100,6 @@ def _quantize(graph: Any, bits: int, block_size: int) -> Any:
         quantizer.process()
         model = quantizer.model
     return model.model
-
-
-def _untie(graph: Any) -> None:
-    """Gives each product a matrix of its own where it takes the transpose of one, such as a head
-    that shares its weights with the embedding: the quantizer takes constants only."""
-    from onnx import numpy_helper
-
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    turned = {
-        node.output[0]: node.input[0]
-        for node in graph.node
-        if node.op_type == "Transpose"
-        and node.input[0] in constants
-        and [list(attribute.ints) for attribute in node.attribute] in ([], [[1, 0]])
-    }
-    for node in graph.node:
-        if node.op_type == "MatMul" and node.input[1] in turned:
-            matrix = numpy_helper.to_array(constants[turned[node.input[1]]]).T
-            name = f"{node.name}.weight"
-            graph.initializer.append(numpy_helper.from_array(matrix.copy(), name))
-            node.input[1] = name
-    used = {name for node in graph.node for name in node.input}
-    for node in [node for node in graph.node if node.op_type == "Transpose"]:
-        if node.output[0] not in used:
-            graph.node.remove(node)
 
 
 def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
