@@ -327,7 +327,9 @@ def _check_vectors(file: GgufFile) -> None:
 def _dimensions(keys: GgufKeys) -> ModelConfig:
     """Return the dimensions that all architectures state; 0 where this one does not."""
     metadata = keys.metadata
-    counts = {field: _largest(keys, key) for key, field in (_COUNTS | _EXPERTS).items()}
+    counts: dict[str, Any] = {
+        field: _largest(keys, key) for key, field in (_COUNTS | _EXPERTS).items()
+    }
     counts["num_layers"] = main_layers(metadata) or counts["num_layers"]
     counts["num_kv_heads"] = counts["num_kv_heads"] or counts["num_heads"]
     usual_size = counts["hidden_size"] // max(counts["num_heads"], 1)

@@ -148,7 +148,7 @@ class GgufKeys:
         magnitude = self.get("rope.scaling.attn_factor", float) or 1.0
         for name in ("rope_freqs.weight", _SHORT):
             if (factors := self.tensors.get(name)) is not None:
-                divisors = tuple(map(float, factors.float32().ravel()))
+                divisors = factors.float32().ravel()
                 return {"rope_type": FACTORS, FACTORS: divisors, "attention_factor": magnitude}
         kind = self.get("rope.scaling.type", str)
         if kind in (None, "none"):

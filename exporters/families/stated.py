@@ -233,8 +233,9 @@ class StatedConfig:
         if kind == "linear":
             return RopeScaling("linear", factor=float(stated["factor"]))
         if kind == FACTORS:
+            factors = tuple(map(float, stated[FACTORS]))
             magnitude = float(stated["attention_factor"])
-            return RopeScaling("factors", factors=stated[FACTORS], magnitude=magnitude)
+            return RopeScaling("factors", factors=factors, magnitude=magnitude)
         if kind == "llama3":
             return RopeScaling(
                 "llama3",
