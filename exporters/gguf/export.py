@@ -126,7 +126,9 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     """The quantization's name as the table spells it."""
     options.require_only(GgufExporter.format)
     usual = DEFAULT_QUANTIZATION if find_spec(kquants.LIBRARY) else WITHOUT_LIBRARY
-    wanted = (options.quantization or usual).upper()
+    wanted = usual if options.quantization is None else options.quantization
+    if wanted.upper() in QUANTIZATIONS:
+        wanted = wanted.upper()
     name = chosen_quantization(replace(options, quantization=wanted), QUANTIZATIONS)
     if options.block_size is not None:
         raise UsageError("GGUF formats fix their block sizes", remedy="Leave --block-size out.")
