@@ -4,7 +4,7 @@ description implies, in Hugging Face's names."""
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,76 +18,83 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.family import OF_KEYS_AND_VALUES
 from edge_spec.exporters.stored_tensor import StoredTensor
 
+Shapes = dict[str, tuple[int, ...]]
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+
+def expected_shapes(config: ModelConfig) -> Shapes:
     """The tensors of a model of this description: name -> shape."""
-    hidden = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
+    hidden, vocab = config.hidden_size, config.vocab_size
+    halves = ("model", "encoder") if config.encoder else ("model",)
+    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes["lm_head.weight"] = (vocab, hidden)
     for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        attention = prefix + "self_attn."
-        if config.norm_places != "after":
-            shapes[prefix + "input_layernorm.weight"] = (hidden,)
-            shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        if config.norm_places in ("around", "after"):
-            shapes[attention + "post_norm.weight"] = (hidden,)
-            shapes[prefix + "mlp.post_norm.weight"] = (hidden,)
-        shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
-        shapes |= _own_shapes(config, prefix)
-        kernel = config.kind(layer).convolution
-        if kernel is not None:
-            shapes |= _convolution_shapes(config, prefix + "conv.", kernel)
-            continue
-        shapes |= _self_attention_shapes(config, attention, layer)
-        if config.attention_sinks:
-            shapes[attention + "sinks"] = (config.num_heads,)
-        if config.encoder is not None:
-            cross = prefix + "cross_attn."
-            shapes[cross + "input_norm.weight"] = (hidden,)
-            shapes |= _attention_shapes(config, cross, config.heads(layer))
-    shapes |= _encoder_shapes(config)
+        shapes |= _layer_shapes(config, f"model.layers.{layer}.", layer)
+    if config.relative_positions is not None:
+        bias = (config.relative_positions.num_buckets, config.num_heads)
+        shapes |= {f"{half}.relative_bias.weight": bias for half in halves}
+    if config.position_table:
+        positions = (config.context_length, hidden)
+        shapes |= {f"{half}.embed_positions.weight": positions for half in halves}
+    if config.encoder is not None:
+        shapes["encoder.norm.weight"] = (hidden,)
+        for layer in range(config.encoder.num_layers):
+            prefix = f"encoder.layers.{layer}."
+            shapes |= _vectors(prefix, ("input_layernorm", "post_attention_layernorm"), hidden)
+            shapes |= _attention_shapes(config, prefix + "self_attn.", config.heads(0))
+            shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
     if config.layer_embeddings is not None:
         all_layers = config.num_layers * config.layer_embeddings.size
-        shapes["model.embed_tokens_per_layer.weight"] = (config.vocab_size, all_layers)
+        shapes["model.embed_tokens_per_layer.weight"] = (vocab, all_layers)
         shapes["model.per_layer_model_projection.weight"] = (all_layers, hidden)
         shapes["model.per_layer_projection_norm.weight"] = (config.layer_embeddings.size,)
     if config.input_norm:
-        halves = ("model", "encoder") if config.encoder else ("model",)
         shapes |= {f"{half}.input_norm.weight": (hidden,) for half in halves}
     if config.logit_bias:
-        shapes["lm_head.bias"] = (config.vocab_size,)
+        shapes["lm_head.bias"] = (vocab,)
     if not config.embedding_norm:
-        for half in ("model", "encoder"):
+        for half in halves:
             shapes.pop(f"{half}.layers.0.input_layernorm.weight", None)
-    return _with_biases_of_norms(shapes) if config.layer_norm else shapes
-
-
-def _with_biases_of_norms(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    norms = {name: shape for name, shape in shapes.items() if name.endswith("norm.weight")}
-    return shapes | {name.removesuffix("weight") + "bias": norms[name] for name in norms}
-
-
-def _own_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Returns what a layer has beside its attention and its MLP."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    if config.layer_embeddings is not None:
-        hidden, size = config.hidden_size, config.layer_embeddings.size
-        shapes[prefix + "per_layer_input_gate.weight"] = (size, hidden)
-        shapes[prefix + "per_layer_projection.weight"] = (hidden, size)
-        shapes[prefix + "post_per_layer_input_norm.weight"] = (hidden,)
-    if config.layer_scale:
-        shapes[prefix + "layer_scalar"] = (1,)
+    if config.layer_norm:
+        norms = {name: shape for name, shape in shapes.items() if name.endswith("norm.weight")}
+        shapes |= {name.removesuffix("weight") + "bias": norms[name] for name in norms}
     return shapes
 
 
-def _self_attention_shapes(
-    config: ModelConfig, prefix: str, layer: int
-) -> dict[str, tuple[int, ...]]:
+def _vectors(prefix: str, names: Iterable[str], size: int) -> Shapes:
+    return {f"{prefix}{name}.weight": (size,) for name in names}
+
+
+def _layer_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
+    hidden, embeddings = config.hidden_size, config.layer_embeddings
+    shapes: Shapes = {}
+    if config.norm_places != "after":
+        shapes |= _vectors(prefix, ("input_layernorm", "post_attention_layernorm"), hidden)
+    if config.norm_places in ("around", "after"):
+        shapes |= _vectors(prefix, ("self_attn.post_norm", "mlp.post_norm"), hidden)
+    shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
+    if embeddings is not None:
+        shapes[prefix + "per_layer_input_gate.weight"] = (embeddings.size, hidden)
+        shapes[prefix + "per_layer_projection.weight"] = (hidden, embeddings.size)
+        shapes[prefix + "post_per_layer_input_norm.weight"] = (hidden,)
+    if config.layer_scale:
+        shapes[prefix + "layer_scalar"] = (1,)
+    kernel = config.kind(layer).convolution
+    if kernel is not None:
+        shapes[prefix + "conv.in_proj.weight"] = (3 * hidden, hidden)
+        shapes[prefix + "conv.conv.weight"] = (hidden, kernel)
+        shapes[prefix + "conv.out_proj.weight"] = (hidden, hidden)
+        return shapes
+    shapes |= _self_attention_shapes(config, prefix + "self_attn.", layer)
+    if config.attention_sinks:
+        shapes[prefix + "self_attn.sinks"] = (config.num_heads,)
+    if config.encoder is not None:
+        shapes[prefix + "cross_attn.input_norm.weight"] = (hidden,)
+        shapes |= _attention_shapes(config, prefix + "cross_attn.", config.heads(layer))
+    return shapes
+
+
+def _self_attention_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
     """Lists its norms, too, and not what it takes of another layer, or of its keys."""
     shapes = _attention_shapes(config, prefix, config.heads(layer))
     if config.qk_norm:
@@ -103,14 +110,10 @@ def _self_attention_shapes(
     }
 
 
-def _attention_shapes(
-    config: ModelConfig, prefix: str, heads: HeadSizes
-) -> dict[str, tuple[int, ...]]:
+def _attention_shapes(config: ModelConfig, prefix: str, heads: HeadSizes) -> Shapes:
     hidden = config.hidden_size
     sizes = {"q_proj": heads.query_size, "k_proj": heads.kv_size, "v_proj": heads.kv_size}
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{prefix}{part}.weight": (size, hidden) for part, size in sizes.items()
-    }
+    shapes: Shapes = {f"{prefix}{part}.weight": (size, hidden) for part, size in sizes.items()}
     shapes[prefix + "o_proj.weight"] = (hidden, heads.query_size)
     if config.qkv_bias:
         shapes |= {f"{prefix}{part}.bias": (size,) for part, size in sizes.items()}
@@ -119,84 +122,41 @@ def _attention_shapes(
     return shapes
 
 
-def _convolution_shapes(
-    config: ModelConfig, prefix: str, kernel: int
-) -> dict[str, tuple[int, ...]]:
-    hidden = config.hidden_size
-    return {
-        prefix + "in_proj.weight": (3 * hidden, hidden),
-        prefix + "conv.weight": (hidden, kernel),
-        prefix + "out_proj.weight": (hidden, hidden),
-    }
-
-
-def _encoder_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of an encoder, and of relative positions."""
-    relative, hidden = config.relative_positions, config.hidden_size
-    halves = ["model", "encoder"] if config.encoder else ["model"]
-    shapes: dict[str, tuple[int, ...]] = {}
-    if relative is not None:
-        bias = (relative.num_buckets, config.num_heads)
-        shapes = {f"{half}.relative_bias.weight": bias for half in halves}
-    if config.position_table:
-        positions = (config.context_length, hidden)
-        shapes |= {f"{half}.embed_positions.weight": positions for half in halves}
-    if config.encoder is None:
-        return shapes
-    shapes["encoder.norm.weight"] = (hidden,)
-    for layer in range(config.encoder.num_layers):
-        prefix = f"encoder.layers.{layer}."
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        shapes |= _attention_shapes(config, prefix + "self_attn.", config.heads(0))
-        shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
-    return shapes
-
-
-def _mlp_shapes(config: ModelConfig, prefix: str, layer: int) -> dict[str, tuple[int, ...]]:
+def _mlp_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
     """One MLP, a router and as many as there are experts, or both."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: Shapes = {}
     if config.has_mlp(layer):
-        for part, shape in _matrix_shapes(config, config.mlp_size(layer)).items():
-            shapes[f"{prefix}{part}.weight"] = shape
-            if config.mlp_bias:
-                shapes[f"{prefix}{part}.bias"] = (shape[0],)
-    if config.mixes(layer):
-        shapes |= _experts_shapes(config, prefix)
-    return shapes
-
-
-def _matrix_shapes(config: ModelConfig, inner: int) -> dict[str, tuple[int, int]]:
-    """Lists the matrices of an MLP or an expert of this width."""
-    hidden = config.hidden_size
-    parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    if not config.gated_mlp:
-        del parts["gate_proj"]
-    return parts
-
-
-def _experts_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Lists those of all experts of a layer, and of its router."""
-    experts, hidden = config.experts, config.hidden_size
-    assert experts is not None
-    matrices = {
-        f"{prefix}experts.{expert}.{part}": shape
-        for expert in range(config.num_experts)
-        for part, shape in _matrix_shapes(config, config.intermediate_size).items()
-    }
-    matrices[prefix + "router"] = (config.num_experts, hidden)
-    shapes: dict[str, tuple[int, ...]] = {}
+        shapes |= _matrix_shapes(config, prefix, config.mlp_size(layer), config.mlp_bias)
+    experts = config.experts if config.mixes(layer) else None
+    if experts is None:
+        return shapes
     if experts.choice_bias:
         shapes[prefix + "expert_bias"] = (config.num_experts,)
     if experts.expert_scales:
         shapes[prefix + "expert_scale"] = (config.num_experts,)
     if experts.beside_mlp:
         norms = ("router_norm", "experts_norm", "experts_post_norm", "dense_post_norm")
-        shapes |= {f"{prefix}{norm}.weight": (hidden,) for norm in norms}
-    for name, shape in matrices.items():
-        shapes[name + ".weight"] = shape
-        if experts.biases:
-            shapes[name + ".bias"] = shape[:1]
+        shapes |= _vectors(prefix, norms, config.hidden_size)
+    for expert in range(config.num_experts):
+        own, size = f"{prefix}experts.{expert}.", config.intermediate_size
+        shapes |= _matrix_shapes(config, own, size, experts.biases)
+    shapes[prefix + "router.weight"] = (config.num_experts, config.hidden_size)
+    if experts.biases:
+        shapes[prefix + "router.bias"] = (config.num_experts,)
+    return shapes
+
+
+def _matrix_shapes(config: ModelConfig, prefix: str, inner: int, has_biases: bool) -> Shapes:
+    """Lists the matrices of an MLP or an expert of this width."""
+    hidden = config.hidden_size
+    parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    if not config.gated_mlp:
+        del parts["gate_proj"]
+    shapes: Shapes = {}
+    for part, shape in parts.items():
+        shapes[f"{prefix}{part}.weight"] = shape
+        if has_biases:
+            shapes[f"{prefix}{part}.bias"] = shape[:1]
     return shapes
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -22,15 +22,16 @@ from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, ModelText, Stored
 from edge_spec.exporters.families import BY_ARCHITECTURE, BY_MODEL_TYPE
 from edge_spec.exporters.families.family import (
     MODEL_NAMES,
-    Family,
     apart,
-    biases_and_norms,
     each_expert,
     hf_name,
     in_halves,
+    model_config,
+    read_gguf,
     without_unread,
 )
-from edge_spec.exporters.families.stated import EXPERTS, StatedMetadata
+from edge_spec.exporters.families.gguf_values import GgufKeys
+from edge_spec.exporters.families.stated import EXPERTS
 from edge_spec.exporters.gguf_reader import (
     HEAD_ARCHITECTURES,
     GgufFile,
@@ -46,7 +47,6 @@ from edge_spec.exporters.gguf_tokenizer import (
     Vocabulary,
     tokenizer_digest,
     tokenizer_from_gguf,
-    vocabulary_digest,
 )
 from edge_spec.exporters.hf_source import default_of
 from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
@@ -80,7 +80,6 @@ SAMPLING_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-_LACKED_SAMPLING = ("xtc_probability", "mirostat")  # what turns on a sampling that ours lacks
 
 _TEMPLATE = "tokenizer.chat_template"
 # Special tokens that chat templates may name: by the names of GGUF, which spells one so.
@@ -125,8 +124,9 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     if family is None:
         raise _unsupported(file.path, architecture)
     stored = {hf_name(name, family): tensor for name, tensor in file.tensors.items()}
-    stated = StatedMetadata(metadata, architecture, stored)
-    config = _config(stated, family, stored)
+    _require_weights(metadata, stored)
+    stated = read_gguf(family, GgufKeys(metadata, architecture, stored))
+    config = model_config(family, stated, stored)
     tensors = apart(config, each_expert(config, without_unread(config, stored)))
     if family.is_permuted:
         tensors |= {
@@ -195,25 +195,14 @@ def _stated_ends(metadata: Metadata) -> dict[int, str]:
     return {id: ", ".join(stating) for id, stating in keys.items()}
 
 
-class _TokenizerJson(str):
-    """A text that weak references may be had to."""
-
-
-_by_file: WeakKeyDictionary[GgufFile, _TokenizerJson] = WeakKeyDictionary()
-_by_digest: WeakValueDictionary[str, _TokenizerJson] = WeakValueDictionary()
+_tokenizers: WeakKeyDictionary[GgufFile, str] = WeakKeyDictionary()
 
 
 def _tokenizer_json(file: GgufFile) -> str:
-    """Makes it once while a file with this vocabulary is open: a large one takes a second."""
-    made = _by_file.get(file)
-    if made is None:
-        digest = vocabulary_digest(file)
-        made = _by_digest.get(digest)
-        if made is None:
-            json = tokenizer_from_gguf(file.metadata, file.path).to_str()
-            made = _by_digest[digest] = _TokenizerJson(json)
-        _by_file[file] = made
-    return made
+    """Makes it once while the file is open: a large one takes a second."""
+    if file not in _tokenizers:
+        _tokenizers[file] = tokenizer_from_gguf(file.metadata, file.path).to_str()
+    return _tokenizers[file]
 
 
 def _sampling(values: Mapping[str, Any]) -> RecommendedSampling:
@@ -222,16 +211,7 @@ def _sampling(values: Mapping[str, Any]) -> RecommendedSampling:
     stated = {name: _as_written(values.get(key)) for key, name in SAMPLING_KEYS.items()}
     if values.get("general.sampling.penalty_last_n") == 0:
         del stated["repetition_penalty"]
-    lacked = [
-        f"{name} {reprlib.repr(values[key])}"
-        for name in _LACKED_SAMPLING
-        if (key := f"general.sampling.{name}") in values and not _is_zero(values[key])
-    ]
-    return recommended_sampling(stated, tuple(lacked))
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, int | float) and value == 0
+    return recommended_sampling(stated)
 
 
 def _as_written(value: Any) -> Any:
@@ -240,42 +220,19 @@ def _as_written(value: Any) -> Any:
     return float(str(np.float32(value))) if is_short else value
 
 
-def _config(
-    stated: StatedMetadata, family: Family, tensors: Mapping[str, StoredTensor]
-) -> ModelConfig:
-    path = stated.metadata.path
+def _require_weights(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> None:
+    path, embeddings = metadata.path, tensors.get("model.embed_tokens.weight")
     if not tensors:
         raise UnsupportedModelError(
-            f"{path} has a vocabulary and no weights",
-            remedy="Give the file that has them.",
+            f"{path} has a vocabulary and no weights", remedy="Give the file that has them."
         )
-    embeddings = tensors.get("model.embed_tokens.weight")
     if embeddings is None:
         raise convert_again(f"{path} lacks token_embd.weight")
-    tokens = stated.metadata.get("tokenizer.ggml.tokens", list)
+    tokens = metadata.get("tokenizer.ggml.tokens", list)
     if tokens is not None and len(tokens) > embeddings.shape[0]:
         raise convert_again(
             f"{path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}"
         )
-    rope = stated.rope()
-    fields: dict[str, Any] = {
-        "architecture": stated.architecture,
-        "num_layers": stated.num_layers,
-        "hidden_size": stated.require("embedding_length", int),
-        "intermediate_size": next(iter(stated.intermediate_sizes()), 0),
-        "num_heads": stated.num_heads,
-        "num_kv_heads": stated.num_kv_heads,
-        "head_dim": stated.head_dim(),
-        "vocab_size": embeddings.shape[0],
-        "context_length": stated.context_length,
-        "norm_epsilon": stated.require("attention.layer_norm_rms_epsilon", float),
-        "rope_theta": rope.theta,
-        "rope_scaling": rope.scaling,
-        "tied_embeddings": "lm_head.weight" not in tensors,
-        "rotary_dim": stated.rotary_dim(family.is_permuted),
-        **biases_and_norms(tensors),
-    }
-    return ModelConfig(**{**fields, **family.of_metadata(stated)})
 
 
 def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
@@ -285,15 +242,7 @@ def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{path} is a {reprlib.repr(architecture)} model", remedy=remedy)
 
 
-# Keys that the library asserts for these architectures.
-_ASSERTED = {
-    "llada-moe": "expert_count",
-    "smallthinker": "expert_count",
-    "paddleocr": "rope.dimension_sections",
-}
-_LIBRARY_SCALINGS = ("yarn",)
 _MAX_COUNT = 1 << 31  # the library keeps counts in 32 bits
-_BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are encoded
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,8 +286,8 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     variants that cannot be converted, that the file is complete. Raises ModelFileError,
     UnsupportedModelError.
 
-    The library ends the process where an assertion of its own fails, so all that it asserts about
-    a file and does not report is checked here.
+    The library ends the process where an assertion of its own fails, so what it asserts about files
+    of all architectures and does not report is checked here.
     """
     file = open_gguf_file(path)
     require_language_model(file)
@@ -348,29 +297,20 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
         raise no_model(path)
     vocabulary = Vocabulary(file.metadata, path)
     for key in COLUMNS:
-        vocabulary.column(key)
+        vocabulary.numbers(key, 0.0)
     _check_vectors(file)
-    if architecture in BY_ARCHITECTURE and not _is_beyond_ours(metadata, architecture):
+    family = BY_ARCHITECTURE.get(architecture)
+    mixes = metadata.get(f"{architecture}.expert_count", int)
+    if family is not None and (EXPERTS in family.computes or not mixes):
         return checkpoint_of(file)
-    _check_architecture(metadata)
     if main_layers(metadata) is not None and is_only_mtp(file.tensors):
         raise UnsupportedModelError(
             f"{path} has the layer for multi-token prediction alone, not the model",
             remedy="Name it as the --draft of its model.",
         )
     tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
-    config = _dimensions(metadata, is_tied="lm_head.weight" not in tensors)
+    config = _dimensions(GgufKeys(metadata, architecture, tensors))
     return GgufModelInfo(path, config, tensors=tensors, **text_fields(file))
-
-
-def _is_beyond_ours(metadata: Metadata, architecture: str) -> bool:
-    """Says whether a model of a family that exporters know has what only a library runs: experts,
-    or a rotary embedding that is stretched in another way."""
-    experts = EXPERTS not in BY_ARCHITECTURE[architecture].computes and metadata.get(
-        f"{architecture}.expert_count", int
-    )
-    scaling = metadata.get(f"{architecture}.rope.scaling.type", str)
-    return bool(experts) or scaling in _LIBRARY_SCALINGS
 
 
 def _check_vectors(file: GgufFile) -> None:
@@ -384,68 +324,42 @@ def _check_vectors(file: GgufFile) -> None:
             )
 
 
-def _check_architecture(metadata: Metadata) -> None:
-    architecture = metadata.require("general.architecture", str)
-    key = _ASSERTED.get(architecture)
-    layers = metadata.get("baichuan.block_count", int)
-    if key and not metadata.values.get(f"{architecture}.{key}"):
-        problem = f"lacks {architecture}.{key}"
-    elif architecture == "baichuan" and layers not in _BAICHUAN_LAYERS:
-        problem = f"has {layers} layers, expected one of {_BAICHUAN_LAYERS}"
-    else:
-        return
-    raise convert_again(f"{metadata.path} {problem}")
-
-
-def _dimensions(metadata: Metadata, is_tied: bool) -> ModelConfig:
+def _dimensions(keys: GgufKeys) -> ModelConfig:
     """Return the dimensions that all architectures state; 0 where this one does not."""
-    architecture = metadata.require("general.architecture", str)
-    tokens = metadata.require("tokenizer.ggml.tokens", list)
+    metadata = keys.metadata
     counts: dict[str, Any] = {
-        field: _largest(metadata, architecture, key) for key, field in (_COUNTS | _EXPERTS).items()
+        field: _largest(keys, key) for key, field in (_COUNTS | _EXPERTS).items()
     }
-    own_layers = main_layers(metadata)
-    if own_layers is not None:
-        counts["num_layers"] = own_layers
+    counts["num_layers"] = main_layers(metadata) or counts["num_layers"]
     counts["num_kv_heads"] = counts["num_kv_heads"] or counts["num_heads"]
     usual_size = counts["hidden_size"] // max(counts["num_heads"], 1)
     counts["head_dim"] = counts["head_dim"] or usual_size
+    context_length = int(keys.require("context_length", int))
+    if not 1 <= context_length <= MAX_CONTEXT_TOKENS:
+        raise convert_again(
+            f"{metadata.path}: its context is {context_length} tokens, expected 1 to "
+            f"{MAX_CONTEXT_TOKENS}"
+        )
+    epsilons = (
+        keys.get(f"attention.layer_norm_{kind}epsilon", float) or 0.0 for kind in ("rms_", "")
+    )
     return ModelConfig(
-        architecture=architecture,
+        architecture=keys.architecture,
         **counts,
-        vocab_size=len(tokens),
-        context_length=_context_length(metadata, architecture),
-        norm_epsilon=_norm_epsilon(metadata, architecture),
-        rope_theta=metadata.get(f"{architecture}.rope.freq_base", float) or 10000.0,
-        tied_embeddings=is_tied,
+        vocab_size=len(metadata.require("tokenizer.ggml.tokens", list)),
+        context_length=context_length,
+        norm_epsilon=max(epsilons),
+        rope_theta=keys.get("rope.freq_base", float) or 10000.0,
+        tied_embeddings="lm_head.weight" not in keys.tensors,
     )
 
 
-def _largest(metadata: Metadata, architecture: str, key: str) -> int:
+def _largest(keys: GgufKeys, key: str) -> int:
     """Return a count, or the largest where each layer has one of its own; 0 where there is none."""
-    value: Any = metadata.values.get(f"{architecture}.{key}", 0)
+    value: Any = keys.metadata.values.get(f"{keys.architecture}.{key}", 0)
     if isinstance(value, np.ndarray) and value.size:
         value = int(value.max())
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
-        raise convert_again(f"{metadata.path}: {reprlib.repr(architecture)}.{key} is no count")
+        architecture = reprlib.repr(keys.architecture)
+        raise convert_again(f"{keys.metadata.path}: {architecture}.{key} is no count")
     return value
-
-
-def _context_length(metadata: Metadata, architecture: str) -> int:
-    found: int = metadata.require(f"{architecture}.context_length", int)
-    if not 1 <= found <= MAX_CONTEXT_TOKENS:
-        raise convert_again(
-            f"{metadata.path}: its context is {found} tokens, expected 1 to {MAX_CONTEXT_TOKENS}"
-        )
-    return found
-
-
-def _norm_epsilon(metadata: Metadata, architecture: str) -> float:
-    for kind in ("rms_", ""):
-        key = f"{architecture}.attention.layer_norm_{kind}epsilon"
-        epsilon: float | None = metadata.get(key, float)
-        if epsilon is not None:
-            if not 0 < epsilon < 1:
-                raise convert_again(f"{metadata.path}: {reprlib.repr(key)} is {epsilon}")
-            return epsilon
-    return 0.0  # a model without

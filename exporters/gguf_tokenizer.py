@@ -28,7 +28,6 @@ from edge_spec.text.chat_format import END_NAMES
 # Raise it where another tokenizer is made of the same metadata: those that are kept are made again.
 TOKENIZER_VERSION = 2
 _KEYS = "tokenizer.ggml."  # and the model's name are all that `tokenizer_from_gguf` reads
-_NAME = "general.name"
 
 _SPACE = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
@@ -99,30 +98,20 @@ class Vocabulary:
             raise self.damaged(f"it has no list of {key}")
         return texts
 
-    def column(self, key: str) -> np.ndarray | None:
-        """Return a number of each token, of COLUMNS; None where the file has none. As in llama.cpp,
-        numbers of more tokens than there are do no harm."""
+    def numbers(self, key: str, usual: float) -> list[float]:
+        """Return a number of each token, of COLUMNS; `usual` where the file has none. As in
+        llama.cpp, numbers of more tokens than there are do no harm."""
         values, count = self.get(key), len(self.ids)
         if values is None:
-            return None
+            return [usual] * count
         kind = str(values.dtype) if isinstance(values, np.ndarray) else type(values).__name__
         of_each = f"{key} for each of its {count} tokens"
         if kind not in COLUMNS[key]:
             expected = " or ".join(COLUMNS[key])
             raise self.damaged(f"its {of_each} are {kind}, expected {expected}")
-        if len(values) < count:
+        if len(values) < count or not np.isfinite(values[:count]).all():
             raise self.damaged(f"it lacks {of_each}, and has {len(values)}")
-        used: np.ndarray = values[:count]
-        return used
-
-    def numbers(self, key: str, usual: float) -> list[float]:
-        """usual: of each token where the file has none."""
-        numbers = self.column(key)
-        if numbers is None:
-            return [usual] * len(self.ids)
-        if not np.isfinite(numbers).all():
-            raise self.damaged(f"it lacks {key} for each of its {len(self.ids)} tokens")
-        return list(numbers.tolist())
+        return list(values[:count].tolist())
 
     @cached_property
     def kinds(self) -> list[int]:
@@ -150,19 +139,13 @@ class Vocabulary:
 def tokenizer_digest(file: GgufFile) -> str:
     """A SHA-256 that changes with the tokenizer of this file: with the metadata that it is made of,
     the way it is made and the library that reads it."""
-    keys = [key for key in file.metadata if key.startswith(_KEYS) or key == _NAME]
-    made_of = f"{file.digest(keys)} {TOKENIZER_VERSION} {tokenizers.__version__}"
-    return hashlib.sha256(made_of.encode()).hexdigest()
-
-
-def vocabulary_digest(file: GgufFile) -> str:
-    """A SHA-256 that two files of which the same tokenizer is made have in common."""
     vocabulary = file.digest(key for key in file.metadata if key.startswith(_KEYS))
-    return f"{vocabulary} {_is_phi3(file.metadata)}"
+    made_by = f"{_is_phi3(file.metadata)} {TOKENIZER_VERSION} {tokenizers.__version__}"
+    return hashlib.sha256(f"{vocabulary} {made_by}".encode()).hexdigest()
 
 
 def _is_phi3(metadata: Mapping[str, Any]) -> bool:
-    return "phi3" in str(metadata.get(_NAME, "")).lower().replace("-", "")
+    return "phi3" in str(metadata.get("general.name", "")).lower().replace("-", "")
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import ModelFileError, UnknownArchitectureError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.families import BY_MODEL_TYPE, told_model_types
+from edge_spec.exporters.families import BY_MODEL_TYPE
 from edge_spec.exporters.families.family import (
     Family,
     apart,
-    biases_and_norms,
+    model_config,
     named_as_ours,
-    whole_norms,
     without_unread,
 )
 from edge_spec.exporters.families.stated import StatedConfig, lacked_feature
@@ -177,17 +173,16 @@ def _stated_ends(files: Files, values: Mapping[str, Any]) -> dict[int, str]:
         (CONFIG, files[CONFIG]),
         (CONFIG, text_config if isinstance(text_config, dict) else {}),
     ]
-    tokens = _Tokens(files)
     found: dict[int, list[str]] = {}
     for file, stated in numbered:
         ids = sorted(_token_ids(files.path / file, "eos_token_id", stated.get("eos_token_id")))
         is_first = not found
         for id in ids:
-            if is_first or id in found or tokens.is_special(id):
+            if is_first or id in found or _is_special(files, id):
                 found.setdefault(id, []).append(file)
     for file in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
         name = _named(files.path / file, files[file])
-        named = None if name is None else tokens.id(name)
+        named = None if name is None else _token_id(files, name)
         if named is not None:
             found.setdefault(named, []).append(file)
     return {id: ", ".join(dict.fromkeys(stating)) for id, stating in found.items()}
@@ -217,42 +212,33 @@ def _named(file: Path, stated: Mapping[str, Any]) -> str | None:
     return text
 
 
-class _Tokens:
-    """Looks tokens up in tokenizer_config.json, and in tokenizer.json where that does not list
-    them: to read a large one takes a second."""
+def _token_id(files: Files, text: str) -> int | None:
+    for each in _added_tokens(files):
+        if each.get("content") == text:
+            return int(each["id"])
+    model = files[TOKENIZER].get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    found = vocabulary.get(text) if isinstance(vocabulary, dict) else None
+    return found if type(found) is int else None
 
-    def __init__(self, files: Files) -> None:
-        self._files = files
 
-    def id(self, text: str) -> int | None:
-        for added in (self._listed, self._added):
-            for each in added:
-                if each.get("content") == text and type(each.get("id")) is int:
-                    return int(each["id"])
-        model = self._files[TOKENIZER].get("model")
-        vocabulary = model.get("vocab") if isinstance(model, dict) else None
-        found = vocabulary.get(text) if isinstance(vocabulary, dict) else None
-        return found if type(found) is int else None
+def _is_special(files: Files, id: int) -> bool:
+    return any(each["id"] == id and each.get("special") is True for each in _added_tokens(files))
 
-    def is_special(self, id: int) -> bool:
-        return any(
-            each.get("id") == id and each.get("special") is True
-            for each in (self._listed or self._added)
-        )
 
-    @cached_property
-    def _listed(self) -> Sequence[Mapping[str, Any]]:
-        listed = self._files[TOKENIZER_CONFIG].get("added_tokens_decoder")
-        return [
-            {**each, "id": int(id)}
-            for id, each in (listed.items() if isinstance(listed, dict) else ())
-            if isinstance(each, dict) and id.isdecimal() and len(id) <= _MAX_DIGITS
-        ]
-
-    @cached_property
-    def _added(self) -> Sequence[Mapping[str, Any]]:
-        added = self._files[TOKENIZER].get("added_tokens")
-        return [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+def _added_tokens(files: Files) -> list[dict[str, Any]]:
+    """Returns those that tokenizer_config.json lists, or else tokenizer.json: to read a large one
+    takes a second."""
+    listed = files[TOKENIZER_CONFIG].get("added_tokens_decoder")
+    if not isinstance(listed, dict) or not listed:
+        added = files[TOKENIZER].get("added_tokens")
+        entries = added if isinstance(added, list) else []
+        return [each for each in entries if isinstance(each, dict) and type(each.get("id")) is int]
+    return [
+        {**each, "id": int(id)}
+        for id, each in listed.items()
+        if isinstance(each, dict) and id.isdecimal() and len(id) <= _MAX_DIGITS
+    ]
 
 
 _OF_ANSWERS = ("decoder_start_token_id", "forced_bos_token_id")
@@ -276,11 +262,11 @@ def open_directory(path: Path) -> StoredCheckpoint:
     if lacked is not None:
         raise stated.refuse(lacked)
     stored = named_as_ours(family, without_mtp(values, _read_tensors(path)))
-    config = _config(stated, family, stored)
+    config = model_config(family, stated, stored)
     if family.of_tensors is not None:
         stored = family.of_tensors(config, stored)
     stored = without_unread(config, stored)
-    tensors = apart(config, stored) | whole_norms(family, stored)
+    tensors = apart(config, stored)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)
     return StoredCheckpoint(path=path, config=config, tensors=tensors, **text_fields(files, values))
@@ -363,19 +349,12 @@ def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
     architecture = str(values.get("model_type"))
     family = BY_MODEL_TYPE.get(architecture)
     if family is None:
-        if values.get("is_encoder_decoder"):
-            raise UnknownArchitectureError(
-                f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}, which has an "
-                "encoder and a decoder of a kind that this version does not compute",
-                remedy="Of such models it runs T5, Flan-T5, BART, Marian, mBART, Pegasus, M2M-100 "
-                "and NLLB.",
-            )
         lacked = lacked_feature(values)
         raise UnknownArchitectureError(
             f"{path / 'config.json'}: model_type is {reprlib.repr(architecture)}"
             + (f", which has {lacked}" if lacked else ""),
-            remedy=f"Readable: {told_model_types()}. Else: edge-spec export MODEL OUT --format "
-            "optimum.",
+            remedy=f"Readable: {', '.join(BY_MODEL_TYPE)}. Else, for a model without an encoder: "
+            "edge-spec export MODEL OUT --format optimum.",
         )
     return family
 
@@ -388,34 +367,3 @@ def _of_text(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
             f"{path / 'config.json'}: text_config is {reprlib.repr(found)}, expected an object"
         )
     return found
-
-
-def _config(
-    stated: StatedConfig, family: Family, tensors: Mapping[str, StoredTensor]
-) -> ModelConfig:
-    values = stated.values
-    try:
-        rope = stated.rope()
-        fields: dict[str, Any] = {
-            "architecture": str(values["model_type"]),
-            "num_layers": int(values["num_hidden_layers"]),
-            "hidden_size": int(values["hidden_size"]),
-            "intermediate_size": int(values["intermediate_size"]),
-            "num_heads": stated.num_heads,
-            "num_kv_heads": int(values.get("num_key_value_heads") or stated.num_heads),
-            "head_dim": stated.head_dim,
-            "vocab_size": int(values["vocab_size"]),
-            "context_length": stated.context_length,
-            "norm_epsilon": float(values["rms_norm_eps"]),
-            "rope_theta": rope.theta,
-            "rope_scaling": rope.scaling,
-            "tied_embeddings": bool(values.get("tie_word_embeddings", False)),
-            "activation": stated.activation,
-            "rotary_dim": stated.rotary_dim,
-            **biases_and_norms(tensors),
-        }
-        config = ModelConfig(**{**fields, **family.of_config(stated)})
-        has_head = config.encoder is None or "lm_head.weight" in tensors
-        return config if has_head else replace(config, tied_embeddings=True)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise damaged_file(f"{stated.path} lacks a valid value: {error}") from None

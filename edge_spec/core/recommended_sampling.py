@@ -38,7 +38,7 @@ class RecommendedSampling:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    ignored: tuple[str, ...] = ()  # stated, and not used: what no sampling can have, or ours lacks
+    ignored: tuple[str, ...] = ()  # stated, and not used: what no sampling can have
 
     @property
     def stated(self) -> dict[str, float]:
@@ -65,14 +65,13 @@ class RecommendedSampling:
 NOTHING_STATED = RecommendedSampling()
 
 
-def recommended_sampling(
-    stated: Mapping[str, Any], ignored: tuple[str, ...] = ()
-) -> RecommendedSampling:
+def recommended_sampling(stated: Mapping[str, Any]) -> RecommendedSampling:
     """Makes what a file states, whatever it is, into what can be used: the rest is `ignored`.
 
     stated: by the names of SamplingParams; None, and other names, are passed over.
     """
     usable: dict[str, Any] = {}
+    ignored: tuple[str, ...] = ()
     for name in _LARGEST:
         value = stated.get(name)
         if value is None:

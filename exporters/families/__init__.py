@@ -16,11 +16,3 @@ _FAMILIES = (
 # By the model_type of config.json, and by the general.architecture of GGUF files.
 BY_MODEL_TYPE = {name: family for family in _FAMILIES for name in family.model_types}
 BY_ARCHITECTURE = {name: family for family in _FAMILIES for name in family.architectures}
-
-
-def told_model_types() -> str:
-    """Returns the model types that are read, with what of them is computed, for a message."""
-    return ", ".join(
-        f"{name} ({family.limits[name]})" if name in family.limits else name
-        for name, family in BY_MODEL_TYPE.items()
-    )

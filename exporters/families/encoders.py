@@ -17,7 +17,6 @@ embeddings are normed, too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
 
@@ -26,7 +25,7 @@ from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Encoder, LayerKind, RelativePositions
-from edge_spec.exporters.families.family import Family, Fields
+from edge_spec.exporters.families.family import Family, Fields, Rules
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -35,27 +34,21 @@ _MLPS: Mapping[str, Fields] = {
     "gated-gelu": {"activation": "gelu_tanh"},
     "gated-silu": {"activation": "silu"},
 }
-_T5_HALVES = {"encoder": "encoder", "decoder": "model"}
-_WHOLE = {
-    "shared.weight": "model.embed_tokens.weight",
-    "encoder.final_layer_norm.weight": "encoder.norm.weight",
-    "decoder.final_layer_norm.weight": "model.norm.weight",
-}
-_BIAS = "layer.0.SelfAttention.relative_attention_bias"
-# Of what a layer has after its first norm, without their numbers, which differ in both halves.
-_T5_PARTS = {
-    **{f"SelfAttention.{part}": f"self_attn.{part}_proj" for part in "qkvo"},
-    **{f"EncDecAttention.{part}": f"cross_attn.{part}_proj" for part in "qkvo"},
-    "DenseReluDense.wi": "mlp.up_proj",
-    "DenseReluDense.wi_0": "mlp.gate_proj",
-    "DenseReluDense.wi_1": "mlp.up_proj",
-    "DenseReluDense.wo": "mlp.down_proj",
-}
-_NORMS = {
-    "encoder": ("input_layernorm", "post_attention_layernorm"),
-    "decoder": ("input_layernorm", "cross_attn.input_norm", "post_attention_layernorm"),
-}
-_BLOCK = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.(\d)\.(.+))\.weight")
+_T5_RULES: Rules = (
+    (r"^shared\.", "model.embed_tokens."),
+    (r"final_layer_norm", "norm"),
+    (r"block\.0\.layer\.0\.SelfAttention\.relative_attention_bias", "relative_bias"),
+    (r"block\.(\d+)\.", r"layers.\1."),
+    (r"layer\.0\.layer_norm", "input_layernorm"),
+    (r"layer\.0\.SelfAttention\.(\w)\.", r"self_attn.\1_proj."),
+    (r"layer\.1\.EncDecAttention\.(\w)\.", r"cross_attn.\1_proj."),
+    (r"^decoder(.+)layer\.1\.layer_norm", r"decoder\1cross_attn.input_norm"),
+    (r"layer\.\d\.layer_norm", "post_attention_layernorm"),
+    (r"layer\.\d\.DenseReluDense\.wi_0\.", "mlp.gate_proj."),
+    (r"layer\.\d\.DenseReluDense\.wi(_1)?\.", "mlp.up_proj."),
+    (r"layer\.\d\.DenseReluDense\.wo\.", "mlp.down_proj."),
+    (r"^decoder\.", "model."),
+)
 
 
 def _t5(stated: StatedConfig) -> Fields:
@@ -80,19 +73,6 @@ def _t5(stated: StatedConfig) -> Fields:
         ),
         "encoder": Encoder(num_layers, int(values["decoder_start_token_id"])),
     }
-
-
-def _t5_name(name: str) -> str:
-    found = _BLOCK.fullmatch(name)
-    if found is None:
-        return _WHOLE.get(name, name)
-    half, number, whole, sublayer, part = found.groups()
-    if whole == _BIAS and number == "0":
-        return f"{_T5_HALVES[half]}.relative_bias.weight"
-    norms = _NORMS[half]
-    is_norm = part == "layer_norm" and int(sublayer) < len(norms)
-    ours = norms[int(sublayer)] if is_norm else _T5_PARTS.get(part)
-    return name if ours is None else f"{_T5_HALVES[half]}.layers.{number}.{ours}.weight"
 
 
 T5 = Family(
@@ -122,7 +102,7 @@ T5 = Family(
         "decoder.embed_tokens.",
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
     ),
-    rename=_t5_name,
+    rules=_T5_RULES,
 )
 
 
@@ -131,36 +111,36 @@ _OFFSET = 2  # rows of learnt tables that no position has
 _NEVER = np.float32(100.0)
 _BART, _MARIAN, _MBART, _PEGASUS, _M2M = "bart", "marian", "mbart", "pegasus", "m2m_100"
 _NORM_STREAM = (_BART, _MARIAN)
-_HALVES = {"encoder": "encoder", "decoder": "model"}
-_ATTENTION = {
-    **{f"self_attn.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"},
-    **{f"encoder_attn.{part}_proj": f"cross_attn.{part}_proj" for part in "qkv"},
-    "self_attn.out_proj": "self_attn.o_proj",
-    "encoder_attn.out_proj": "cross_attn.o_proj",
-    "fc1": "mlp.up_proj",
-    "fc2": "mlp.down_proj",
-}
-# Of a layer: where the stream is normed, the norm after a sublayer is the next one's.
-_STREAM_PARTS = {
-    "encoder": {**_ATTENTION, "self_attn_layer_norm": "post_attention_layernorm"},
-    "decoder": {
-        **_ATTENTION,
-        "self_attn_layer_norm": "cross_attn.input_norm",
-        "encoder_attn_layer_norm": "post_attention_layernorm",
-    },
-}
-_PARTS = {
-    **_ATTENTION,
-    "self_attn_layer_norm": "input_layernorm",
-    "encoder_attn_layer_norm": "cross_attn.input_norm",
-    "final_layer_norm": "post_attention_layernorm",
-}
-_OTHERS = {
-    "embed_positions": "embed_positions",
-    "layernorm_embedding": "input_norm",
-    "layer_norm": "norm",
-}
-_PART = re.compile(r"(?:model\.)?(encoder|decoder)\.(?:layers\.(\d+)\.)?(.+)\.(weight|bias)")
+_COMMON_RULES: Rules = (
+    (r"^model\.", ""),
+    (r"^final_logits_bias$", "lm_head.bias"),
+    (r"coder\.layer_norm\.", "coder.norm."),
+    (r"out_proj", "o_proj"),
+    (r"fc1", "mlp.up_proj"),
+    (r"fc2", "mlp.down_proj"),
+    (r"encoder_attn\.", "cross_attn."),
+    (r"^decoder\.", "model."),
+    (r"^shared\.", "model.embed_tokens."),
+)
+_RULES: Rules = (
+    (r"layernorm_embedding", "input_norm"),
+    (r"self_attn_layer_norm", "input_layernorm"),
+    (r"encoder_attn_layer_norm", "cross_attn.input_norm"),
+    (r"final_layer_norm", "post_attention_layernorm"),
+    *_COMMON_RULES,
+)
+# Where the stream is normed, the norm after a sublayer is the next one's.
+_STREAM_RULES: Rules = (
+    (r"layernorm_embedding", "layers.0.input_layernorm"),
+    (r"encoder(\.layers.+)self_attn_layer_norm", r"encoder\1post_attention_layernorm"),
+    (r"self_attn_layer_norm", "cross_attn.input_norm"),
+    (r"encoder_attn_layer_norm", "post_attention_layernorm"),
+    (
+        r"(\d+)\.final_layer_norm",
+        lambda found: f"{int(found[1]) + 1}.input_layernorm",
+    ),
+    *_COMMON_RULES,
+)
 _DEFAULTS = {
     "activation_function": "gelu",
     "scale_embedding": False,
@@ -174,10 +154,6 @@ _KEYS = {
     "intermediate_size": "decoder_ffn_dim",
     "num_attention_heads": "decoder_attention_heads",
     "hidden_act": "activation_function",
-}
-_STREAM_OTHERS = {
-    "embed_positions": "embed_positions",
-    "layernorm_embedding": "layers.0.input_layernorm",
 }
 
 
@@ -218,26 +194,6 @@ def _of_config(model_type: str, stated: StatedConfig) -> Fields:
             forced_id=None if forced is None else int(forced),
         ),
     }
-
-
-def _rename(model_type: str, name: str) -> str:
-    if name in ("model.shared.weight", "shared.weight"):
-        return "model.embed_tokens.weight"
-    if name == "final_logits_bias":
-        return "lm_head.bias"
-    found = _PART.fullmatch(name)
-    if found is None:
-        return name
-    half, number, part, suffix = found.groups()
-    norms_stream = model_type in _NORM_STREAM
-    if number is None:
-        own = (_STREAM_OTHERS if norms_stream else _OTHERS).get(part)
-    elif norms_stream and part == "final_layer_norm":
-        own = f"layers.{int(number) + 1}.input_layernorm"
-    else:
-        own = (_STREAM_PARTS[half] if norms_stream else _PARTS).get(part)
-        own = own and f"layers.{number}.{own}"
-    return f"{_HALVES[half]}.{own}.{suffix}" if own else name
 
 
 def _of_tensors(
@@ -293,9 +249,8 @@ def _made(values: np.ndarray) -> StoredTensor:
 
 
 def _family(model_type: str, **defaults: object) -> Family:
-    ignored = [f"model.{half}.embed_tokens." for half in _HALVES]
-    if model_type in (_MARIAN, _M2M):
-        ignored += [f"model.{half}.embed_positions." for half in _HALVES]
+    made = ["embed_tokens", *(["embed_positions"] if model_type in (_MARIAN, _M2M) else [])]
+    ignored = [f"model.{half}.{table}." for half in ("encoder", "decoder") for table in made]
     return Family(
         model_types=(model_type,),
         architectures=(),
@@ -303,7 +258,7 @@ def _family(model_type: str, **defaults: object) -> Family:
         defaults=_DEFAULTS | defaults,
         keys=_KEYS,
         ignored=(*ignored, "lm_head."),
-        rename=partial(_rename, model_type),
+        rules=_STREAM_RULES if model_type in _NORM_STREAM else _RULES,
         of_tensors=partial(_of_tensors, model_type),
     )
 

@@ -1,12 +1,14 @@
 """Describes families: where their files state what a decoder is, and how they name its tensors.
 
-The tensors of a family's files under our names, in our layout: that of Llama at Hugging Face.
+A family is read from config.json; what a GGUF file states is put in those words first. Its tensors
+get our names, and our layout: that of Llama at Hugging Face.
 
 Beside Llama's there are the norms of what a sublayer adds, self_attn.post_norm and mlp.post_norm.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,21 +18,22 @@ from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import ModelFileError
-from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.families.gguf_values import GgufKeys
+from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 Fields = Mapping[str, Any]  # of a ModelConfig
 Parts = Mapping[str, str]
+Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]  # of re.sub, in turn
 # From tensors by our names to the same in our shapes, such as of all experts to those of each.
 ShapedTensors = Callable[[ModelConfig, Mapping[str, StoredTensor]], dict[str, StoredTensor]]
-# Of the text model's tensors, and of those that are left, in models that read pictures too.
-TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
+# Of the text model's tensors, in models that read pictures too, and what the others begin with.
+TEXT_RULES: Rules = (
+    (r"^(language_model\.model|model\.language_model)\.", "model."),
+    (r"^language_model\.", ""),  # of a head
+)
 _PICTURES = ("vision_tower.", "multi_modal_projector.")
 PICTURES = (*_PICTURES, *(f"model.{part}" for part in _PICTURES))
-
-
-def no_fields(stated: Any) -> Fields:
-    return {}
 
 
 @dataclass(frozen=True)
@@ -38,29 +41,26 @@ class Family:
     """Describes how the files of one family differ from Llama's; every name not mapped here is
     the same.
 
-    of_config, of_metadata: the fields of the description that only this family states, or states in
-    its own way, from config.json and from GGUF.
+    of_config: the fields of the description that only this family states, or states in its own way.
+    of_gguf: what config.json would state beside the values that all families have.
     """
 
     model_types: tuple[str, ...]  # of config.json
     architectures: tuple[str, ...]  # of GGUF, as general.architecture
-    of_config: Callable[[StatedConfig], Fields] = no_fields
-    of_metadata: Callable[[StatedMetadata], Fields] = no_fields
+    of_config: Callable[[StatedConfig], Fields] = lambda stated: {}
+    of_gguf: Callable[[GgufKeys, Fields], Fields] = lambda keys, values: {}
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that config.json may lack
+    # Of keys that GGUF lacks, where those are others.
+    gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Parts = field(default_factory=dict)  # of config.json: what others call them, and this one
-    parts: Parts = field(default_factory=dict)  # of a layer: its name in safetensors, and ours
+    rules: Rules = ()  # from names in safetensors to ours
     # Of a layer: its name in GGUF, and ours; with the ending where ours has none.
     gguf_parts: Parts = field(default_factory=dict)
-    others: Parts = field(default_factory=dict)  # beside layers: names in both formats, and ours
-    norm_offset: float = 0.0  # what safetensors' norms lack of what is multiplied with
+    gguf_others: Parts = field(default_factory=dict)  # beside layers: names in GGUF, and ours
     is_permuted: bool = False  # GGUF has rows of q and k as interleaved pairs
-    prefixes: tuple[str, ...] = ()  # of the text model's tensors where others stand beside it
     ignored: tuple[str, ...] = ()  # prefixes of the tensors that text does not need
     computes: tuple[str, ...] = ()  # features that most families lack, as stated.py names them
-    rename: Callable[[str], str] | None = None  # from all names in safetensors to ours
     of_tensors: ShapedTensors | None = None  # of safetensors that have other shapes
-    # Of model_types that are computed in part: what of them is.
-    limits: Parts = field(default_factory=dict)
 
 
 MODEL_NAMES = {
@@ -91,7 +91,7 @@ _LIBRARY_ONLY = Family((), ())  # of which no more is known than names
 
 def hf_name(name: str, family: Family = _LIBRARY_ONLY) -> str:
     """Returns our name of a tensor of GGUF, or the same where there is none."""
-    known = family.others.get(name, MODEL_NAMES.get(name))
+    known = family.gguf_others.get(name, MODEL_NAMES.get(name))
     if known is not None:
         return known
     block, _, rest = name.partition(".")
@@ -113,23 +113,60 @@ def named_as_ours(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[s
 
 
 def _our_name(name: str, family: Family) -> str:
-    if family.rename is not None:
-        return family.rename(name)
-    if name in family.others:
-        return family.others[name]
-    for prefix in family.prefixes:
-        if name.startswith(prefix):
-            name = f"model.{name.removeprefix(prefix)}"
-    if family.prefixes:
-        name = name.removeprefix("language_model.")  # of a head
-    number, _, rest = name.removeprefix(LAYER).partition(".")
-    part, _, suffix = rest.rpartition(".")
-    if name.startswith(LAYER) and part in family.parts:
-        return f"{LAYER}{number}.{family.parts[part]}.{suffix}"
+    for pattern, ours in family.rules:
+        name = re.sub(pattern, ours, name)
     return name
 
 
-def biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
+def read_gguf(family: Family, keys: GgufKeys) -> StatedConfig:
+    """Returns what a GGUF file states, as a config.json. Raises ModelFileError,
+    UnsupportedModelError."""
+    embeddings = keys.tensors["model.embed_tokens.weight"]
+    values = {
+        **family.defaults,
+        **family.gguf_defaults,
+        **keys.values(family.is_permuted),
+        "vocab_size": embeddings.shape[0],
+        "tie_word_embeddings": "lm_head.weight" not in keys.tensors,
+    }
+    return StatedConfig({**values, **family.of_gguf(keys, values)}, keys.metadata.path)
+
+
+def model_config(
+    family: Family, stated: StatedConfig, tensors: Mapping[str, StoredTensor]
+) -> ModelConfig:
+    """tensors: by our names. Raises ModelFileError for values that are missing or make no model."""
+    values = stated.values
+    try:
+        rope = stated.rope()
+        fields: dict[str, Any] = {
+            "architecture": str(values["model_type"]),
+            "num_layers": int(values["num_hidden_layers"]),
+            "hidden_size": int(values["hidden_size"]),
+            "intermediate_size": int(values["intermediate_size"]),
+            "num_heads": stated.num_heads,
+            "num_kv_heads": int(values.get("num_key_value_heads") or stated.num_heads),
+            "head_dim": stated.head_dim,
+            "vocab_size": int(values["vocab_size"]),
+            "context_length": stated.context_length,
+            "norm_epsilon": float(values["rms_norm_eps"]),
+            "rope_theta": rope.theta,
+            "rope_scaling": rope.scaling,
+            "tied_embeddings": bool(values.get("tie_word_embeddings", False)),
+            "activation": stated.activation,
+            "rotary_dim": stated.rotary_dim,
+            **_biases_and_norms(tensors),
+        }
+        config = ModelConfig(**{**fields, **family.of_config(stated)})
+        has_head = config.encoder is None or "lm_head.weight" in tensors
+        return config if has_head else replace(config, tied_embeddings=True)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelFileError(
+            f"{stated.path} lacks a valid value: {error}", remedy="Download the file again."
+        ) from None
+
+
+def _biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
     """Returns the fields of a description that the first layer's tensors show."""
     return {
         "qk_norm": f"{LAYER}0.self_attn.q_norm.weight" in tensors,
@@ -201,17 +238,6 @@ def _fused(config: ModelConfig) -> dict[str, dict[str, int]]:
     return {
         "qkv_proj": {"q_proj": config.query_size, "k_proj": kv_size, "v_proj": kv_size},
         "gate_up_proj": {"gate_proj": inner, "up_proj": inner},
-    }
-
-
-def whole_norms(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the norms with all of what is multiplied with."""
-    if not family.norm_offset:
-        return {}
-    return {
-        name: raised(tensor, family.norm_offset)
-        for name, tensor in tensors.items()
-        if name.endswith("norm.weight")
     }
 
 

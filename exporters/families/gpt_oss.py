@@ -18,7 +18,6 @@ from edge_spec.exporters.families.stated import (
     GGUF_EXPERTS,
     SLIDING,
     StatedConfig,
-    StatedMetadata,
     of_types,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -36,19 +35,7 @@ def _of_config(stated: StatedConfig) -> Fields:
         raise stated.refuse(f"a slope of {values['swiglu_alpha']} in its experts")
     kinds = {SLIDING: LayerKind(rope, int(values["sliding_window"])), FULL: LayerKind(rope)}
     return {
-        "num_experts": int(values["num_local_experts"]),
-        "experts_used": int(values["num_experts_per_tok"]),
-        "experts": Experts(biases=True, clamp=float(values["swiglu_limit"])),
-        "attention_sinks": True,
-        **of_types(kinds, stated.layer_types(2)),
-    }
-
-
-def _of_metadata(stated: StatedMetadata) -> Fields:
-    rope, window = stated.rope(), int(stated.require("attention.sliding_window", int))
-    kinds = {SLIDING: LayerKind(rope, window), FULL: LayerKind(rope)}
-    return {
-        **stated.experts(Experts(biases=True, clamp=_LIMIT)),
+        **stated.mixture(Experts(biases=True, clamp=float(values["swiglu_limit"]))),
         "attention_sinks": True,
         **of_types(kinds, stated.layer_types(2)),
     }
@@ -145,7 +132,6 @@ GPT_OSS = Family(
     model_types=("gpt_oss",),
     architectures=("gpt-oss",),
     of_config=_of_config,
-    of_metadata=_of_metadata,
     defaults={"swiglu_alpha": SWISH_SLOPE, "swiglu_limit": _LIMIT},
     gguf_parts={
         **GGUF_EXPERTS,

@@ -3,15 +3,15 @@ experts (LFM2-8B-A1B) in all layers but the first ones."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Experts, LayerKind
-from edge_spec.core.rope import Rope
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import Family, Fields
+from edge_spec.exporters.families.gguf_values import GgufKeys
 from edge_spec.exporters.families.stated import (
     CONVOLUTION,
     EXPERTS,
@@ -20,14 +20,11 @@ from edge_spec.exporters.families.stated import (
     MAX_LAYERS,
     SHORT_CONVOLUTIONS,
     StatedConfig,
-    StatedMetadata,
     of_types,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 _SIGMOID = 2  # as GGUF numbers what makes weights of a router's scores
-_EXPERT = re.compile(r"(.+)\.feed_forward\.experts\.(\d+)\.(w[123])\.weight")
-_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def _of_config(stated: StatedConfig) -> Fields:
@@ -42,7 +39,9 @@ def _layers_of_config(stated: StatedConfig) -> Fields:
     if not types:  # as older files have it
         attending = values.get("full_attn_idxs", layers)
         types = [FULL if layer in attending else CONVOLUTION for layer in layers]
-    return _fields(stated.rope(), int(values["conv_L_cache"]), types)
+    convolution = LayerKind(None, convolution=int(values["conv_L_cache"]))
+    kinds = {FULL: LayerKind(stated.rope()), CONVOLUTION: convolution}
+    return {**of_types(kinds, types), "qk_norm": True}
 
 
 def _intermediate_size(stated: StatedConfig) -> int:
@@ -57,15 +56,10 @@ def _intermediate_size(stated: StatedConfig) -> int:
     return -(-int(values["block_ffn_dim_multiplier"] * size) // multiple) * multiple
 
 
-def _layers_of_metadata(stated: StatedMetadata) -> Fields:
-    """Returns the same of a GGUF file."""
-    types = [FULL if count else CONVOLUTION for count in stated.kv_heads_of_layers()]
-    return _fields(stated.rope(), stated.require("shortconv.l_cache", int), types)
-
-
-def _fields(rope: Rope, kernel: int, types: Sequence[str]) -> Fields:
-    kinds = {FULL: LayerKind(rope), CONVOLUTION: LayerKind(None, convolution=kernel)}
-    return {**of_types(kinds, types), "qk_norm": True}
+def _of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A layer without keys and values has a convolution."""
+    counts = keys.per_layer("attention.head_count_kv", values["num_attention_heads"])
+    return {"layer_types": [FULL if count else CONVOLUTION for count in counts]}
 
 
 def _channels_alone(
@@ -84,7 +78,7 @@ LFM2 = Family(
     model_types=("lfm2",),
     architectures=("lfm2",),
     of_config=_of_config,
-    of_metadata=_layers_of_metadata,
+    of_gguf=_of_gguf,
     defaults={
         "block_auto_adjust_ff_dim": True,
         "block_ffn_dim_multiplier": 1.0,
@@ -94,30 +88,30 @@ LFM2 = Family(
         "rope_theta": 1e6,
         "tie_word_embeddings": True,
     },
+    gguf_defaults={"block_auto_adjust_ff_dim": False},
     keys={
         "rms_norm_eps": "norm_eps",
         "intermediate_size": "block_ff_dim",
         "tie_word_embeddings": "tie_embedding",
     },
-    parts={
-        "operator_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "self_attn.q_layernorm": "self_attn.q_norm",
-        "self_attn.k_layernorm": "self_attn.k_norm",
-        "self_attn.out_proj": "self_attn.o_proj",
-        "feed_forward.w1": "mlp.gate_proj",
-        "feed_forward.w3": "mlp.up_proj",
-        "feed_forward.w2": "mlp.down_proj",
-    },
+    rules=(
+        (r"^model\.embedding_norm\.", "model.norm."),
+        (r"\.operator_norm\.", ".input_layernorm."),
+        (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"\.(q|k)_layernorm\.", r".\1_norm."),
+        (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.feed_forward\.gate\.", ".mlp.router."),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"\.w1\.", ".gate_proj."),
+        (r"\.w2\.", ".down_proj."),
+        (r"\.w3\.", ".up_proj."),
+    ),
     gguf_parts={
         "shortconv.in_proj": "conv.in_proj",
         "shortconv.conv": "conv.conv",
         "shortconv.out_proj": "conv.out_proj",
     },
-    others={
-        "model.embedding_norm.weight": "model.norm.weight",
-        "token_embd_norm.weight": "model.norm.weight",
-    },
+    gguf_others={"token_embd_norm.weight": "model.norm.weight"},
     computes=(SHORT_CONVOLUTIONS,),
     of_tensors=_channels_alone,
 )
@@ -131,55 +125,29 @@ def _moe_config(stated: StatedConfig) -> Fields:
         choice_bias=bool(values["use_expert_bias"]),
         scale=float(values["routed_scaling_factor"]),
     )
-    dense = int(values["num_dense_layers"]), int(values["intermediate_size"])
-    return {
-        **_layers_of_config(stated),
-        "intermediate_size": int(values["moe_intermediate_size"]),
-        "num_experts": int(values["num_experts"]),
-        "experts_used": int(values["num_experts_per_tok"]),
-        "experts": _after_dense(experts, *dense),
-    }
+    dense_layers = int(values["num_dense_layers"])
+    if dense_layers:  # the first ones, which have one MLP of this size
+        dense_size = int(values["intermediate_size"])
+        experts = replace(experts, dense_layers=dense_layers, dense_size=dense_size)
+    return {**_layers_of_config(stated), **stated.mixture(experts)}
 
 
-def _moe_metadata(stated: StatedMetadata) -> Fields:
-    """llama.cpp normalizes and scales nothing, whatever config.json said."""
-    gate = stated.require("expert_gating_func", int)
+def _moe_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    gate = keys.require("expert_gating_func", int)
     if gate != _SIGMOID:
         raise UnsupportedModelError(
-            f"{stated.metadata.path} weighs its experts by the function {gate}, not by a sigmoid",
+            f"{keys.metadata.path} weighs its experts by the function {gate}, not by a sigmoid",
             remedy="Convert the model again.",
         )
-    dense = (
-        stated.get("leading_dense_block_count", int) or 0,
-        stated.require("feed_forward_length", int),
-    )
-    has_bias = any(name.endswith(".expert_bias") for name in stated.tensors)
-    return {
-        **_layers_of_metadata(stated),
-        **stated.experts(_after_dense(Experts(sigmoid=True, choice_bias=has_bias), *dense)),
-    }
-
-
-def _after_dense(experts: Experts, count: int, size: int) -> Experts:
-    """Puts experts in all layers but the first ones, which have one MLP of this size."""
-    return replace(experts, dense_layers=count, dense_size=size) if count else experts
-
-
-def _moe_tensors(
-    config: ModelConfig, tensors: Mapping[str, StoredTensor]
-) -> dict[str, StoredTensor]:
-    def ours(name: str) -> str:
-        found = _EXPERT.fullmatch(name)
-        return f"{found[1]}.mlp.experts.{found[2]}.{_PARTS[found[3]]}.weight" if found else name
-
-    return {ours(name): each for name, each in _channels_alone(config, tensors).items()}
+    has_bias = any(name.endswith(".expert_bias") for name in keys.tensors)
+    return {**_of_gguf(keys, values), "use_expert_bias": has_bias}
 
 
 LFM2_MOE = Family(
     model_types=("lfm2_moe",),
     architectures=("lfm2moe",),
     of_config=_moe_config,
-    of_metadata=_moe_metadata,
+    of_gguf=_moe_of_gguf,
     defaults={
         "conv_L_cache": 3,
         "norm_eps": 1e-5,
@@ -190,15 +158,16 @@ LFM2_MOE = Family(
         "tie_word_embeddings": True,
         "use_expert_bias": True,
     },
+    gguf_defaults={"num_dense_layers": 0},
     keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"},
-    parts={**LFM2.parts, "feed_forward.gate": "mlp.router", "feed_forward": "mlp"},
+    rules=LFM2.rules,
     gguf_parts={
         **LFM2.gguf_parts,
         **GGUF_EXPERTS,
         "exp_probs_b.bias": "mlp.expert_bias",
     },
-    others=LFM2.others,
+    gguf_others=LFM2.gguf_others,
     computes=(EXPERTS, SHORT_CONVOLUTIONS),
-    of_tensors=_moe_tensors,
+    of_tensors=_channels_alone,
 )
 FAMILIES = (LFM2, LFM2_MOE)

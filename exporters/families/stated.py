@@ -1,14 +1,10 @@
-"""Reads what config.json or the metadata of a GGUF file state, in the forms that families share.
-
-YaRN: slow rotations are stretched, fast ones stay (Peng et al. 2023, section 3).
-"""
+"""Reads what config.json states, in the forms that families share."""
 
 from __future__ import annotations
 
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +13,6 @@ import numpy as np
 from edge_spec.core.model_parts import Experts, LayerKind
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.gguf_reader import Metadata, convert_again
-from edge_spec.exporters.stored_tensor import StoredTensor
-
-
-@dataclass(frozen=True)
-class Yarn:
-    """factor: of the context; the turns are those within the original context beyond which a pair
-    stays as it is, and below which it is stretched by the whole factor."""
-
-    factor: float
-    original_context_length: int
-    fast_turns: float
-    slow_turns: float
-    in_whole_steps: bool  # whether the ramp begins and ends at a pair
-
-    def factors(self, theta: float, rotary_dim: int) -> tuple[float, ...]:
-        """Returns what each of the rotary_dim / 2 frequencies is divided by."""
-        # The pairs of a head that turn this often within the original context.
-        wavelengths = (
-            self.original_context_length / (turns * 2 * math.pi)
-            for turns in (self.fast_turns, self.slow_turns)
-        )
-        low, high = (rotary_dim * math.log(each) / (2 * math.log(theta)) for each in wavelengths)
-        if self.in_whole_steps:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, rotary_dim - 1)
-        pairs = np.arange(len(Rope(theta).unscaled(rotary_dim)))
-        stretched = np.clip((pairs - low) / (high - low or 0.001), 0.0, 1.0)
-        return tuple((1 / (stretched / self.factor + 1 - stretched)).tolist())
-
-    def magnitude(self, scale: float = 1.0) -> float:
-        """Returns what cos and sin are multiplied with."""
-        return 1.0 if self.factor <= 1 else 0.1 * scale * math.log(self.factor) + 1.0
-
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # as layer_types of config.json names them
 MAX_LAYERS = 10_000
@@ -119,8 +81,11 @@ _LACKED = {
     "use_parallel_residual": "parallel residuals",
 }
 _LONG = ("longrope", "su")  # LongRoPE, and what it was called at first
+FACTORS = "factors"  # of a GGUF file, which has the divisor of each frequency in a tensor
 _START = "decoder_start_token_id"  # stated where an encoder stands beside the decoder
-_ORIGINAL = "original_max_position_embeddings"
+ORIGINAL = "original_max_position_embeddings"
+ROTARY_DIM = "rotary_dim"  # of a GGUF file, which counts what config.json states as a part
+FURTHER_MAGNITUDE = "further_magnitude"  # of a GGUF file: multiplied with that of YaRN
 _UNTURNED = 1e30  # what GGUF divides the frequency by of a pair that is not turned
 _OF_PICTURES = "vision"  # a kind of attention to later tokens that texts do not have
 _LAYER_TYPES = (FULL, SLIDING, "attention")  # as Granite 4 calls FULL
@@ -150,8 +115,8 @@ def _activation(values: Mapping[str, Any]) -> Any:
 
 
 class StatedConfig:
-    """A config.json. What it lacks raises KeyError, what is of another type TypeError, ValueError
-    or AttributeError."""
+    """A config.json, or a GGUF file in its words. What it lacks raises KeyError, what is of another
+    type TypeError, ValueError or AttributeError."""
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
         self.values = values
@@ -161,20 +126,19 @@ class StatedConfig:
     def context_length(self) -> int:
         """LongRoPE has other factors for long texts: with those, a text would have to be read again
         when it reaches them, so that it ends before."""
-        return self._original_length if _kind(self._of_rope) in _LONG else self._stretched_length
+        return self.original_length if _kind(self.of_rope) in _LONG else self._stretched_length
 
     @property
     def _stretched_length(self) -> int:
         return int(self.values["max_position_embeddings"])
 
     @property
-    def _of_rope(self) -> Mapping[str, Any]:
+    def of_rope(self) -> Mapping[str, Any]:
         return self.values.get("rope_scaling") or self.values.get("rope_parameters") or {}
 
     @property
-    def _original_length(self) -> int:
-        scaling = self._of_rope
-        original = self.values.get(_ORIGINAL) or scaling.get(_ORIGINAL)
+    def original_length(self) -> int:
+        original = self.values.get(ORIGINAL) or self.of_rope.get(ORIGINAL)
         return int(original or self._stretched_length)
 
     @property
@@ -189,6 +153,21 @@ class StatedConfig:
     def optional(self, key: str) -> float | None:
         value = self.values.get(key)
         return None if value is None else float(value)
+
+    def number(self, key: str, usual: float) -> float:
+        value = self.optional(key)
+        return usual if value is None else value
+
+    def mixture(self, experts: Experts) -> dict[str, Any]:
+        """Returns the fields of a model whose layers have such experts."""
+        values = self.values
+        size = values.get("moe_intermediate_size") or values["intermediate_size"]
+        return {
+            "intermediate_size": int(size),
+            "num_experts": int(values.get("num_local_experts") or values["num_experts"]),
+            "experts_used": int(values["num_experts_per_tok"]),
+            "experts": experts,
+        }
 
     def layer_types(self, period: int) -> list[str]:
         """FULL or SLIDING of each layer. period: of layers whose last one is FULL, if none is
@@ -210,6 +189,7 @@ class StatedConfig:
         nested = self.values.get("rope_parameters") or {}
         part = self.values.get("partial_rotary_factor", nested.get("partial_rotary_factor"))
         rotated = self.head_dim if part is None else int(self.head_dim * float(part))
+        rotated = self.values.get(ROTARY_DIM) or rotated
         return None if rotated == self.head_dim else rotated
 
     def refuse(self, feature: str) -> UnsupportedModelError:
@@ -252,6 +232,10 @@ class StatedConfig:
             return None
         if kind == "linear":
             return RopeScaling("linear", factor=float(stated["factor"]))
+        if kind == FACTORS:
+            factors = tuple(map(float, stated[FACTORS]))
+            magnitude = float(stated["attention_factor"])
+            return RopeScaling("factors", factors=factors, magnitude=magnitude)
         if kind == "llama3":
             return RopeScaling(
                 "llama3",
@@ -272,33 +256,44 @@ class StatedConfig:
         )
 
     def _yarn(self, stated: Mapping[str, Any]) -> RopeScaling:
+        """Slow rotations are stretched, fast ones stay (Peng et al. 2023, section 3)."""
         rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
-        original = stated.get(_ORIGINAL) or self.context_length
-        factor = float(stated.get("factor") or self.context_length / int(original))
+        original = int(stated.get(ORIGINAL) or self.context_length)
+        factor = float(stated.get("factor") or self.context_length / original)
         theta = float(stated.get("rope_theta") or self.values.get("rope_theta") or 10000.0)
-        yarn = Yarn(
-            factor,
-            int(original),
-            fast_turns=float(stated.get("beta_fast") or 32),
-            slow_turns=float(stated.get("beta_slow") or 1),
-            in_whole_steps=bool(stated.get("truncate", True)),
-        )
-        magnitude = stated.get("attention_factor")
-        if magnitude is None:
-            scale, overall = stated.get("mscale"), stated.get("mscale_all_dim")
-            magnitude = yarn.magnitude()
-            if scale and overall:
-                magnitude = yarn.magnitude(float(scale)) / yarn.magnitude(float(overall))
-        return RopeScaling("factors", factors=yarn.factors(theta, rotated), magnitude=magnitude)
+        turns = float(stated.get("beta_fast") or 32), float(stated.get("beta_slow") or 1)
+        # The pairs of a head that turn this often within the original context.
+        wavelengths = (original / (each * 2 * math.pi) for each in turns)
+        low, high = (rotated * math.log(each) / (2 * math.log(theta)) for each in wavelengths)
+        if stated.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotated - 1)
+        pairs = np.arange(len(Rope(theta).unscaled(rotated)))
+        stretched = np.clip((pairs - low) / (high - low or 0.001), 0.0, 1.0)
+        factors = tuple((1 / (stretched / factor + 1 - stretched)).tolist())
+        return RopeScaling("factors", factors=factors, magnitude=_yarn_magnitude(factor, stated))
 
     def _long_scaling(self, stated: Mapping[str, Any]) -> RopeScaling:
         """LongRoPE (Ding et al. 2024) for texts of the original length."""
         factors = tuple(map(float, stated["short_factor"]))
         magnitude = stated.get("attention_factor")
         if magnitude is None:
-            grown = max(self._stretched_length / self._original_length, 1.0)
-            magnitude = math.sqrt(1 + math.log(grown) / math.log(self._original_length))
+            grown = max(self._stretched_length / self.original_length, 1.0)
+            magnitude = math.sqrt(1 + math.log(grown) / math.log(self.original_length))
         return RopeScaling("factors", factors=factors, magnitude=float(magnitude))
+
+
+def _yarn_magnitude(factor: float, stated: Mapping[str, Any]) -> float:
+    """Returns what cos and sin are multiplied with."""
+
+    def grown(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    magnitude = stated.get("attention_factor")
+    if magnitude is None:
+        scale, overall = stated.get("mscale"), stated.get("mscale_all_dim")
+        magnitude = grown(float(scale)) / grown(float(overall)) if scale and overall else grown(1.0)
+    return float(magnitude) * float(stated.get(FURTHER_MAGNITUDE, 1.0))
 
 
 def _proportional(stated: Mapping[str, Any], head_dim: int) -> RopeScaling:
@@ -310,155 +305,3 @@ def _proportional(stated: Mapping[str, Any], head_dim: int) -> RopeScaling:
 
 def _kind(scaling: Mapping[str, Any]) -> Any:
     return scaling.get("rope_type", scaling.get("type", "default"))
-
-
-_SHORT = "rope_factors_short.weight"
-
-
-class StatedMetadata:
-    """The metadata of a GGUF file, by keys without their architecture."""
-
-    def __init__(
-        self, metadata: Metadata, architecture: str, tensors: Mapping[str, StoredTensor]
-    ) -> None:
-        """tensors: the file's, by our names."""
-        self.metadata = metadata
-        self.architecture = architecture
-        self.tensors = tensors
-
-    def get(self, key: str, kind: type) -> Any:
-        """Returns the value; None where it is not stated. Raises ModelFileError for another
-        type."""
-        return self.metadata.get(f"{self.architecture}.{key}", kind)
-
-    def require(self, key: str, kind: type) -> Any:
-        return self.metadata.require(f"{self.architecture}.{key}", kind)
-
-    @property
-    def context_length(self) -> int:
-        """The original one where there are other factors for longer texts: see StatedConfig."""
-        stretched = int(self.require("context_length", int))
-        original = self.get("rope.scaling.original_context_length", int)
-        return min(stretched, original) if _SHORT in self.tensors and original else stretched
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.require("block_count", int))
-
-    @property
-    def num_heads(self) -> int:
-        """Raises ModelFileError for less than 1."""
-        found = int(self.require("attention.head_count", int))
-        if found < 1:
-            raise convert_again(f"{self.metadata.path} has {found} attention heads")
-        return found
-
-    @property
-    def num_kv_heads(self) -> int:
-        """The largest number where each layer has one of its own."""
-        return max(self.kv_heads_of_layers(), default=0)
-
-    def kv_heads_of_layers(self) -> list[int]:
-        """Raises ModelFileError for what are no counts."""
-        key = f"{self.architecture}.attention.head_count_kv"
-        stated = self.metadata.values.get(key)
-        if isinstance(stated, np.ndarray) and stated.dtype.kind in "iu":
-            return [int(count) for count in stated[: self.num_layers]]
-        found: int = self.metadata.get(key, int) or self.num_heads
-        return [found] * min(self.num_layers, MAX_LAYERS)
-
-    def intermediate_sizes(self) -> list[int]:
-        """Returns how many elements the MLP of each layer has between its matrices. Raises
-        ModelFileError for what are no counts."""
-        key = f"{self.architecture}.feed_forward_length"
-        stated = self.metadata.values.get(key)
-        if isinstance(stated, np.ndarray) and stated.dtype.kind in "iu" and stated.size:
-            return [int(size) for size in stated[: self.num_layers]]
-        return [int(self.metadata.require(key, int))] * min(self.num_layers, MAX_LAYERS)
-
-    def experts(self, experts: Experts) -> dict[str, Any]:
-        """Returns the fields of a model whose layers have such experts."""
-        return {
-            "intermediate_size": self.require("expert_feed_forward_length", int),
-            "num_experts": self.require("expert_count", int),
-            "experts_used": self.require("expert_used_count", int),
-            "experts": experts,
-        }
-
-    def layer_types(self, period: int) -> list[str]:
-        """FULL or SLIDING of each layer. period: of layers whose last one is FULL, if none is
-        stated."""
-        key = f"{self.architecture}.attention.sliding_window_pattern"
-        stated = self.metadata.values.get(key)
-        if isinstance(stated, np.ndarray):
-            return [SLIDING if slides else FULL for slides in stated[: self.num_layers]]
-        return last_of(self.metadata.get(key, int) or period, self.num_layers)
-
-    def head_dim(self) -> int:
-        """Raises UnsupportedModelError unless keys and values are of one size."""
-        stated: int | None = self.get("attention.key_length", int)
-        hidden_size = int(self.require("embedding_length", int))
-        head_dim = hidden_size // self.num_heads if stated is None else stated
-        if self.get("attention.value_length", int) not in (None, head_dim):
-            raise UnsupportedModelError(
-                f"{self.metadata.path} has keys of {head_dim} elements and values of another size",
-                remedy="Use a model whose keys and values are of one size.",
-            )
-        return head_dim
-
-    def rotary_dim(self, is_permuted: bool) -> int | None:
-        """Returns how much of a head is rotated; None: all of it.
-
-        is_permuted: whether all has to be, as the rows of q and k stand. Raises
-        UnsupportedModelError."""
-        head_dim = self.head_dim()
-        rotated: int | None = self.get("rope.dimension_count", int)
-        if rotated in (None, head_dim):
-            return None
-        if is_permuted:
-            raise UnsupportedModelError(
-                f"{self.metadata.path} rotates {rotated} of the {head_dim} elements of a head",
-                remedy="Use a model that rotates all of them.",
-            )
-        return rotated
-
-    def rope(self) -> Rope:
-        """Raises UnsupportedModelError for a scaling that is not known."""
-        return Rope(self.get("rope.freq_base", float) or 10000.0, self._scaling())
-
-    def _scaling(self) -> RopeScaling | None:
-        for name in ("rope_freqs.weight", _SHORT):
-            if (factors := self.tensors.get(name)) is not None:
-                divisors = tuple(map(float, factors.float32().ravel()))
-                magnitude = self.get("rope.scaling.attn_factor", float) or 1.0
-                return RopeScaling("factors", factors=divisors, magnitude=magnitude)
-        kind = self.get("rope.scaling.type", str)
-        if kind in (None, "none"):
-            return None
-        if kind == "yarn":
-            return self._yarn()
-        if kind != "linear":
-            raise UnsupportedModelError(
-                f"{self.metadata.path} scales its rotary embedding by {reprlib.repr(kind)}",
-                remedy="Supported: none, linear, yarn and llama3.",
-            )
-        return RopeScaling("linear", factor=self.require("rope.scaling.factor", float))
-
-    def _yarn(self) -> RopeScaling:
-        """Reads YaRN as llama.cpp computes it: its ramp begins and ends at a pair."""
-        factor = float(self.require("rope.scaling.factor", float))
-        original = self.get("rope.scaling.original_context_length", int)
-        yarn = Yarn(
-            factor,
-            original or int(self.require("context_length", int)),
-            fast_turns=self.get("rope.scaling.yarn_beta_fast", float) or 32.0,
-            slow_turns=self.get("rope.scaling.yarn_beta_slow", float) or 1.0,
-            in_whole_steps=True,
-        )
-        theta = self.get("rope.freq_base", float) or 10000.0
-        rotated = self.rotary_dim(is_permuted=False) or self.head_dim()
-        magnitude = yarn.magnitude() * (self.get("rope.scaling.attn_factor", float) or 1.0)
-        overall = self.get("rope.scaling.yarn_log_multiplier", float)
-        if overall:
-            magnitude /= yarn.magnitude(overall)
-        return RopeScaling("factors", factors=yarn.factors(theta, rotated), magnitude=magnitude)

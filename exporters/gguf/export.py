@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,17 +14,22 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.gguf import kquants
-from edge_spec.exporters.gguf.metadata import (
+from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
+from edge_spec.exporters.gguf.writer import (
+    gguf_tensors,
     model_metadata,
     require_writable,
     stated_metadata,
+    write_gguf,
 )
-from edge_spec.exporters.gguf.tensors import gguf_tensors, write_gguf
-from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC
 from edge_spec.exporters.parity import Converted, check, scored_by
-from edge_spec.exporters.requests import gguf_architecture, require_unchanged
+from edge_spec.exporters.requests import (
+    chosen_quantization,
+    gguf_architecture,
+    require_unchanged,
+)
 from edge_spec.storage.atomic import atomic_file, scratch_beside
 
 # Of the types with about 4.5 bits, the one that loses least (docs/benchmarks.md); only the library
@@ -120,13 +125,11 @@ class GgufExporter:
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
     """The quantization's name as the table spells it."""
     options.require_only(GgufExporter.format)
-    wanted = options.quantization
-    name = _default() if wanted is None else wanted.upper()
-    if name not in QUANTIZATIONS:
-        raise UsageError(
-            f"unknown quantization {wanted!r}",
-            remedy=f"Choose one of {', '.join(QUANTIZATIONS)}.",
-        )
+    usual = DEFAULT_QUANTIZATION if find_spec(kquants.LIBRARY) else WITHOUT_LIBRARY
+    wanted = usual if options.quantization is None else options.quantization
+    if wanted.upper() in QUANTIZATIONS:
+        wanted = wanted.upper()
+    name = chosen_quantization(replace(options, quantization=wanted), QUANTIZATIONS)
     if options.block_size is not None:
         raise UsageError("GGUF formats fix their block sizes", remedy="Leave --block-size out.")
     if not out.parent.is_dir():
@@ -142,10 +145,6 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     if QUANTIZATIONS[name].kind is None:
         kquants.require_library(name)
     return name
-
-
-def _default() -> str:
-    return DEFAULT_QUANTIZATION if find_spec(kquants.LIBRARY) else WITHOUT_LIBRARY
 
 
 def _may_replace(out: Path) -> bool:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 
+from edge_spec.core.isolated import IsolatedError, isolated, tell
 from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, MissingDependencyError
 
 LIBRARY = "llama_cpp"
-_SCRIPT = Path(__file__).with_name("llama_quantize.py")
+_TIMEOUT_S = 24 * 3600.0
 _COUNTER = re.compile(r"\[ *(\d+)/ *(\d+)\]")
-_log = logging.getLogger("edge_spec.llama.cpp")
 
 
 def require_library(name: str) -> None:
@@ -42,31 +40,47 @@ def quantize(
     In a process of its own: the library can be stopped in no other way, ends the process where
     one of its checks fails, and has one log callback for all of its users. Raises ExportError.
     """
-    # -P: the modules beside the script must not be taken for libraries.
-    command = [sys.executable, "-P", str(_SCRIPT), str(source), str(target), str(int(file_type))]
-    command += [] if outputs is None else [str(int(outputs))]
-    last = ""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    ) as process:
-        try:
-            assert process.stdout is not None
-            for line in filter(None, map(str.strip, process.stdout)):
-                last = line
-                _log.debug("%s", line)
-                if counter := _COUNTER.match(line):
-                    progress("Quantizing with llama.cpp", int(counter[1]) / int(counter[2]))
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        raise ExportError(
-            f"llama.cpp could not quantize the model (status {process.returncode}): {last}",
-            remedy="Export with --quant Q4_0 or Q8_0.",
+    arguments = [str(source), str(target), str(int(file_type))]
+    arguments += [] if outputs is None else [str(int(outputs))]
+    try:
+        isolated(
+            run_library,
+            *arguments,
+            timeout_s=_TIMEOUT_S,
+            on_step=lambda done: progress("Quantizing with llama.cpp", done),
         )
+    except IsolatedError as error:
+        raise ExportError(
+            f"llama.cpp could not quantize the model: {error}",
+            remedy="Export with --quant Q4_0 or Q8_0.",
+        ) from None
+
+
+def run_library(source: str, target: str, file_type: str, outputs: str = "") -> None:
+    """Runs in the other process."""
+    import ctypes
+    import os
+
+    import llama_cpp
+
+    api: Any = llama_cpp
+    last = ""
+
+    @api.llama_log_callback  # type: ignore[untyped-decorator]
+    def on_line(level: int, text: bytes | None, data: Any) -> None:
+        nonlocal last
+        last = (text or b"").decode("utf-8", "replace").strip() or last
+        if counter := _COUNTER.match(last):
+            tell(int(counter[1]) / int(counter[2]))
+
+    api.llama_log_set(on_line, None)
+    params = api.llama_model_quantize_default_params()
+    params.ftype = int(file_type)
+    params.allow_requantize = True
+    if outputs:
+        params.output_tensor_type = int(outputs)
+    status = api.llama_model_quantize(
+        os.fsencode(source), os.fsencode(target), ctypes.byref(params)
+    )
+    if status:
+        raise RuntimeError(f"status {status}: {last}")

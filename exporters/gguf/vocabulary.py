@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from gguf.constants import TokenType
 
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf.metadata import Metadata
+from edge_spec.exporters.gguf.writer import Metadata
 from edge_spec.exporters.gguf_model_info import STOP_TOKENS, TEMPLATE_TOKENS
 from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from edge_spec.text.chat_format import END_NAMES
@@ -57,48 +57,26 @@ TEXTS = (
 _NUM_SAMPLED = 4096
 
 
-class Trial:
-    """A tokenizer and its ids for texts about itself and for TEXTS."""
+class _Trial:
+    """Compares tokenizers with one by their ids for TEXTS, and for texts of its own tokens."""
 
     def __init__(self, reference: tokenizers.Tokenizer, special: Mapping[str, int]) -> None:
         """special: the tokens that are found in a text before it is split, and their ids."""
         reference.no_truncation()  # which a tokenizer.json may ask for
         reference.no_padding()
-        self._reference = reference
         self._special = special
         around = [f"{token}a {token} b {token}{token}\n{token}" for token in special]
         self._texts = [*TEXTS, *special, *around, _sample(reference)]
-        self._expected = [_ids(reference, text) for text in self._texts]
+        self._expected = self._found(reference)
 
-    def run(self, candidate: tokenizers.Tokenizer) -> tuple[int, str | None]:
-        """Returns how many texts have equal ids, and the first difference."""
-        found = [_ids(candidate, text) for text in self._texts]
-        pairs = list(zip(self._expected, found, strict=True))
-        num_equal = sum(expected == ids for expected, ids in pairs)
-        for expected, ids in pairs:
-            if expected != ids:
-                return num_equal, self._describe(expected, ids)
-        for token, token_id in self._special.items():
-            decoded = candidate.decode([token_id], skip_special_tokens=False)
-            if decoded != self._reference.decode([token_id], skip_special_tokens=False):
-                return num_equal, f"decodes the token {token!r} as {decoded!r}"
-        return num_equal, None
+    def agrees(self, candidate: tokenizers.Tokenizer) -> bool:
+        return self._found(candidate) == self._expected
 
-    def _describe(self, expected: Sequence[int], found: Sequence[int]) -> str:
-        pairs = zip(expected, found, strict=False)
-        shorter = min(len(expected), len(found))
-        at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-        near = expected[max(at - 2, 0) : at + 4]
-        text = self._reference.decode(near, skip_special_tokens=False)
-        return (
-            f"makes {found[at : at + 4]} in {reprlib.repr(text)} of what should be "
-            f"{list(expected[at : at + 4])}"
-        )
-
-
-def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
+    def _found(self, tokenizer: tokenizers.Tokenizer) -> list[object]:
+        """Returns the ids of each text, and the text of each special token."""
+        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in self._texts]
+        special = self._special.values()
+        return [*ids, *(tokenizer.decode([id], skip_special_tokens=False) for id in special)]
 
 
 def _sample(reference: tokenizers.Tokenizer) -> str:
@@ -117,28 +95,20 @@ def vocabulary_of(checkpoint: StoredCheckpoint) -> Metadata:
     """Tokens, types, and merges or scores, with as many tokens as the model scores: added tokens
     beyond them, such as one that stands for an image, are left out.
 
-    Raises UnsupportedModelError, which shows where the ids differ, for a tokenizer that llama.cpp
-    does not have, ModelFileError for one that does not belong to the model.
+    Raises UnsupportedModelError for a tokenizer that llama.cpp does not have, ModelFileError for
+    one that does not belong to the model.
     """
     source = checkpoint.tokenizer_json()
     Tokenizer(source)  # raises ModelFileError
     described = _Described.read(checkpoint, json.loads(source))
     whole = tokenizers.Tokenizer.from_str(source)
-    trial = Trial(without_added_from(whole, len(described.tokens)), described.special)
-    nearest = (-1, "it has no candidates")
-    for name, candidate in described.candidates():
-        try:
-            tokenizer = tokenizer_from_gguf(candidate, checkpoint.path)
-        except EdgeSpecError as error:
-            nearest = max(nearest, (0, f"{name} fails, {error.message}"))
-            continue
-        num_equal, difference = trial.run(tokenizer)
-        if difference is None:
-            return candidate
-        nearest = max(nearest, (num_equal, f"the nearest, {name}, {difference}"))
+    trial = _Trial(without_added_from(whole, len(described.tokens)), described.special)
+    for candidate in described.candidates():
+        with suppress(EdgeSpecError):
+            if trial.agrees(tokenizer_from_gguf(candidate, checkpoint.path)):
+                return candidate
     raise UnsupportedModelError(
-        f"llama.cpp has no tokenizer that gives the ids of {checkpoint.path}: {nearest[1]}",
-        remedy=_REMEDY,
+        f"llama.cpp has no tokenizer that gives the ids of {checkpoint.path}", remedy=_REMEDY
     )
 
 
@@ -190,8 +160,8 @@ class _Described:
             model=model,
         )
 
-    def candidates(self) -> Iterator[tuple[str, Metadata]]:
-        """Every vocabulary in which llama.cpp might state this one, by name."""
+    def candidates(self) -> Iterator[Metadata]:
+        """Every vocabulary in which llama.cpp might state this one."""
         common: Metadata = {
             "tokenizer.ggml.tokens": self.tokens,
             "tokenizer.ggml.token_type": self.kinds,
@@ -202,9 +172,8 @@ class _Described:
             common["tokenizer.ggml.scores"] = self._scores()
             if (unknown := self.model.get("unk_token")) in self.tokens:
                 common["tokenizer.ggml.unknown_token_id"] = self.tokens.index(unknown)
-            for name, prefix in (("with", True), ("without", False)):
-                key = "tokenizer.ggml.add_space_prefix"
-                yield f"SentencePiece {name} a space prefix", common | {key: prefix}
+            for prefix in (True, False):
+                yield common | {"tokenizer.ggml.add_space_prefix": prefix}
             return
         common["tokenizer.ggml.model"] = "gpt2"
         common["tokenizer.ggml.merges"] = [" ".join(merge) for merge in self.merges]
@@ -213,7 +182,7 @@ class _Described:
         for pre, rules in sorted(PRE_TOKENIZERS.items(), key=lambda item: item[0] == "default"):
             if rules not in tried:  # the first of the names that split alike stands for all
                 tried.add(rules)
-                yield pre, common | {"tokenizer.ggml.pre": pre}
+                yield common | {"tokenizer.ggml.pre": pre}
 
     def _scores(self) -> np.ndarray:
         """float32 [tokens]: llama.cpp merges to the token of the highest score first."""

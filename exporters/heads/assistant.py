@@ -13,8 +13,9 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import AssistantHead, AssistantLayer, Centroids
 from edge_spec.core.model_parts import LayerKind
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.families.gemma import GEMMA4, metadata_kinds, stated_kinds
-from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.families.gemma import GEMMA4, gemma4_of_gguf, stated_kinds
+from edge_spec.exporters.families.gguf_values import GgufKeys
+from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.gguf_reader import ASSISTANT, GgufFile, Metadata
 from edge_spec.exporters.heads.head_files import (
     GGUF_LAYER,
@@ -83,11 +84,7 @@ def directory_assistant(files: HeadFiles) -> AssistantHead:
             f"{path} has an activation that is not computed for assistants",
             remedy="Use the model without --draft.",
         )
-    try:
-        kinds, epsilon = stated_kinds(stated), float(text["rms_norm_eps"])
-        head_dim = stated.head_dim
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ModelFileError(f"{path} lacks a valid value: {error}", remedy=_AGAIN) from None
+    kinds, epsilon, head_dim = _kinds(stated)
     config = _config(
         files.target,
         kinds,
@@ -106,24 +103,35 @@ def directory_assistant(files: HeadFiles) -> AssistantHead:
     return _assistant(files, _NAMES, config, kinds, target_size, clusters)
 
 
+def _kinds(stated: StatedConfig) -> tuple[tuple[LayerKind, ...], float, int]:
+    """Returns that of each layer, the epsilon of norms, and the usual size of a head."""
+    try:
+        epsilon = float(stated.values["rms_norm_eps"])
+        return tuple(stated_kinds(stated)), epsilon, stated.head_dim
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelFileError(f"{stated.path} lacks a valid value: {error}", remedy=_AGAIN) from None
+
+
 def gguf_assistant(path: Path, target: ModelConfig, has_weights: bool) -> AssistantHead:
     """Raises as `open_head` does."""
     file = GgufFile(path)
-    stated = StatedMetadata(Metadata(file.metadata, path), ASSISTANT, file.tensors)
-    kinds, _, base = metadata_kinds(stated)
+    keys = GgufKeys(Metadata(file.metadata, path), ASSISTANT, file.tensors)
+    values = keys.values(is_permuted=False)
+    values |= gemma4_of_gguf(keys, values)
+    kinds, epsilon, head_dim = _kinds(StatedConfig(values, path))
     embedding = file.tensors.get("token_embd.weight")
     config = _config(
         target,
         kinds,
-        hidden_size=stated.require("embedding_length", int),
-        intermediate_size=next(iter(stated.intermediate_sizes()), 0),
-        num_heads=stated.num_heads,
-        head_dim=base.size,
+        hidden_size=values["hidden_size"],
+        intermediate_size=values["intermediate_size"],
+        num_heads=values["num_attention_heads"],
+        head_dim=head_dim,
         vocab_size=0 if embedding is None else embedding.shape[0],
-        norm_epsilon=stated.require("attention.layer_norm_rms_epsilon", float),
+        norm_epsilon=epsilon,
     )
     files = HeadFiles(path, {}, file.tensors, target, has_weights)
-    target_size = stated.require("embedding_length_out", int)
+    target_size = keys.require("embedding_length_out", int)
     return _assistant(files, _GGUF_NAMES, config, kinds, target_size, (0, 0))
 
 

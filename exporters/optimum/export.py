@@ -84,9 +84,9 @@ class OptimumExporter:
     ) -> ExportReport:
         """Write the bundle `out` and compare it with transformers.
 
-        Raises UsageError for unknown options, UnsupportedModelError for an architecture that
-        optimum does not know, ExportError where optimum fails or the graph scores otherwise than
-        transformers do; then, or when interrupted, `out` is left as it was.
+        Raises UsageError for unknown options, ExportError where optimum fails, such as for an
+        architecture that it does not know, or the graph scores otherwise than transformers do;
+        then, or when interrupted, `out` is left as it was.
         """
         out = out.absolute()
         options.require_only("optimum")
@@ -137,27 +137,20 @@ def _write_graph(
     block_size: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Return what `tools.write_graph` does, in a process of its own. Raises UnsupportedModelError,
-    ExportError."""
+    """Return what `tools.write_graph` does, in a process of its own. Raises ExportError."""
     path = source.path
     progress("Exporting with optimum", 0.0)
     text = parity_tokens(path, source.tokenizer_json())
     (scratch / tools.TOKENS_FILE).write_text(json.dumps(text), encoding="ascii")
     arguments = map(str, (path, scratch, out, bits, block_size))
     try:
-        written: dict[str, Any] = isolated(tools.write_graph, *arguments, timeout_s=_TIMEOUT_S)
+        return dict(isolated(tools.write_graph, *arguments, timeout_s=_TIMEOUT_S))
     except IsolatedError as error:
         raise ExportError(
             f"optimum cannot export {path}: {str(error)[:_MAX_REASON]}",
-            remedy="Check the model's files and the versions of optimum's extra, or use --quant "
-            "fp32.",
+            remedy="Use a causal language model of an architecture that optimum exports; check its "
+            "files and the versions of optimum's extra.",
         ) from error
-    if "refused" in written:
-        raise UnsupportedModelError(
-            f"{path} cannot be exported: {written['refused']}",
-            remedy="Use a causal language model of an architecture that optimum exports.",
-        )
-    return written
 
 
 def open_source(path: Path) -> OptimumSource:

@@ -31,8 +31,8 @@ def write_graph(
     """Score a text, TOKENS_FILE in `scratch`, with transformers in float32 into SCORES_FILE beside
     it, and write the graph to `out`, its matrices in blocks of fewer `bits` than 32.
 
-    Return "refused", why the architecture cannot be exported; or "config", of a ModelConfig,
-    "tokens" that were scored, and "notes".
+    Return "config", of a ModelConfig, "tokens" that were scored, and "notes". Raises what the
+    libraries raise, such as for an architecture that optimum does not know.
     """
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     warnings.simplefilter("ignore")  # of tracing, for each constant that depends on a shape
@@ -42,9 +42,6 @@ def write_graph(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    problem = _problem(config)
-    if problem:
-        return {"refused": problem}
     model, loaded = AutoModelForCausalLM.from_pretrained(
         directory,
         config=config,
@@ -56,7 +53,7 @@ def write_graph(
     )
     if loaded["missing_keys"] or loaded["mismatched_keys"]:
         names = sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]]))
-        return {"refused": f"the weights of {names[0]} are missing or of another shape"}
+        raise ValueError(f"the weights of {names[0]} are missing or of another shape")
     model.eval()
     text = json.loads((Path(scratch) / TOKENS_FILE).read_text(encoding="ascii"))
     context, tokens, notes = plan_text(config, text)
@@ -64,6 +61,10 @@ def write_graph(
         scores = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0]
     np.save(Path(scratch) / SCORES_FILE, scores.float().numpy())
     model.config.use_cache = True
+    head = model.get_output_embeddings()
+    if bits != "32" and head is not None:  # the quantizer takes constants only, no transposed table
+        head.weight = torch.nn.Parameter(head.weight.clone())
+        model.config.tie_word_embeddings = False
     raw = Path(scratch) / "raw"
     # What main_export calls once it has loaded the model, which would be a second time here.
     onnx_export_from_model(model, raw, task=_TASK, do_validation=False)
@@ -83,7 +84,6 @@ def _quantize(graph: Any, bits: int, block_size: int) -> Any:
     model = ONNXModel(graph)
     model.replace_gemm_with_matmul()  # the quantizer leaves Gemm as it is
     graph = model.model.graph
-    _untie(graph)
     vocab_size = graph.output[0].type.tensor_type.shape.dim[-1].dim_value
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMul"]
@@ -100,49 +100,6 @@ def _quantize(graph: Any, bits: int, block_size: int) -> Any:
         quantizer.process()
         model = quantizer.model
     return model.model
-
-
-def _untie(graph: Any) -> None:
-    """Gives each product a matrix of its own where it takes the transpose of one, such as a head
-    that shares its weights with the embedding: the quantizer takes constants only."""
-    from onnx import numpy_helper
-
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    turned = {
-        node.output[0]: node.input[0]
-        for node in graph.node
-        if node.op_type == "Transpose"
-        and node.input[0] in constants
-        and [list(attribute.ints) for attribute in node.attribute] in ([], [[1, 0]])
-    }
-    for node in graph.node:
-        if node.op_type == "MatMul" and node.input[1] in turned:
-            matrix = numpy_helper.to_array(constants[turned[node.input[1]]]).T
-            name = f"{node.name}.weight"
-            graph.initializer.append(numpy_helper.from_array(matrix.copy(), name))
-            node.input[1] = name
-    used = {name for node in graph.node for name in node.input}
-    for node in [node for node in graph.node if node.op_type == "Transpose"]:
-        if node.output[0] not in used:
-            graph.node.remove(node)
-
-
-def _problem(config: Any) -> str | None:
-    """Why this architecture cannot be exported."""
-    from optimum.exporters.tasks import TasksManager
-
-    kind = config.model_type
-    if config.is_encoder_decoder:
-        return f"{kind} models have an encoder and a decoder"
-    try:
-        tasks = TasksManager.get_supported_tasks_for_model_type(
-            kind, "onnx", library_name="transformers"
-        )
-    except KeyError:
-        return f"optimum has no ONNX export of {kind} models"
-    if _TASK not in tasks:
-        return f"optimum exports no text generation of {kind} models"
-    return None
 
 
 def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -87,12 +86,16 @@ class QnnExporter:
             binary = _compile(static, work, soc, progress)
             shutil.copyfile(static.file(TOKENIZER), work / TOKENIZER)
             shutil.rmtree(scratch)
-            _describe(static, work, soc, binary)
+            described = static.manifest.model_dump(exclude=_MADE_ANEW)
+            files = list_files(work, work)
+            write_manifest(work, files, **described, format=self.format, compiled=binary)
         bundle = open_bundle(out)
-        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity, _notes(soc, binary))
+        versions = ", ".join(f"{name} {version}" for name, version in binary.versions.items())
+        note = f"compiled for {soc} (HTP v{binary.htp_arch}) by {versions}; runs there alone"
+        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity, (note,))
 
 
-def _compile(static: Bundle, work: Path, soc: str, progress: Progress) -> Binary:
+def _compile(static: Bundle, work: Path, soc: str, progress: Progress) -> CompiledFor:
     """Raises UnsupportedModelError, before anything is compiled, and ExportError."""
     weights = static.file(DATA_FILE).stat().st_size
     if weights > MAX_MAPPED_BYTES:
@@ -105,31 +108,6 @@ def _compile(static: Bundle, work: Path, soc: str, progress: Progress) -> Binary
     binary = compile_graphs(graphs, work, soc, progress)
     _share_outside(work / path.name for path in graphs.values())
     return binary
-
-
-def _describe(static: Bundle, work: Path, soc: str, binary: Binary) -> None:
-    described = static.manifest.model_dump(exclude=_MADE_ANEW)
-    compiled = CompiledFor(
-        soc=soc,
-        htp_arch=SOCS[soc].htp_arch,
-        versions=binary.versions,
-        shares_weights=True,
-        outside={name: each.outside for name, each in binary.functions.items()},
-    )
-    write_manifest(
-        work, list_files(work, work), **described, format=QnnExporter.format, compiled=compiled
-    )
-
-
-def _notes(soc: str, binary: Binary) -> tuple[str, ...]:
-    versions = ", ".join(f"{name} {version}" for name, version in binary.versions.items())
-    lines = [f"compiled for {soc} (HTP v{SOCS[soc].htp_arch}) by {versions}; runs there alone"]
-    for name, (inside, outside, seconds) in binary.functions.items():
-        left = ", ".join(f"{count} {kind}" for kind, count in outside.items())
-        lines.append(
-            f"{name}: {inside} nodes in the binary, {left or 'none'} on the CPU; {seconds:.1f} s"
-        )
-    return tuple(lines)
 
 
 class Soc(NamedTuple):
@@ -167,10 +145,17 @@ def chosen_soc(asked: str | None) -> str:
 
 _ERROR = 3  # onnxruntime's severity
 BINARY_SUFFIX = "_qnn.bin"  # as the provider names the file beside the first function
+_ENTRIES = {
+    "ep.context_enable": "1",
+    "ep.context_embed_mode": "0",
+    "ep.share_ep_contexts": "1",
+    "session.record_ep_graph_assignment_info": "1",
+}
 
 
 def compile_all(request: str) -> dict[str, Any]:
-    """Compiles the graphs of one bundle into one binary and returns what is in it.
+    """Compiles the graphs of one bundle into one binary. Returns the versions of what compiled, and
+    by functions' names how many nodes of which operators are left to the CPU.
 
     They share weights only while sessions of one process compile them, so that a process for each
     would store all weights once a function.
@@ -187,51 +172,33 @@ def compile_all(request: str) -> dict[str, Any]:
     device = next(each for each in onnxruntime.get_ep_devices() if each.ep_name == name)
     options = {"backend_path": provider.get_qnn_htp_path(), **asked["options"]}
     graphs = asked["graphs"]
-    sessions, functions = [], {}
+    sessions, left = [], {}
     for number, (function, path) in enumerate(graphs.items()):
         print(f"while it compiled {function}", file=sys.stderr, flush=True)
-        settings = _settings(onnxruntime, Path(asked["out"]) / f"{function}.onnx")
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = _ERROR
+        entries = {**_ENTRIES, "ep.context_file_path": str(Path(asked["out"]) / f"{function}.onnx")}
         if number + 1 == len(graphs):
-            settings.add_session_config_entry("ep.stop_share_ep_contexts", "1")
+            entries["ep.stop_share_ep_contexts"] = "1"
+        for key, value in entries.items():
+            settings.add_session_config_entry(key, value)
         settings.add_provider_for_devices([device], options)
-        start = time.perf_counter()
         session = onnxruntime.InferenceSession(path, settings, enable_fallback=0)
-        seconds = time.perf_counter() - start
         sessions.append(session)  # the weights are shared with those that are open
-        functions[function] = (*_count_nodes(session, name), seconds)
+        counted = Counter(
+            node.op_type
+            for part in session.get_provider_graph_assignment_info()
+            if part.ep_name != name
+            for node in part.get_nodes()
+        )
+        left[function] = dict(sorted(counted.items()))
         tell((number + 1) / len(graphs))
     versions = {
         "onnxruntime": onnxruntime.__version__,
         "onnxruntime-qnn": provider.__version__,
         "qnn": provider.build_and_package_info.qnn_version,
     }
-    return {"versions": versions, "functions": functions}
-
-
-def _settings(onnxruntime: Any, out: Path) -> Any:
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = _ERROR
-    entries = {
-        "ep.context_enable": "1",
-        "ep.context_file_path": str(out),
-        "ep.context_embed_mode": "0",
-        "ep.share_ep_contexts": "1",
-        "session.record_ep_graph_assignment_info": "1",
-    }
-    for key, value in entries.items():
-        made.add_session_config_entry(key, value)
-    return made
-
-
-def _count_nodes(session: Any, provider: str) -> tuple[int, dict[str, int]]:
-    """Returns how many the provider took, and those that it left, by operator."""
-    inside, outside = 0, Counter[str]()
-    for part in session.get_provider_graph_assignment_info():
-        if part.ep_name == provider:
-            inside += len(part.get_nodes())
-        else:
-            outside.update(node.op_type for node in part.get_nodes())
-    return inside, dict(sorted(outside.items()))
+    return {"versions": versions, "outside": left}
 
 
 _TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes at each width
@@ -239,20 +206,6 @@ _INSTALL = 'Run: pip install "edge-spec[qnn]"'
 _SYSTEMS = ("linux", "win32")
 # What takes a model's time, and what would widen all weights in every pass.
 _HEAVY = ("DequantizeLinear", "Gemm", "MatMul", "MatMulNBits", "Softmax")
-
-
-class CompiledFunction(NamedTuple):
-    """Describes what a compiler made of a graph: nodes that it took, those that it left to the CPU,
-    by operator, and the time that it needed."""
-
-    inside: int
-    outside: Mapping[str, int]
-    seconds: float
-
-
-class Binary(NamedTuple):
-    versions: Mapping[str, str]
-    functions: Mapping[str, CompiledFunction]
 
 
 def require_compiler() -> None:
@@ -278,19 +231,20 @@ def compile_graphs(
     progress: Progress,
     work: Callable[[str], dict[str, Any]] = compile_all,
     timeout_s: float = _TIMEOUT_S,
-) -> Binary:
+) -> CompiledFor:
     """Writes the binary of all graphs, by their functions' names, and a graph each that names it,
     into the directory `out`.
 
     Raises ExportError where the compiler fails, crashes or hangs, and where it leaves attention or
     matrices to the CPU.
     """
+    chip = SOCS[soc]
     request = {
         "graphs": {function: str(path) for function, path in graphs.items()},
         "out": str(out),
         "options": {
-            "soc_model": str(SOCS[soc].model),
-            "htp_arch": str(SOCS[soc].htp_arch),
+            "soc_model": str(chip.model),
+            "htp_arch": str(chip.htp_arch),
             "enable_htp_prepare_only": "1",
         },
     }
@@ -308,24 +262,19 @@ def compile_graphs(
             f"QNN's compiler failed for {soc}: {error}",
             remedy="Try another --quant or --soc, or export without --compile.",
         ) from None
-    functions = {name: CompiledFunction(*each) for name, each in found["functions"].items()}
-    _require_whole(functions, out)
-    return Binary(found["versions"], functions)
-
-
-def _require_whole(functions: Mapping[str, CompiledFunction], out: Path) -> None:
-    for name, (inside, left, _) in functions.items():
+    for name, left in found["outside"].items():
         heavy = ", ".join(f"{left[kind]} {kind}" for kind in _HEAVY if kind in left)
-        if heavy or not inside:
+        if heavy:
             raise ExportError(
-                f"QNN's compiler leaves {heavy or 'all'} of {name} to the CPU",
+                f"QNN's compiler leaves {heavy} of {name} to the CPU",
                 remedy="Try another --quant, or export without --compile.",
             )
-    graphs = [out / f"{name}.onnx" for name in functions]
-    if not all(map(Path.is_file, graphs)) or not any(out.glob(f"*{BINARY_SUFFIX}")):
+    written = [out / f"{name}.onnx" for name in graphs]
+    if not all(map(Path.is_file, written)) or not any(out.glob(f"*{BINARY_SUFFIX}")):
         raise ExportError(
             "QNN's compiler ended without a binary", remedy="Export without --compile."
         )
+    return CompiledFor(soc=soc, htp_arch=chip.htp_arch, shares_weights=True, **found)
 
 
 _OUTSIDE_FILE = "outside.data"

@@ -227,6 +227,23 @@ def test_llama_cpp_scores_a_gguf_file_as_the_reference_does(
     llama.close()
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_stretched_rotation_is_that_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    scaling: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+    scaling = {f"{name}__rope__scaling__{key}": value for key, value in scaling.items()}
+    path = tiny.write_gguf(tiny.build(name), tmp_path / "model.gguf", **scaling)
+    stored = runtimes.open_model_info(path)
+    options = RuntimeOptions(context_length=64, kv_type="f32", flash_attention=False)
+    exact = runtimes.load_runtime("reference").open(stored, RuntimeOptions())
+    llama = runtimes.load_runtime("llamacpp").open(stored, options)
+    chain = families.texts()[0].tolist()
+    expected, found = (scores_of(model, chain) for model in (exact, llama))
+    bound = float32_tolerance(exact.config, len(chain), float(np.abs(expected).max()))
+    np.testing.assert_allclose(found, expected, atol=bound, rtol=0)
+    llama.close()
+
+
 def of_single_tokens(model: Model) -> np.ndarray:
     """The scores after each text of one token, of the first ones."""
     session = model.open_session()

@@ -69,7 +69,7 @@ def test_a_way_to_split_that_llama_cpp_does_not_have_is_refused(
     trained: ModuleType, reason: str, tokenized: Tokenized, tmp_path: Path
 ) -> None:
     source = tokenized(trained.byte_level(trained.OTHER[reason]))
-    with pytest.raises(UnsupportedModelError, match=r"nearest, \S+, makes \[.*\] in .* should be"):
+    with pytest.raises(UnsupportedModelError, match=r"no tokenizer that gives the ids"):
         trained.export(source, tmp_path / "out.gguf")
     with pytest.raises(UnsupportedModelError, match="--runtime ort") as caught:
         vocabulary_of(source)
@@ -96,7 +96,7 @@ def test_a_space_before_the_first_word_alone_is_refused(
     trained: ModuleType, tokenized: Tokenized, tmp_path: Path
 ) -> None:
     """llama.cpp adds one after each special token too, where it adds any."""
-    with pytest.raises(UnsupportedModelError, match="SentencePiece with a space prefix"):
+    with pytest.raises(UnsupportedModelError, match="no tokenizer that gives the ids"):
         trained.export(tokenized(trained.sentencepiece("first")), tmp_path / "out.gguf")
 
 

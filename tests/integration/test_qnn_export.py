@@ -47,8 +47,8 @@ def copies(request, left=None):
         onnx.save(onnx.load(path), asked["out"] + f"/{function}.onnx")  # with its weights
     with open(asked["out"] + "/prefill_64_qnn.bin", "wb") as file:
         file.write(b"binary")
-    functions = {name: (9, left or {"Gather": 1}, 0.5) for name in asked["graphs"]}
-    return {"versions": {"onnxruntime-qnn": "2.7.0"}, "functions": functions}
+    outside = {name: left or {"Gather": 1} for name in asked["graphs"]}
+    return {"versions": {"onnxruntime-qnn": "2.7.0"}, "outside": outside}
 
 def leaves_matrices(request):
     return copies(request, {"Gather": 1, "MatMulNBits": 2})

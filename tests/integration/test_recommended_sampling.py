@@ -104,7 +104,6 @@ FLOAT, TEXT, INT, BOOL = 6, 8, 5, 7
         ("min_p", TEXT, struct.pack("<Q", 4) + b"many", "min-p 'many'"),
         ("temp", 12, struct.pack("<d", 1e300), "temperature 1e+300"),
         ("temp", BOOL, b"\x01", "temperature True"),
-        ("mirostat", INT, struct.pack("<i", 2), "mirostat 2"),
     ],
 )
 def test_what_is_no_use_in_a_gguf_file_is_one_warning(

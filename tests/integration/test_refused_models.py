@@ -361,7 +361,4 @@ def test_an_unknown_family_says_what_it_has_besides_and_what_is_readable(tmp_pat
         open_checkpoint(unknown(tmp_path))
     assert refused.value.remedy is not None
     readable = refused.value.remedy.removeprefix("Readable: ").partition(". ")[0]
-    assert {name.partition(" (")[0] for name in readable.split(", ")} == set(BY_MODEL_TYPE)
-    assert "granitemoehybrid (dense without Mamba)" in readable
-    for name, family in BY_MODEL_TYPE.items():
-        assert set(family.limits) <= set(family.model_types), name
+    assert set(readable.split(", ")) == set(BY_MODEL_TYPE)
