@@ -18,23 +18,27 @@ from typing import Any
 from unittest.mock import patch
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.metrics import DraftRounds
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.diagnostics.doctor.chosen import choose
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.diagnostics.doctor.diagnose import diagnose
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.devices import CPU, Device, Memory
 from edge_spec.models.memory import DeviceMemories, FreeMemory
 from edge_spec.models.model_plan import ModelPlan, ways_to_run
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import add_rounds, pair_key
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.planner import Pair, rank_drafters, rank_pairs, rank_places, why_no_draft
 from edge_spec.placement.survey import MeasuredPlace
-from edge_spec.scheduler.engine_plan import default_drafter, plan_engine, rank_ways
+from edge_spec.scheduler.engine_plan import (
+    choose_plan,
+    default_drafter,
+    plan_engine,
+    plans_for,
+    rank_ways,
+)
 from edge_spec.scheduler.machine import cpu_name
 from edge_spec.scheduler.plan_file import Place, Placement
 from edge_spec.scheduler.priors import OWN_KERNELS
@@ -53,7 +57,6 @@ from fixtures.silence import quiet
 MB = 1_000_000
 MACHINES = Path(__file__).parents[1] / "fixtures" / "machines.json"
 
-NUM_ROUNDS = 400  # with a draft token, that a share of right ones is of
 CHEAP_ROWS = {1: 1.0, 2: 1.03, 4: 1.16, 8: 1.8, 16: 3.2}  # times of a plain step
 DEAR_ROWS = {1: 1.0, 2: 1.9, 4: 3.2, 8: 5.5, 16: 11.0}
 GPU_ROWS = {1: 1.0, 2: 1.01, 4: 1.02, 8: 1.05, 16: 1.12}
@@ -364,9 +367,6 @@ def _doctor(folder: Path) -> Iterator[tuple[str, Any]]:
         "a dear draft": {"times": (0.01, 0.006)},
         "a draft slower than its target": {"times": (0.01, 0.02)},
         "a cheap draft, dear rows": {"times": (0.01, 0.001), "rows": DEAR_ROWS},
-        "a cheap draft, used": {"times": (0.01, 0.001), "right": (0.7, 0.7)},
-        "a dear draft, used": {"times": (0.01, 0.006), "right": (0.5, 0.5)},
-        "a cheap draft that got worse": {"times": (0.01, 0.001), "right": (0.9, 0.4)},
     }
     for number, (name, case) in enumerate(cases.items()):
         with _empty_cache(folder / f"cache{number}"):
@@ -380,22 +380,16 @@ def _examined(
     times: tuple[float, ...] = (),
     rows: dict[int, float] = CHEAP_ROWS,
     own_loop: float | None = None,
-    right: tuple[float, ...] = (),
 ) -> dict[str, Any]:
-    target = Source(str(paths["target"]), quiet)
-    other = None if draft is None else Source(str(paths[draft]), quiet)
-    chosen = choose(target, other, None, quiet)
-    for opening, step_s in zip(chosen.openings, times, strict=False):
-        assert opening.prepared is not None
-        key = profile_key(opening.plan.source, opening.prepared, opening.plan.how)
+    asked = AskedOptions(draft=None if draft is None else str(paths[draft]))
+    plan, _ = choose_plan(plans_for(Source(str(paths["target"]), quiet), asked))
+    for each, step_s in zip((plan.target, *plan.drafts), times, strict=False):
+        prepared = each.find(quiet)
+        assert prepared is not None
+        key = profile_key(each.source, prepared, each.how)
         save_profile(key, _profile(step_s, rows, own_loop_cost=own_loop))
-    if other is not None and right:
-        for share in right:
-            rounds = DraftRounds(NUM_ROUNDS, round(share * NUM_ROUNDS))
-            add_rounds(pair_key(target, other), rounds)
     devices = [Device("ort", "cpu", "cpu", "the processor")]
-    request = DiagnosisRequest(target.model, None if other is None else other.model)
-    report = diagnose(request, quiet, lambda: devices)
+    report = diagnose(str(paths["target"]), asked, quiet, devices=lambda: devices)
     return {
         "lines": [
             [
@@ -405,5 +399,4 @@ def _examined(
             for each in report.findings
             if each.group in ("pair", "speed")
         ],
-        "speedup": report.numbers.get("speedup"),
     }

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from edge_spec.core.metrics import DraftRounds
-from edge_spec.diagnostics.doctor.chosen import Costs, break_even, choose, expected_speedup
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.diagnostics.doctor.diagnose import diagnose
+from edge_spec.diagnostics.doctor.engine import Costs, break_even
 from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import Bundle, read_manifest
 from edge_spec.models.devices import Device, Memory
-from edge_spec.models.pair_history import MAX_ROUNDS, add_rounds, pair_key
 from edge_spec.models.source import Source
 from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.engine_plan import choose_plan, plans_for
 from edge_spec.scheduler.profile import ContextCosts, Profile, profile_key, save_profile
 from fixtures.manifests import rewrite
 from fixtures.silence import quiet
@@ -30,8 +30,8 @@ CPU = Device("ort", "cpu", "cpu", "the processor")
 def examined(
     model: Path | str, draft: Path | str | None = None, devices: tuple[Device, ...] = (CPU,)
 ) -> Report:
-    request = DiagnosisRequest(str(model), None if draft is None else str(draft))
-    return diagnose(request, quiet, lambda: list(devices))
+    asked = AskedOptions(draft=None if draft is None else str(draft))
+    return diagnose(str(model), asked, quiet, devices=lambda: list(devices))
 
 
 def found(report: Report, group: str, check: str) -> Finding:
@@ -74,9 +74,9 @@ def test_a_pair_bundle_is_examined_with_its_own_draft_and_nothing_is_opened(
 
     monkeypatch.setattr(type(runtimes.load_runtime("ort")), "open", open_nothing)
     report = examined(pair)
-    assert list(report.grouped) == [
+    assert {each.group for each in report.findings} == {
         *("machine", "target", "draft", "pair", "memory", "speed", "caches")
-    ]
+    }
     assert report.verdict == "warnings"  # a draft of one of two layers is not small
     assert found(report, "pair", "size").level is Severity.WARNING
     assert found(report, "pair", "tokens").found == "the same 265 ids"
@@ -150,16 +150,15 @@ def test_break_even_is_where_a_token_costs_what_it_costs_alone() -> None:
     assert break_even(1, Costs(costs, 0.3)) == pytest.approx(0.5, abs=1e-3)
     assert break_even(1, Costs(costs, 0.8)) == pytest.approx(1.0, abs=1e-3)
     assert break_even(1, Costs(costs, 0.9)) is None
-    assert expected_speedup(0.0, Costs(costs, 0.3)) == 1.0  # plain rounds are always there
-    assert expected_speedup(1.0, Costs(costs, 0.0)) == pytest.approx(3.0)
 
 
 def profiled(model: Path, draft: Path, target_s: float, draft_s: float) -> None:
     """As if both had been measured here."""
-    chosen = choose(Source(str(model), quiet), Source(str(draft), quiet), None, quiet)
-    for opening, seconds in zip(chosen.openings, (target_s, draft_s), strict=True):
-        assert opening.prepared is not None
-        key = profile_key(opening.plan.source, opening.prepared, opening.plan.how)
+    plan, _ = choose_plan(plans_for(Source(str(model), quiet), AskedOptions(draft=str(draft))))
+    for each, seconds in zip((plan.target, *plan.drafts), (target_s, draft_s), strict=True):
+        prepared = each.find(quiet)
+        assert prepared is not None
+        key = profile_key(each.source, prepared, each.how)
         rows = {1: seconds, 2: 1.2 * seconds, 8: 2.4 * seconds}
         made = Profile((ContextCosts(256, rows),), 100.0, 0.0, 0.0, rounds=5, spread=0.0)
         save_profile(key, made)
@@ -185,24 +184,13 @@ def test_a_draft_that_is_slower_than_its_target_is_warned_of(bundle: Callable[..
     assert found(report, "speed", "break-even").found == "speculation never pays here"
 
 
-def test_what_use_has_shown_of_a_pair_is_told(bundle: Callable[..., Path]) -> None:
-    target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
-    profiled(target.path, draft.path, 0.01, 0.002)
-    rounds = DraftRounds(MAX_ROUNDS, round(0.65 * MAX_ROUNDS))
-    add_rounds(pair_key(target, draft), rounds)
-    report = examined(target.model, draft.model)
-    assert f"65% of {MAX_ROUNDS} rounds" in found(report, "speed", "use").found
-    speedup: Any = report.numbers["speedup"]
-    assert speedup["use"] == pytest.approx(1.65 / 1.4, abs=0.01)
-
-
 def test_a_fault_of_the_draft_ends_the_examination(bundle: Callable[..., Path]) -> None:
     draft = bundle("draft")
     (draft / "model.onnx").write_bytes(b"")
     report = examined(bundle("target"), draft)
     assert report.verdict == "faults"
     assert found(report, "draft", "files").level is Severity.FAULT
-    assert not {"pair", "memory", "speed"} & set(report.grouped)
+    assert not {"pair", "memory", "speed"} & {each.group for each in report.findings}
     assert not any(
         each.check == "chat template" and each.group == "draft" for each in report.findings
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.diagnostics.doctor.diagnose import check_runtimes
+from edge_spec.diagnostics.doctor.model import check_runtimes
 from edge_spec.models import runtimes
 from edge_spec.models.source import Source
 from fixtures import families

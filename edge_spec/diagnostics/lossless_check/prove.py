@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import log
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from edge_spec.diagnostics.lossless_check.sampling import (
     check_sampling,
     missing_events,
 )
+from edge_spec.diagnostics.report_files import Document, Page, Table, machine_line
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import GenerationResult, Origin
 from edge_spec.errors import UsageError
@@ -330,8 +330,6 @@ def _measure(engine: Engine) -> BatchInvariance:
             work.resume()
 
 
-Document = dict[str, Any]
-
 _MORE = "Raise --count and --max-tokens, or name a --drafter that the model sometimes agrees with."
 _VERDICTS = {"pass": "pass", "fault": "fail", "ties": "ties", "open": "inconclusive"}
 _NAMES = {
@@ -464,3 +462,41 @@ def differences(report: Document) -> Sequence[tuple[str, Document]]:
     return [
         (name, each) for name, key in named for each in (report[key] or {}).get("differing", ())
     ]
+
+
+_COLORS = {"pass": "green", "ties": "yellow", "open": "yellow", "fault": "red"}
+_SHOWN = 8  # differences on a page
+
+
+def page(report: Document) -> Page:
+    """Describe what `document` returned."""
+    told = f"{report['model']} on {report['runtime']}, drafter {report['drafter']}"
+    verdict = "NEAR TIES" if report["verdict"] == "ties" else report["verdict"].upper()
+    rows = checks(report)
+    parts: list[str | Table] = [
+        f"{verdict}: {summary(report)}",
+        Table(
+            ("check", "result", "found"),
+            [(name, mark, said) for name, mark, said in rows],
+            [_COLORS[mark] for _, mark, _ in rows],
+        ),
+    ]
+    found = differences(report)
+    if found:
+        header = ("text", "prompt", "token", "plain", "got", "margin", "tie")
+        parts.append(Table(header, [_row(name, each) for name, each in found[:_SHOWN]]))
+    if len(found) > _SHOWN:
+        parts.append(f"and {len(found) - _SHOWN} more: --json lists all")
+    parts += [f"not exercised: {claim}" for claim in report["not_exercised"]]
+    parts.append(machine_line(report["machine"] | {"versions": report["versions"]}))
+    if report["skipped_prompts"]:
+        skipped = ", ".join(report["skipped_prompts"])
+        parts.append(f"Too long for the context, left out: {skipped}.")
+    return Page(f"edge-spec verify: {told}; promised: {report['promise']}", parts)
+
+
+def _row(name: str, found: Document) -> tuple[str, ...]:
+    margin = "" if found["margin"] is None else f"{found['margin']:.4f}"
+    texts = repr(found["expected"]), repr(found["got"])
+    tie = "yes" if found["near_tie"] else "no"
+    return name, found["prompt"], str(found["token_index"]), *texts, margin, tie

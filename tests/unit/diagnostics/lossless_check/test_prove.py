@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.cli.checking import proof_lines
+from edge_spec.cli.output import page_lines
 from edge_spec.core.model import Forward
 from edge_spec.core.modes import LosslessMode
 from edge_spec.core.rng import Purpose
@@ -20,7 +20,14 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.diagnostics.lossless_check import Extent
-from edge_spec.diagnostics.lossless_check.prove import Difference, Proof, checks, document, prove
+from edge_spec.diagnostics.lossless_check.prove import (
+    Difference,
+    Proof,
+    checks,
+    document,
+    page,
+    prove,
+)
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
 from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.engine.engine import Engine
@@ -296,7 +303,7 @@ def test_near_ties_are_told_apart_from_faults(with_drafter: Any) -> None:
         assert difference.near_tie and difference.margin is not None
         assert difference.margin <= proof.determinism.tie_margin
     shown = document(proof, "cpu")
-    assert shown["verdict"] == "ties" and printed(shown).splitlines()[1].startswith("NEAR TIES")
+    assert shown["verdict"] == "ties" and printed(shown).splitlines()[2].startswith("NEAR TIES")
 
 
 def test_a_near_tie_is_a_fault_where_texts_are_promised_to_be_bit_identical(
@@ -309,11 +316,11 @@ def test_a_near_tie_is_a_fault_where_texts_are_promised_to_be_bit_identical(
     proof = prove(engine, PROMPTS, SMALL, quiet)
     assert proof.greedy.differing and proof.passed is False
     shown = printed(document(proof, "cpu"))
-    assert shown.splitlines()[1].startswith("FAIL") and "differ: fault" in shown
+    assert shown.splitlines()[2].startswith("FAIL") and "differ: fault" in shown
 
 
 def printed(report: dict[str, Any]) -> str:
-    return "\n".join(proof_lines(report))
+    return "\n".join(page_lines(page(report)))
 
 
 @pytest.fixture

@@ -1,48 +1,31 @@
 """`edge-spec doctor --run`: a model on a device, held to the public tests of sessions, to the same
-runtime's CPU, to its own texts without drafting, and to its own first answers for a while. Each
-check has a process of its own: a driver may crash or hang."""
+runtime's CPU, and to its own texts without drafting. Each check has a process of its own: a driver
+may crash or hang."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Model, Progress, TellsNodePlacement
-from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.doctor.chosen import Chosen
-from edge_spec.diagnostics.doctor.report import (
-    Finding,
-    Severity,
-    fault,
-    judged,
-    note,
-    ok,
-)
+from edge_spec.diagnostics.doctor.report import Finding, Severity, fault, note, ok
 from edge_spec.diagnostics.lossless_check import Extent
-from edge_spec.diagnostics.lossless_check.prove import checks, document, ids, prove
+from edge_spec.diagnostics.lossless_check.prove import checks, document, prove
 from edge_spec.diagnostics.report_files import describe_error
-from edge_spec.engine.engine import Engine
-from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError
-from edge_spec.loader import load_engine
-from edge_spec.models.devices import format_bytes, resident_bytes
-from edge_spec.models.model_plan import prepare_model
-from edge_spec.models.options import LoadOptions
+from edge_spec.loader import load_asked
+from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.models.source import Source
-from edge_spec.scheduler.lossless import Promise
+from edge_spec.scheduler.engine_plan import choose_plan, plans_for
 from edge_spec.testing import check_session, check_trees
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
@@ -62,11 +45,10 @@ _EXTENT = Extent(count=4, max_tokens=32, draws=0, runs=2)
 # long as _MOST_STEPS of its steps.
 _TIMEOUT_S, _MOST_STEPS = 600.0, 5000
 _OPENING, _TREES = "opens", "trees"
-_SOAKED_PROMPTS, _PROMPT_TOKENS, _MAX_TOKENS, _LEAST_ROUNDS = 3, 64, 16, 5
-_SEEDED = SamplingParams(temperature=0.8, seed=7)
-_LEAST_SAMPLES = 20
-_MOST_GROWTH, _SLACK_BYTES = 0.02, 4_000_000  # allocators never give all back
-_MOST_ERRORS = 20  # after which it is not tried any longer
+_OF_TARGET = (  # what holds for a target that is opened alone
+    *("runtime", "device", "threads", "context_length"),
+    *("gpu_layers", "kv_type", "mmap", "flash_attention", "rpc"),
+)
 
 
 def _silent(what: str, fraction: float) -> None:
@@ -74,59 +56,52 @@ def _silent(what: str, fraction: float) -> None:
 
 
 @dataclass(frozen=True)
-class DeviceCheckRequest:
-    """A target, its place and what may draft for it. asked: arguments of LoadOptions, with a
-    runtime's name."""
+class DeviceCheck:
+    """A model, and what it is opened with; the runtime is named."""
 
     model: str
-    asked: Mapping[str, Any]
-    soak_s: float = 60.0
+    asked: AskedOptions
 
-    @classmethod
-    def of(cls, chosen: Chosen, places: LoadOptions, soak_s: float) -> DeviceCheckRequest:
-        """places: as the user asked for them."""
-        target, *drafts = chosen.openings
-        names = ("device", "context_length", "source_language", "target_language")
-        asked = {name: getattr(places, name) for name in names} | {"runtime": target.plan.name}
-        for draft in drafts:
-            asked |= {"draft": draft.plan.source.model, "draft_runtime": draft.plan.name}
-            asked |= {"draft_device": places.draft_device}
-        return cls(chosen.plan.source.model, asked, soak_s)
+    @property
+    def is_cpu(self) -> bool:
+        return (self.asked.device or "cpu").strip().lower() == "cpu"
 
     def prepare(self, progress: Progress) -> None:
         """Convert what no runtime reads as it is, while progress can be shown. The check that opens
         the model finds why one cannot be converted."""
-        options = self.options()
-        places = [(self.model, options.runtime, options.runtime_options)]
-        places += [
-            (each, options.draft_runtime, options.draft_runtime_options) for each in options.drafts
-        ]
         with suppress(EdgeSpecError):
-            for model, runtime, how in places:
-                prepare_model(Source(model, progress), runtime, progress, how)
-
-    @property
-    def is_cpu(self) -> bool:
-        return (self.asked.get("device") or "cpu").strip().lower() == "cpu"
-
-    def options(self, **changes: Any) -> LoadOptions:
-        return LoadOptions(**{**self.asked, **changes}, keeps_answers=False)
+            plan, _ = choose_plan(plans_for(Source(self.model, progress), self.asked))
+            for each in (plan.target, *plan.drafts):
+                each.prepare(progress)
 
     @contextmanager
     def opened(self, **changes: Any) -> Iterator[Model]:
         """Open the target alone. Raises an EdgeSpecError, and what libraries raise."""
-        options, source = self.options(**changes), Source(self.model, _silent)
-        how = options.runtime_options
-        prepared = prepare_model(source, options.runtime, _silent, how)
-        with closing(prepared.open(how)) as model:
+        asked = {name: getattr(self.asked, name) for name in _OF_TARGET} | changes
+        alone = AskedOptions(**asked, draft="none", drafter="none")
+        plan, _ = choose_plan(plans_for(Source(self.model, _silent), alone))
+        with closing(plan.target.prepare(_silent).open(plan.options.runtime_options)) as model:
             yield model
 
-    def engine(self) -> Engine:
-        """Open the target with its draft. Raises as `opened` does."""
-        return load_engine(self.model, self.options(), _silent)
+    def to_json(self) -> str:
+        changed = {
+            name: getattr(self.asked, name)
+            for name, option in declared_options(AskedOptions).items()
+            if getattr(self.asked, name) != option.default
+        }
+        return json.dumps({"model": self.model, "asked": changed}, default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> DeviceCheck:
+        given = json.loads(text)
+        return cls(given["model"], AskedOptions(**given["asked"]))
 
 
-def check_opening(request: DeviceCheckRequest) -> Iterator[Finding]:
+def _judge(check: str, is_right: bool, found: str, remedy: str, **numbers: Any) -> Finding:
+    return ok(check, found, **numbers) if is_right else fault(check, found, remedy, **numbers)
+
+
+def check_opening(request: DeviceCheck) -> Iterator[Finding]:
     """Time loading and the first steps. Raises the real error of a library that cannot load it."""
     began = time.perf_counter()
     with request.opened() as model:
@@ -167,10 +142,10 @@ def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Fi
     if left and not on_cpu:
         names = ", ".join(f"{count} {name}" for name, count in left.items())
         found = f"the CPU has {names}, with copies both ways in each pass; {found}"
-    return judged("operators", bool(placement) and (on_cpu or not left), found, ELSEWHERE)
+    return _judge("operators", bool(placement) and (on_cpu or not left), found, ELSEWHERE)
 
 
-def check_rows(name: str, request: DeviceCheckRequest) -> Iterator[Finding]:
+def check_rows(name: str, request: DeviceCheck) -> Iterator[Finding]:
     """Hold chains or trees to the public test of sessions, whatever other devices score, and then
     to the scores of the same runtime's CPU."""
     with request.opened(context_length=CONTEXT_TOKENS) as model:
@@ -198,7 +173,7 @@ def _check_promises(name: str, model: Model) -> Finding:
     return ok(name, found, max_logit=largest, tolerance_logit=tolerance)
 
 
-def _compare(name: str, request: DeviceCheckRequest, model: Model) -> Iterator[Finding]:
+def _compare(name: str, request: DeviceCheck, model: Model) -> Iterator[Finding]:
     """Compare scores after a short and a longer text: a device that is wrong throughout keeps every
     promise that is held against itself."""
     parents = _BRANCHES if name == _TREES else _CHAIN
@@ -215,10 +190,10 @@ def _compare(name: str, request: DeviceCheckRequest, model: Model) -> Iterator[F
             expected = _score(other, length, parents)
             deviation = expected.std(axis=1).clip(min=1e-9)
             far = float(((found[length] - expected).std(axis=1) / deviation).max())
-            yield judged(
+            yield _judge(
                 name,
                 far <= TOLERANCE,
-                f"after {length} tokens, against {request.asked['runtime']} on the CPU: scores "
+                f"after {length} tokens, against {request.asked.runtime} on the CPU: scores "
                 f"differ by {far:.3f} of their deviation (up to {TOLERANCE} is rounding)",
                 ELSEWHERE,
                 of_deviation=far,
@@ -236,90 +211,24 @@ def _score(model: Model, prompt_tokens: int, parents: Sequence[int]) -> np.ndarr
         return session.forward(tree).logits.copy()
 
 
-def check_lossless(request: DeviceCheckRequest) -> Iterator[Finding]:
+def check_lossless(request: DeviceCheck) -> Iterator[Finding]:
     """Run a short `edge-spec verify`."""
     prompts = sorted(read_prompts(OWN_PROMPTS), key=lambda each: len(each.text))
-    with request.engine() as engine:
+    with load_asked(request.model, request.asked, _silent, keeps_answers=False) as engine:
         report = document(prove(engine, prompts, _EXTENT, _silent), "")
     for name, mark, figures in checks(report):
         found = f"{name}: {figures} (promised: {report['promise']})"
         if mark == "open":
             yield note("lossless", found, "Run edge-spec verify, which tries more.")
         else:
-            yield judged("lossless", mark != "fault", found, "Run edge-spec verify, and report it.")
+            yield _judge("lossless", mark != "fault", found, "Run edge-spec verify, and report it.")
 
 
-def check_soak(
-    request: DeviceCheckRequest, resident: Callable[[], int | None] = resident_bytes
-) -> Iterator[Finding]:
-    """Repeat the same requests until the time is over: answers stay the same, memory does not
-    grow."""
-    first: dict[tuple[Any, ...], list[int]] = {}
-    differing, errors, samples, requests = Counter[str](), list[str](), list[int](), 0
-    with request.engine() as engine:
-        may_differ = engine.parts.speculation_factory.lossless.promise is Promise.TIES
-        room = min(_PROMPT_TOKENS, engine.parts.model.config.context_length - _MAX_TOKENS)
-        texts = read_prompts(OWN_PROMPTS, per_category=1)[:_SOAKED_PROMPTS]
-        prompts = [tuple(engine.parts.text.prompt_of(each.text)[: max(1, room)]) for each in texts]
-        asked = list(product(prompts, (GREEDY, _SEEDED), ("plain", "drafting", "scores")))
-        end_s, least = time.monotonic() + request.soak_s, _LEAST_ROUNDS * len(asked)
-        while (requests < least or time.monotonic() < end_s) and len(errors) < _MOST_ERRORS:
-            for prompt, sampling, kind in asked:
-                try:
-                    answer = _answer(engine, kind, prompt, sampling)
-                    key = prompt, sampling.seed, kind
-                    differing[kind] += first.setdefault(key, answer) != answer
-                except Exception as error:  # ours, or a library's
-                    errors.append(describe_error(error))
-                samples += [size for size in [resident()] if size is not None]
-            requests += len(asked)
-    found = f"{len(errors)} errors in {requests} requests"
-    found += f"; the first: {errors[0]}" if errors else ""
-    yield judged("soak", not errors, found, ELSEWHERE, requests=requests)
-    counts = ", ".join(f"{count} of {kind}" for kind, count in differing.items() if count)
-    found = f"answers that differ from the first to the same request: {counts or 'none'}"
-    wrong = differing.total() - may_differ * differing["drafting"]
-    yield judged("soak", not wrong and bool(first), found, ELSEWHERE)
-    yield judge_growth(samples)
-
-
-def _answer(
-    engine: Engine, kind: str, prompt: Sequence[int], sampling: SamplingParams
-) -> list[int]:
-    """Answer in another conversation, which opens and closes a cache; of "scores", return every bit
-    of those of a chain after the prompt."""
-    if kind == "scores":
-        with closing(engine.parts.model.open_session()) as session:
-            session.prefill(prompt)
-            logits = session.forward(TokenTree.chain(prompt[0], [prompt[-1]] * 3)).logits
-            return list(hashlib.sha256(np.ascontiguousarray(logits).tobytes()).digest())
-    with engine.fork() as other:
-        with other.without_drafting() if kind == "plain" else nullcontext():
-            result = other.generate(prompt, max_tokens=_MAX_TOKENS, sampling=sampling)
-        return ids(result)
-
-
-def judge_growth(samples: Sequence[int]) -> Finding:
-    """samples: bytes in use, in the order of time. In the first half caches and arenas come to
-    their size; the beginning and the end of the second are compared."""
-    if len(samples) < _LEAST_SAMPLES:
-        return note("soak", f"memory: {len(samples)} samples are too few to tell")
-    warm = samples[len(samples) // 2 :]
-    window = max(1, len(warm) // 5)
-    start, end = median(warm[:window]), median(warm[-window:])
-    grown = end - start
-    sign = "+" if grown >= 0 else "-"
-    found = f"memory: {sign}{format_bytes(int(abs(grown)))} in the second half"
-    most = _MOST_GROWTH * start + _SLACK_BYTES
-    return judged("soak", grown <= most, found, "It leaks. Report it.", grown_bytes=grown)
-
-
-CHECKS: dict[str, tuple[str, Callable[[DeviceCheckRequest], Iterator[Finding]]]] = {
+CHECKS: dict[str, tuple[str, Callable[[DeviceCheck], Iterator[Finding]]]] = {
     _OPENING: ("Opening the model", check_opening),
     "chains": ("Scoring chains", partial(check_rows, "chains")),
     _TREES: ("Scoring trees", partial(check_rows, _TREES)),
     "lossless": ("Drafting against plain texts", check_lossless),
-    "soak": ("Soak", check_soak),
 }
 
 
@@ -328,7 +237,7 @@ def run_check(name: str, request: str) -> list[dict[str, Any]]:
     JSON: also those of a check that then failed."""
     found: list[Finding] = []
     try:
-        found.extend(CHECKS[name][1](DeviceCheckRequest(**json.loads(request))))
+        found.extend(CHECKS[name][1](DeviceCheck.from_json(request)))
     except EdgeSpecError as error:
         found.append(fault(name, error.shown, error.remedy))
     except Exception as error:  # a library may fail in any way on a device that is new to it
@@ -337,7 +246,7 @@ def run_check(name: str, request: str) -> list[dict[str, Any]]:
 
 
 def run_checks(
-    request: DeviceCheckRequest,
+    request: DeviceCheck,
     progress: Progress,
     on_findings: Callable[[Sequence[Finding]], None],
     isolate: Callable[..., Any] = isolated,
@@ -347,9 +256,9 @@ def run_checks(
     step_s = 0.0
     for name, (title, _) in CHECKS.items():
         progress(title, 0.0)
-        timeout_s = _TIMEOUT_S + request.soak_s + _MOST_STEPS * step_s
+        timeout_s = _TIMEOUT_S + _MOST_STEPS * step_s
         try:
-            rows = isolate(run_check, name, json.dumps(asdict(request)), timeout_s=timeout_s)
+            rows = isolate(run_check, name, request.to_json(), timeout_s=timeout_s)
             found = [Finding(**{**row, "level": Severity(row["level"])}) for row in rows]
         except IsolatedError as error:
             found = [fault(name, str(error), ELSEWHERE)]
