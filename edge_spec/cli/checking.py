@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -17,7 +18,6 @@ from edge_spec.cli.options import open_engine
 from edge_spec.cli.output import ProgressBar, page_lines, print_result
 from edge_spec.diagnostics.lossless_check import Extent
 from edge_spec.diagnostics.report_files import (
-    Document,
     files_sha256,
     require_writable,
     write_report,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         BenchMeasurement,
         BenchPlan,
         Peer,
-        PeerChoice,
         SampledMeasurement,
     )
     from edge_spec.diagnostics.doctor.report import Finding, Report
@@ -58,7 +57,7 @@ class BenchOptions:
         least=0,
     )
     out: Path | None = option(None, "A directory for report.md and report.json.")
-    peers: bool = option(False, "Measure llama-cpp-python and llama-server, too.", flag="--peers")
+    peers: bool = option(False, "Measure llama-server, too.", flag="--peers")
 
 
 @options.with_groups
@@ -72,31 +71,40 @@ def bench(
 ) -> None:
     """Measure drafting against plain decoding, in turns, by kind of text."""
     from edge_spec.diagnostics.bench.measuring import make_plan
-    from edge_spec.diagnostics.bench.report import document
+    from edge_spec.diagnostics.bench.report import document, page
     from edge_spec.scheduler.measure import own_loop_cost
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     entries = read_prompts(asked.prompts or OWN_PROMPTS, asked.per_category)
-    _require_forgetful(loading, asked.repeat)
+    remembering = _remembering(loading)
+    if asked.repeat > 1 and remembering:
+        raise UsageError(
+            f"{', '.join(remembering)} remembers answers, so repetitions would measure its memory",
+            remedy="Add --repeat 1.",
+        )
     if asked.out is not None:
         require_writable(asked.out)
-    choice = _peer_choice(model, loading) if asked.peers else None
-    opened = str(choice.gguf) if choice else model
+    weights = _shared_weights(model, loading) if asked.peers else None
+    opened = str(weights.gguf) if weights else model
     with open_engine(opened, loading, explain=explain) as engine:
         plan = make_plan(engine, entries, asked.max_tokens, asked.repeat)
-        num_sampled = 0 if _remembering(loading) else asked.sampled
-        measured, open_peers, drawn = _measure(engine, plan, choice, num_sampled)
+        num_sampled = 0 if remembering else asked.sampled
+        measured, peer, drawn = _measure(engine, plan, weights, num_sampled)
         if not measured.tasks:
             raise KeyboardInterrupt
         settings = _bench_settings(engine, loading) | {
             "model": readable(Path(model).name),
-            "weights": choice.weights if choice else engine.parts.name,
+            "weights": weights.name if weights else engine.parts.name,
             "prompts": readable(asked.prompts.name) if asked.prompts else "edge-spec's own",
             "max_tokens": asked.max_tokens,
             "own_loop_cost": None if measured.partial else own_loop_cost(engine.parts.model),
         }
-        report = document(measured, settings, open_peers, drawn)
-    _print_bench(report, json, asked.out)
+        report = document(measured, settings, peer, drawn)
+    shown = page(report)
+    print_result(json, report, page_lines(shown) if asked.out is None else ())
+    if asked.out is not None:
+        write_report(asked.out, report, shown)
+        print(f"Written to {asked.out}", file=sys.stderr)
     if report["settings"]["partial"]:
         raise KeyboardInterrupt
 
@@ -117,38 +125,17 @@ def _bench_settings(engine: Engine, loading: options.AskedOptions) -> dict[str, 
     }
 
 
-def _measure(
-    engine: Engine, plan: BenchPlan, choice: PeerChoice | None, num_sampled: int
-) -> tuple[BenchMeasurement, list[Peer], SampledMeasurement | None]:
-    """num_sampled: prompts of each category that are then answered as conversations with the model
-    are, where that does not take the likeliest tokens, too."""
-    from contextlib import ExitStack
+class _Weights(NamedTuple):
+    """What another program reads, too."""
 
-    from edge_spec.core.recommended_sampling import sampling_source, sampling_text
-    from edge_spec.diagnostics.bench import measuring
-
-    with ProgressBar() as progress, ExitStack() as stack:
-        opened: list[Peer] = []
-        if choice is not None:
-            stop_ids = engine.parts.text.eos_ids
-            opened = stack.enter_context(measuring.open_peers(choice, plan, stop_ids, progress))
-        others = [side for each in opened for side in each.sides]
-        measured = measuring.measure([*measuring.own_sides(engine), *others], plan, progress)
-    sampling = engine.chat_sampling()
-    if not num_sampled or measured.partial or sampling.greedy:
-        return measured, opened, None
-    again_plan = plan.first_of_each_category(num_sampled)
-    with ProgressBar() as progress:
-        again = measuring.measure(measuring.own_sides(engine, sampling), again_plan, progress)
-    source = sampling_source(engine.parts.text.sampling, {})
-    how = {"sampling": sampling_text(sampling), "source": source, "per_category": num_sampled}
-    return measured, opened, measuring.SampledMeasurement(again, how)
+    gguf: Path
+    name: str
+    threads: int
 
 
-def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
-    """Chooses the peers with one GGUF file for all, ourselves included."""
+def _shared_weights(model: str, loading: options.AskedOptions) -> _Weights:
+    """Choose one GGUF file for all, ourselves included."""
     from edge_spec.core.export import ExportOptions
-    from edge_spec.diagnostics.bench.measuring import PeerChoice
     from edge_spec.models.model_plan import ModelPlan
     from edge_spec.models.source import Source
     from edge_spec.scheduler.machine import available_cores
@@ -158,9 +145,32 @@ def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
         own_file = not source.is_demo and source.at("gguf").is_file()
         quantization = None if own_file else _PEER_WEIGHTS
         gguf = ModelPlan(source, "llamacpp", export=ExportOptions(quantization)).gguf_file(progress)
-    weights = gguf.name if own_file else f"{source.name} as {quantization}"
-    threads = loading.threads or available_cores()
-    return PeerChoice(gguf, weights, threads)
+    name = gguf.name if own_file else f"{source.name} as {quantization}"
+    return _Weights(gguf, name, loading.threads or available_cores())
+
+
+def _measure(
+    engine: Engine, plan: BenchPlan, weights: _Weights | None, num_sampled: int
+) -> tuple[BenchMeasurement, Peer | None, SampledMeasurement | None]:
+    """num_sampled: prompts of each category that are then answered as conversations with the model
+    are, where that does not take the likeliest tokens, too."""
+    from edge_spec.core.recommended_sampling import sampling_source, sampling_text
+    from edge_spec.diagnostics.bench import measuring
+
+    with ProgressBar() as progress:
+        opening = nullcontext() if weights is None else measuring.open_peer(*weights, plan)
+        with opening as peer:
+            sides = [*measuring.own_sides(engine), *(peer.sides if peer else ())]
+            measured = measuring.measure(sides, plan, progress)
+    sampling = engine.chat_sampling()
+    if not num_sampled or measured.partial or sampling.greedy:
+        return measured, peer, None
+    again_plan = plan.first_of_each_category(num_sampled)
+    with ProgressBar() as progress:
+        again = measuring.measure(measuring.own_sides(engine, sampling), again_plan, progress)
+    source = sampling_source(engine.parts.text.sampling, {})
+    how = {"sampling": sampling_text(sampling), "source": source, "per_category": num_sampled}
+    return measured, peer, measuring.SampledMeasurement(again, how)
 
 
 def _remembering(loading: options.AskedOptions) -> list[str]:
@@ -170,25 +180,6 @@ def _remembering(loading: options.AskedOptions) -> list[str]:
     named = traits_of(loading.drafter).items()
     found = [name for name, traits in named if traits.remembers]
     return found or ["--remember"] * loading.remember
-
-
-def _require_forgetful(loading: options.AskedOptions, repeat: int) -> None:
-    remembering = _remembering(loading)
-    if repeat > 1 and remembering:
-        raise UsageError(
-            f"{', '.join(remembering)} remembers answers, so repetitions would measure its memory",
-            remedy="Add --repeat 1.",
-        )
-
-
-def _print_bench(report: Document, as_json: bool, out: Path | None) -> None:
-    from edge_spec.diagnostics.bench.report import page
-
-    shown = page(report)
-    print_result(as_json, report, page_lines(shown) if out is None else ())
-    if out is not None:
-        write_report(out, report, shown)
-        print(f"Written to {out}", file=sys.stderr)
 
 
 _STATUS = {"pass": 0, "ties": 0, "fail": 1, "inconclusive": 3}

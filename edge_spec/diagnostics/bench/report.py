@@ -20,7 +20,7 @@ from edge_spec.diagnostics.bench.measuring import (
     SampledMeasurement,
     Task,
 )
-from edge_spec.diagnostics.report_files import Page, Table, machine_line
+from edge_spec.diagnostics.report_files import Document, Page, Table, machine_line
 from edge_spec.scheduler.machine import describe_machine
 
 LEAST_ANSWERS = 2  # of both sides: a single pair says nothing of how much ratios vary
@@ -130,7 +130,6 @@ def _loop_share(runs: Sequence[Run]) -> float:
     return int(sum(in_loops(run.tokens).sum() for run in runs)) / num_tokens if num_tokens else 0.0
 
 
-Document = dict[str, Any]
 _TIMES = ("draft_ms", "verify_ms", "overhead_ms")
 _SPEEDUP = ("speedup", "speedup_low", "speedup_high")
 
@@ -252,7 +251,7 @@ def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
 def document(
     measured: BenchMeasurement,
     settings: Mapping[str, Any],
-    peers: Sequence[Peer],
+    peer: Peer | None = None,
     sampled: SampledMeasurement | None = None,
 ) -> Document:
     """Make the document of a measurement with at least one answer; docs/cli.md lists the fields."""
@@ -272,7 +271,7 @@ def document(
         },
         "prompts": [figures.alone(i).prompt() for i in range(len(measured.tasks))],
         "sampled": None if sampled is None else _sampled(sampled, figures),
-        "peers": {each.name: _peer(each, figures) for each in peers},
+        "peers": {} if peer is None else {peer.name: _peer(peer, figures)},
     }
 
 

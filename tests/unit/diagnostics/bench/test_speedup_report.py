@@ -71,7 +71,7 @@ def measured() -> BenchMeasurement:
 
 
 def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
-    report = document(measured, SETTINGS, [])
+    report = document(measured, SETTINGS)
     code, total = report["categories"]["code"], report["total"]
     assert (code["speedup"], code["speedup_low"], code["speedup_high"]) == (2, 2, 2)
     assert (code["predicted_per_second"], code["plain_per_second"]) == (10, 5)
@@ -89,7 +89,7 @@ def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
 
 def test_a_text_that_differs_is_counted(measured: BenchMeasurement) -> None:
     measured.runs[DRAFTING][0][1] = drafted(1.0, text=5)
-    report = document(measured, SETTINGS, [])
+    report = document(measured, SETTINGS)
     assert report["total"]["differing_texts"] == 1
     assert [each["equal_text"] for each in report["prompts"]] == [False, True]
 
@@ -100,7 +100,7 @@ def told(report: dict[str, Any]) -> str:
 
 def test_prompts_that_loop_are_told_and_left_out_of_a_speedup(measured: BenchMeasurement) -> None:
     measured.runs[PLAIN][0] = [looping(2.0), looping(2.0)]
-    report = document(measured, SETTINGS, [])
+    report = document(measured, SETTINGS)
     total, code = report["total"], report["categories"]["code"]
     assert (code["loop_share"], code["loop_free_prompts"]) == (0.8, 0)
     assert code["loop_free_speedup"] is None
@@ -116,14 +116,14 @@ def test_a_ratio_of_too_few_answers_is_not_shown(measured: BenchMeasurement) -> 
     """One pair of a prompt has no range; answers without a timed token are no answers."""
     for side in (DRAFTING, PLAIN):
         measured.runs[side] = [of_task[:1] for of_task in measured.runs[side]]
-    report = document(measured, SETTINGS, [])
+    report = document(measured, SETTINGS)
     assert report["total"]["speedup"] is not None and report["total"]["worst_prompt"] is None
     assert report["categories"]["code"]["speedup"] is None
     assert report["prompts"][0]["speedup"] is None and report["prompts"][0]["plain_per_second"]
     assert f"| code | 1 | 5.0 | 10.0 | {NOT_ENOUGH} | 75% |" in told(report)
     assert f"| code | {NOT_ENOUGH} | 0% | {NOT_ENOUGH} |" in told(report)
     measured.runs[PLAIN][0] = [run(0.0, num_tokens=0)]
-    report = document(measured, SETTINGS, [])
+    report = document(measured, SETTINGS)
     assert report["total"]["speedup"] is None
     assert report["categories"]["code"]["plain_per_second"] is None
     json.dumps(report, allow_nan=False)
@@ -131,10 +131,10 @@ def test_a_ratio_of_too_few_answers_is_not_shown(measured: BenchMeasurement) -> 
 
 def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     names = ("other plain", "other drafting")
-    other = Peer("other", "tiny", [Side(name, pytest.fail, "7") for name in names])
+    other = Peer("tiny", "other", [Side(name, pytest.fail, "7") for name in names])
     measured.runs["other plain"] = [[run(4.0)] * 2, [run(2.0)] * 2]
     measured.runs["other drafting"] = [[run(2.0)] * 2, [run(2.0)] * 2]
-    report = document(measured, SETTINGS, [other])
+    report = document(measured, SETTINGS, other)
     peer = report["peers"]["other"]
     assert peer["speedup"] == pytest.approx(6 / 4)
     assert peer["ours_over_plain"] == pytest.approx(6 / 2)
@@ -142,7 +142,7 @@ def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     assert peer["plain_per_second"] == pytest.approx(20 / 6)
     assert peer["mean_accepted_length"] is None  # it does not tell
     del measured.runs["other drafting"]
-    report = document(measured, SETTINGS, [other])
+    report = document(measured, SETTINGS, other)
     alone = report["peers"]["other"]
     assert alone["speedup"] is None and alone["ours_over_plain"] == pytest.approx(6 / 2)
     assert f"| other | 3.3 |  | {NOT_ENOUGH} |" in told(report)
@@ -150,7 +150,7 @@ def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
 
 @pytest.fixture
 def report(measured: BenchMeasurement) -> dict[str, Any]:
-    return document(measured, SETTINGS, [Peer("llama-server", "tiny", note="not installed: x")])
+    return document(measured, SETTINGS, Peer("tiny", note="not installed: x"))
 
 
 def test_the_document_survives_json_and_has_the_promised_fields(report: dict[str, Any]) -> None:
