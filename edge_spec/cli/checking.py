@@ -90,7 +90,7 @@ def bench(
         plan = make_plan(engine, entries, asked.max_tokens, asked.repeat)
         num_sampled = 0 if remembering else asked.sampled
         measured, peer, drawn = _measure(engine, plan, weights, num_sampled)
-        if not measured.tasks:
+        if not measured.answered:
             raise KeyboardInterrupt
         settings = _bench_settings(engine, loading) | {
             "model": readable(Path(model).name),
@@ -206,8 +206,8 @@ def verify(
     entries = read_prompts(extent.prompts or OWN_PROMPTS)
     proof = _prove(model, loading, entries, extent, explain)
     report = document(proof, loading.device or "default")
-    print_result(json, report, page_lines(page(report)))
-    if status := _STATUS[report["verdict"]]:
+    print_result(json, report, page_lines(page(proof)))
+    if status := _STATUS[proof.verdict]:
         raise typer.Exit(status)
 
 
@@ -261,7 +261,7 @@ def doctor(
         if asked.run:
             _ = Source(model, progress).path  # fetches it
         report = diagnose(model, loading, progress, hashes=asked.hashes)
-        write = partial(_write_public, report, [model, *(loading.draft or ())], asked.out)
+        write = partial(_write_public, report, asked.out)
         write()
         is_whole = not asked.run or _try(report, model, loading, progress, write)
     found = document(report)
@@ -307,9 +307,9 @@ def _try(
     return True
 
 
-def _write_public(report: Report, models: Sequence[str], out: Path | None) -> None:
+def _write_public(report: Report, out: Path | None) -> None:
     from edge_spec.diagnostics.doctor.report import page, public_document
 
     if out is not None:
-        found = public_document(report, models)
+        found = public_document(report)
         write_report(out, found, page(found))

@@ -11,7 +11,6 @@ from edge_spec.testing.session import (
     check_features,
     check_session,
     check_sharing,
-    check_trees,
     feature_prompt,
 )
 
@@ -23,7 +22,6 @@ __all__ = [
     "check_features",
     "check_session",
     "check_sharing",
-    "check_trees",
     "feature_prompt",
     "random_logits",
 ]

@@ -26,28 +26,20 @@ class SessionReport:
     batch_invariance: BatchInvariance
 
 
-def check_session(model: Model, tolerance: float, trees: bool = True) -> SessionReport:
+def check_session(model: Model, tolerance: float) -> SessionReport:
     """Hold a runtime's sessions to what `edge_spec.core.model.Session` promises.
 
     The same row, scored in different ways, may differ by `tolerance` in a logit: 1e-3 suits
     float32, whose sums differ by up to 1e-4 from one processor and width to another. Needs a
-    context of 32 tokens or more; a short one keeps the check fast. trees: False leaves branches
-    out. Raises AssertionError that names the broken promise.
+    context of 32 tokens or more; a short one keeps the check fast. Raises AssertionError that names
+    the broken promise.
     """
-    check = _SessionCheck(model, tolerance, trees=trees)
+    check = _SessionCheck(model, tolerance)
     check.passes()
     check.most_rows_dropped()
     check.two_sessions()
     check.context_full()
     return SessionReport(check.max_difference, measure_batch_invariance(model, USUAL_WIDTHS))
-
-
-def check_trees(model: Model, tolerance: float) -> float:
-    """Run only the part of `check_session` that is about branches. Returns the largest difference
-    of a logit between a row of a tree and the same row after plain steps. Raises AssertionError."""
-    check = _SessionCheck(model, tolerance, chains=False)
-    check.branches()
-    return check.max_difference
 
 
 def check_features(model: Model, layers: Sequence[int], tolerance: float) -> np.ndarray:
@@ -88,9 +80,7 @@ class _SessionCheck:
     """Compares each row of a pass with what the tokens of its path give by themselves. Each public
     method holds one promise, on sessions of its own."""
 
-    def __init__(
-        self, model: Model, tolerance: float, *, chains: bool = True, trees: bool = True
-    ) -> None:
+    def __init__(self, model: Model, tolerance: float) -> None:
         self.max_difference = 0.0
         self._model = model
         self._tolerance = tolerance
@@ -100,9 +90,8 @@ class _SessionCheck:
             self.prompt[2:4] = [model.config.encoder.start_id] * 2
         tokens = np.random.default_rng(2).integers(0, vocab_size, 6).tolist()
         self._draft_tokens = tokens
-        self._chain = TokenTree.chain(tokens[0], tokens[1:]) if chains else None
-        takes_trees = trees and model.capabilities.trees
-        self._tree = _branching([*tokens, tokens[0]]) if takes_trees else None
+        self._chain = TokenTree.chain(tokens[0], tokens[1:])
+        self._tree = _branching([*tokens, tokens[0]]) if model.capabilities.trees else None
         self._alone: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
 
     def alone(self, text: Sequence[int], path: Sequence[int]) -> np.ndarray:

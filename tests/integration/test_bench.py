@@ -105,8 +105,6 @@ def test_an_interrupt_prints_what_there_is(bench: Any, monkeypatch: pytest.Monke
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
         (["--out", "/dev/null/folder"], "/dev/null/folder"),
         (["--drafter", "answers"], "--repeat 1"),
-        (["--peers", "--peer-python", "vllm=x"], "finds llama-server on the PATH"),
-        (["--peers", "--peer-model", "vllm=x"], "--peer-model is gone"),
     ],
 )
 def test_a_mistake_is_noticed_before_anything_is_measured(

@@ -113,18 +113,20 @@ def test_a_shorter_context_of_the_draft_is_a_warning(bundle: Callable[..., Path]
 
 
 @pytest.mark.parametrize(
-    ("free", "level", "told"),
+    ("free", "total", "level", "check", "told"),
     [
-        (3000, Severity.OK, "free"),
-        (1500, Severity.WARNING, "it fits with 4096"),
-        (1, Severity.FAULT, "not"),
+        (3000, 4000, Severity.OK, "together", "free"),
+        (1500, 4000, Severity.WARNING, "together", "more than is free"),
+        (500, 700, Severity.FAULT, "forecast", "and there are 700 MB"),
     ],
 )
 def test_memory_is_compared_with_what_is_free(
     bundle: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     free: int,
+    total: int,
     level: Severity,
+    check: str,
     told: str,
 ) -> None:
     """A cache of 200 kB a token, whatever the runtime would say."""
@@ -134,8 +136,9 @@ def test_memory_is_compared_with_what_is_free(
 
     monkeypatch.setattr(type(runtimes.load_runtime("ort")), "memory", memory)
     monkeypatch.setattr("edge_spec.models.memory.free_bytes", lambda: free * 1_000_000)
+    monkeypatch.setattr("edge_spec.models.memory.total_bytes", lambda: total * 1_000_000)
     report = examined(bundle("target", architecture={"context_length": 8192}))
-    together = found(report, "memory", "together")
+    together = found(report, "memory", check)
     assert together.level is level and told in together.found
     numbers: Any = report.numbers["memory"]
     assert numbers["total_bytes"] == 100_000_000 + 8192 * 200_000

@@ -113,21 +113,22 @@ class BenchPlan:
 
 
 @dataclass(frozen=True)
-class BenchMeasurement:
-    """The answers of each side to each task, one a repetition: as many of every side."""
+class Answered:
+    """The answers of each side to one task, one a repetition: as many of every side."""
 
+    task: Task
+    runs: dict[str, list[Run]]
+
+    def of(self, *sides: str) -> list[Run]:
+        return [run for side in sides for run in self.runs[side]]
+
+
+@dataclass(frozen=True)
+class BenchMeasurement:
     plan: BenchPlan
-    runs: dict[str, list[list[Run]]]
+    answered: Sequence[Answered]
     failures: dict[str, str]  # of sides that were given up
     partial: bool  # interrupted: fewer prompts or repetitions than planned
-
-    @property
-    def tasks(self) -> Sequence[Task]:
-        return self.plan.tasks[: len(next(iter(self.runs.values()), []))]
-
-    @property
-    def repetitions(self) -> int:
-        return len(next(iter(self.runs.values()))[0])
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,11 @@ def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> Bench
     if len(passes) > 1 and len(passes[-1]) < len(plan.tasks):
         del passes[-1]
     names = [side.name for side in sides if side.name not in failures]
-    turns = list(zip(*passes, strict=True))  # of each task, its repetitions
-    runs = {name: [[each[name] for each in of_task] for of_task in turns] for name in names}
-    return BenchMeasurement(plan, runs, failures, partial)
+    answered = [  # of fewer tasks where the only pass was cut short
+        Answered(task, {name: [turn[name] for turn in turns] for name in names})
+        for task, *turns in zip(plan.tasks, *passes, strict=False)
+    ]
+    return BenchMeasurement(plan, answered if passes else [], failures, partial)
 
 
 # llama-server as two more sides.

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,14 @@ from edge_spec.core.model import Model, Progress, TellsNodePlacement
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.doctor.report import Finding, Severity, fault, note, ok
 from edge_spec.diagnostics.lossless_check import Extent
-from edge_spec.diagnostics.lossless_check.prove import checks, document, prove
+from edge_spec.diagnostics.lossless_check.prove import checks, prove
 from edge_spec.diagnostics.report_files import describe_error
 from edge_spec.errors import EdgeSpecError
 from edge_spec.loader import load_asked
 from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.models.source import Source
 from edge_spec.scheduler.engine_plan import choose_plan, plans_for
-from edge_spec.testing import check_session, check_trees
+from edge_spec.testing import check_session
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
 CONTEXT_TOKENS = 512  # of the models whose sessions are checked; the whole of it is filled once
@@ -40,11 +39,11 @@ _CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)
 _BRANCHES = (-1, 0, 1, 1, 0, 4, 4, 6)
 _HEAVY = ("attention", "matmul", "gemm")  # within the names of operators, in lower case
 _STEPS = 4
-_EXTENT = Extent(count=4, max_tokens=32, draws=0, runs=2)
+_EXTENT = Extent(count=4, max_tokens=32, draws=0)
 # A check takes minutes at most; a process that then still runs hangs. A slow model may take as
 # long as _MOST_STEPS of its steps.
 _TIMEOUT_S, _MOST_STEPS = 600.0, 5000
-_OPENING, _TREES = "opens", "trees"
+_OPENING, _SESSIONS = "opens", "sessions"
 _OF_TARGET = (  # what holds for a target that is opened alone
     *("runtime", "device", "threads", "context_length"),
     *("gpu_layers", "kv_type", "mmap", "flash_attention", "rpc"),
@@ -145,53 +144,47 @@ def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Fi
     return _judge("operators", bool(placement) and (on_cpu or not left), found, ELSEWHERE)
 
 
-def check_rows(name: str, request: DeviceCheck) -> Iterator[Finding]:
-    """Hold chains or trees to the public test of sessions, whatever other devices score, and then
-    to the scores of the same runtime's CPU."""
+def check_sessions(request: DeviceCheck) -> Iterator[Finding]:
+    """Hold the model to the public test of sessions, whatever other devices score, and then to the
+    scores of the same runtime's CPU."""
     with request.opened(context_length=CONTEXT_TOKENS) as model:
-        if name == _TREES and not model.capabilities.trees:
-            yield note(name, "it takes chains only")
-            return
-        yield _check_promises(name, model)
-        yield from _compare(name, request, model)
+        yield _check_promises(model)
+        yield from _compare(request, model)
 
 
-def _check_promises(name: str, model: Model) -> Finding:
+def _check_promises(model: Model) -> Finding:
     if model.config.context_length > _MOST_CONTEXT:
-        return note(name, f"a context of {model.config.context_length} tokens is not filled")
-    tolerance = TOLERANCE * float(_score(model, 1, _CHAIN).std())
+        found = f"a context of {model.config.context_length} tokens is not filled"
+        return note(_SESSIONS, found)
+    tolerance = TOLERANCE * float(_score(model, 1).std())
     if not np.isfinite(tolerance):
-        return fault(name, "its scores are not numbers", ELSEWHERE)
+        return fault(_SESSIONS, "its scores are not numbers", ELSEWHERE)
     try:
-        if name == _TREES:
-            largest = check_trees(model, tolerance)
-        else:
-            largest = check_session(model, tolerance, trees=False).max_difference
+        largest = check_session(model, tolerance).max_difference
     except AssertionError as error:
-        return fault(name, f"a promise of sessions is broken: {error}", ELSEWHERE)
+        return fault(_SESSIONS, f"a promise of sessions is broken: {error}", ELSEWHERE)
     found = f"sessions keep their promises; a row scored in two ways differs by {largest:.4f}"
-    return ok(name, found, max_logit=largest, tolerance_logit=tolerance)
+    return ok(_SESSIONS, found, max_logit=largest, tolerance_logit=tolerance)
 
 
-def _compare(name: str, request: DeviceCheck, model: Model) -> Iterator[Finding]:
+def _compare(request: DeviceCheck, model: Model) -> Iterator[Finding]:
     """Compare scores after a short and a longer text: a device that is wrong throughout keeps every
     promise that is held against itself."""
-    parents = _BRANCHES if name == _TREES else _CHAIN
-    room = model.config.context_length - len(parents)
-    found = {length: _score(model, length, parents) for length in {min(t, room) for t in PROMPTS}}
+    room = model.config.context_length - len(_BRANCHES)
+    found = {length: _score(model, length) for length in {min(t, room) for t in PROMPTS}}
     wrong = sorted(length for length in found if not np.isfinite(found[length]).all())
     if wrong:
-        yield fault(name, f"after {wrong[0]} tokens its scores are not numbers", ELSEWHERE)
+        yield fault(_SESSIONS, f"after {wrong[0]} tokens its scores are not numbers", ELSEWHERE)
         return
     if request.is_cpu:
         return
     with request.opened(device="cpu", context_length=CONTEXT_TOKENS) as other:
         for length in sorted(found):
-            expected = _score(other, length, parents)
+            expected = _score(other, length, model.capabilities.trees)
             deviation = expected.std(axis=1).clip(min=1e-9)
             far = float(((found[length] - expected).std(axis=1) / deviation).max())
             yield _judge(
-                name,
+                _SESSIONS,
                 far <= TOLERANCE,
                 f"after {length} tokens, against {request.asked.runtime} on the CPU: scores "
                 f"differ by {far:.3f} of their deviation (up to {TOLERANCE} is rounding)",
@@ -200,8 +193,9 @@ def _compare(name: str, request: DeviceCheck, model: Model) -> Iterator[Finding]
             )
 
 
-def _score(model: Model, prompt_tokens: int, parents: Sequence[int]) -> np.ndarray:
+def _score(model: Model, prompt_tokens: int, trees: bool = True) -> np.ndarray:
     """Score random tokens, the same ones on every device: [rows, vocab] float32."""
+    parents = _BRANCHES if trees and model.capabilities.trees else _CHAIN
     rows = len(parents)
     drawn = np.random.RandomState(0).randint(0, model.config.vocab_size, prompt_tokens + rows)
     with closing(model.open_session()) as session:
@@ -215,9 +209,9 @@ def check_lossless(request: DeviceCheck) -> Iterator[Finding]:
     """Run a short `edge-spec verify`."""
     prompts = sorted(read_prompts(OWN_PROMPTS), key=lambda each: len(each.text))
     with load_asked(request.model, request.asked, _silent, keeps_answers=False) as engine:
-        report = document(prove(engine, prompts, _EXTENT, _silent), "")
-    for name, mark, figures in checks(report):
-        found = f"{name}: {figures} (promised: {report['promise']})"
+        proof = prove(engine, prompts, _EXTENT, _silent)
+    for name, mark, figures in checks(proof):
+        found = f"{name}: {figures} (promised: {proof.lossless.promise})"
         if mark == "open":
             yield note("lossless", found, "Run edge-spec verify, which tries more.")
         else:
@@ -226,8 +220,7 @@ def check_lossless(request: DeviceCheck) -> Iterator[Finding]:
 
 CHECKS: dict[str, tuple[str, Callable[[DeviceCheck], Iterator[Finding]]]] = {
     _OPENING: ("Opening the model", check_opening),
-    "chains": ("Scoring chains", partial(check_rows, "chains")),
-    _TREES: ("Scoring trees", partial(check_rows, _TREES)),
+    _SESSIONS: ("Scoring chains and trees", check_sessions),
     "lossless": ("Drafting against plain texts", check_lossless),
 }
 

@@ -24,7 +24,6 @@ from edge_spec.diagnostics.doctor.model import (
     check_architecture,
     check_ends,
     check_files,
-    check_runtimes,
     check_template,
     check_tokenizer,
 )
@@ -82,7 +81,6 @@ def _diagnose_models(source: Source, asked: AskedOptions, hashes: bool, report: 
     opening = _opening(source, asked, report)
     if opening is None:
         return
-    report.add(ROLES[0], "runtimes", check_runtimes(source))
     for each in opening.models:
         report.add(each.role, "architecture", check_architecture(each))
         report.add(each.role, "tokenizer", check_tokenizer(each))

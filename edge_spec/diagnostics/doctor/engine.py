@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from edge_spec.diagnostics.doctor.model import CONVERSATION, Examined
-from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
+from edge_spec.diagnostics.doctor.report import Finding, note, ok, warning
 from edge_spec.diagnostics.report_files import Document
-from edge_spec.models.devices import PLANNED_TOKENS, format_bytes
+from edge_spec.models.devices import format_bytes
 from edge_spec.models.draft_choice import LARGEST_SHARE
-from edge_spec.models.memory import forecast, what_fits
+from edge_spec.models.memory import forecast, require_fit
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 from edge_spec.scheduler.engine_plan import EnginePlan
@@ -120,8 +120,7 @@ def _tokens(target: Examined, draft: Examined, numbers: Document) -> Iterator[Fi
 
 
 def check_memory(opening: Opening, numbers: Document) -> Iterator[Finding]:
-    """Check the memory with a full context; where that does not fit, with PLANNED_TOKENS of
-    text."""
+    """Forecast the memory with a full context. Raises what a start would."""
     if not opening.is_converted:
         missing = " and ".join(each.role for each in opening.models if each.prepared is None)
         yield note(
@@ -131,12 +130,12 @@ def check_memory(opening: Opening, numbers: Document) -> Iterator[Finding]:
         )
         return
     (target, *drafts), options = opening.prepared, opening.plan.options
-    own = target.config.context_length
-    tokens = min(own, options.context_length or own)
-    full = forecast(target, drafts, options, tokens)
+    full = forecast(target, drafts, options)
     if full is None:
         yield note("forecast", f"{target.runtime.name} does not tell what its models take")
         return
+    own = target.config.context_length
+    tokens = min(own, options.context_length or own)
     numbers["memory"] = {
         "context_tokens": tokens,
         "models": [asdict(each) for each in full.models],
@@ -148,21 +147,13 @@ def check_memory(opening: Opening, numbers: Document) -> Iterator[Finding]:
         sizes = (each.memory.weights, each.memory.cache, each.memory.work + each.memory.library)
         weights, cache, rest = map(format_bytes, sizes)
         yield ok(each.role, f"{each.runtime}: {weights} weights, {cache} cache, {rest} beside")
-    free = "what is free is not known" if full.free is None else f"{format_bytes(full.free)} free"
-    together = f"{format_bytes(full.total)} with {tokens} tokens of text, {free}"
-    if full.device_shortage is not None:
-        together = f"{together}, {full.device_shortage}"
-    few = min(tokens, PLANNED_TOKENS)
-    short = forecast(target, drafts, options, few)
+    require_fit(target, drafts, options)
+    found = f"{full}, with {tokens} tokens of text"
     if full.fits:
-        yield ok("together", together)
-    elif short is not None and short.fits:
-        found = f"{together}: it fits with {few} tokens, {format_bytes(short.total)}"
-        remedy = f"Give --context {few}, a smaller quantization or no --draft."
-        yield warning("together", found, remedy)
+        yield ok("together", found)
     else:
-        remedy = what_fits(target, drafts, options, few, lambda found: found.fits)
-        yield fault("together", f"{together}: it does not fit", f"Free memory. {remedy}")
+        remedy = "Give a shorter --context, a smaller quantization or no --draft."
+        yield warning("together", f"{found}: more than is free", remedy)
 
 
 _DRAFT_TOKENS = range(1, 9)

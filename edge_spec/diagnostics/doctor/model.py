@@ -13,12 +13,7 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.report import Finding, capped, fault, note, ok, warning
-from edge_spec.errors import (
-    BundleError,
-    DeviceError,
-    MissingDependencyError,
-    UnsupportedModelError,
-)
+from edge_spec.errors import BundleError, UnsupportedModelError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import (
     ROLES,
@@ -136,27 +131,6 @@ def _manifest(source: Source) -> Manifest | PairManifest | None:
     if source.member is not None:
         return read_listing(source.member.directory, PairManifest)
     return read_manifest(source.path) if is_bundle(source.path) else None
-
-
-def check_runtimes(source: Source) -> Iterator[Finding]:
-    """Find the installed runtimes that can run a model; a bundle is bound to one format, and the
-    demo model is in all. Raises ModelFileError."""
-    if source.is_demo or source.formats is not None:
-        return
-    can, refusals = [], []
-    for name in runtimes.known_runtimes():
-        try:
-            plan = ModelPlan(source, name)
-            if plan.runtime.reads == "checkpoint":
-                runtimes.open_checkpoint(source.path)
-            plan.screened()
-        except (UnsupportedModelError, MissingDependencyError, DeviceError) as error:
-            refusals.append(note("runtimes", f"not on {name}: {error.shown}"))
-        else:
-            can.append(name)
-    if can:
-        yield ok("runtimes", f"runs on {', '.join(can)}")
-    yield from refusals
 
 
 def check_architecture(model: Examined) -> Iterator[Finding]:

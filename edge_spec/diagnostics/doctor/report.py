@@ -5,8 +5,6 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +14,6 @@ from typing import Any
 
 from edge_spec.diagnostics.report_files import Document, Page, Table, machine_line
 from edge_spec.errors import EdgeSpecError, cut
-from edge_spec.storage.atomic import cache_directory
 
 
 class Severity(StrEnum):
@@ -145,24 +142,18 @@ _SHORTEST_NAME = 3  # letters of a user's or a host's name: shorter ones are par
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\\/\s'\"`:;,()<>|]+){2,}[\\/]?")
 
 
-def public_document(report: Report, models: Iterable[str]) -> Document:
-    """Return the document without the user's own paths and names: it is attached to an issue.
-    models: as the user named them; of a path to one, its name stays."""
-    folders = [Path.home(), Path.cwd(), cache_directory(), Path(sys.prefix)]
-    folders.append(Path(tempfile.gettempdir()))
-    for model in models:
-        with suppress(OSError):
-            folders += [Path(model).parent.absolute(), Path(model).parent.resolve()]
-    places = {str(folder) for folder in folders if len(folder.parts) > 1}
-    names = {Path.home().name, socket.gethostname(), socket.gethostname().partition(".")[0]}
+def public_document(report: Report) -> Document:
+    """Return the document without the user's own paths and names: it is attached to an issue."""
+    home = Path.home()
+    names = {home.name, socket.gethostname(), socket.gethostname().partition(".")[0]}
     with suppress(Exception):  # no such user: what is raised depends on the system
         names.add(getpass.getuser())
     # The name of root is everywhere, and nobody's.
     own = {name for name in names if len(name) >= _SHORTEST_NAME} - {"root", "localhost"}
 
     def clean(text: str) -> str:
-        for place in sorted(places, key=len, reverse=True):  # the longest first
-            text = text.replace(place, "\u2026")
+        if len(home.parts) > 1:
+            text = text.replace(str(home), "\u2026")
         text = _PATH.sub(
             lambda found: "\u2026/" + re.split(r"[\\/]", found[0].rstrip("\\/"))[-1], text
         )

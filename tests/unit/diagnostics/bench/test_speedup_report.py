@@ -14,6 +14,7 @@ from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
     PLAIN,
+    Answered,
     BenchMeasurement,
     BenchPlan,
     Peer,
@@ -59,15 +60,12 @@ def measured() -> BenchMeasurement:
     """Two passes over "a", answered twice as fast, and "b", at the same rate but for one pair."""
     prompts = [Prompt("a", "code", "x"), Prompt("b", "qa", "x")]
     plan = BenchPlan([Task(each, (1,)) for each in prompts], [], (2,), 8, 2, room=100)
-    return BenchMeasurement(
-        plan,
-        {
-            DRAFTING: [[drafted(1.0), drafted(1.0)], [drafted(1.0), drafted(1.0)]],
-            PLAIN: [[run(2.0), run(2.0)], [run(1.0), run(0.8)]],
-        },
-        failures={},
-        partial=False,
-    )
+    runs = [
+        {DRAFTING: [drafted(1.0), drafted(1.0)], PLAIN: [run(2.0), run(2.0)]},
+        {DRAFTING: [drafted(1.0), drafted(1.0)], PLAIN: [run(1.0), run(0.8)]},
+    ]
+    answered = [Answered(task, each) for task, each in zip(plan.tasks, runs, strict=True)]
+    return BenchMeasurement(plan, answered, failures={}, partial=False)
 
 
 def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
@@ -88,7 +86,7 @@ def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
 
 
 def test_a_text_that_differs_is_counted(measured: BenchMeasurement) -> None:
-    measured.runs[DRAFTING][0][1] = drafted(1.0, text=5)
+    measured.answered[0].runs[DRAFTING][1] = drafted(1.0, text=5)
     report = document(measured, SETTINGS)
     assert report["total"]["differing_texts"] == 1
     assert [each["equal_text"] for each in report["prompts"]] == [False, True]
@@ -99,7 +97,7 @@ def told(report: dict[str, Any]) -> str:
 
 
 def test_prompts_that_loop_are_told_and_left_out_of_a_speedup(measured: BenchMeasurement) -> None:
-    measured.runs[PLAIN][0] = [looping(2.0), looping(2.0)]
+    measured.answered[0].runs[PLAIN] = [looping(2.0), looping(2.0)]
     report = document(measured, SETTINGS)
     total, code = report["total"], report["categories"]["code"]
     assert (code["loop_share"], code["loop_free_prompts"]) == (0.8, 0)
@@ -114,15 +112,16 @@ def test_prompts_that_loop_are_told_and_left_out_of_a_speedup(measured: BenchMea
 
 def test_a_ratio_of_too_few_answers_is_not_shown(measured: BenchMeasurement) -> None:
     """One pair of a prompt has no range; answers without a timed token are no answers."""
-    for side in (DRAFTING, PLAIN):
-        measured.runs[side] = [of_task[:1] for of_task in measured.runs[side]]
+    for each in measured.answered:
+        for side in (DRAFTING, PLAIN):
+            del each.runs[side][1:]
     report = document(measured, SETTINGS)
     assert report["total"]["speedup"] is not None and report["total"]["worst_prompt"] is None
     assert report["categories"]["code"]["speedup"] is None
     assert report["prompts"][0]["speedup"] is None and report["prompts"][0]["plain_per_second"]
     assert f"| code | 1 | 5.0 | 10.0 | {NOT_ENOUGH} | 75% |" in told(report)
     assert f"| code | {NOT_ENOUGH} | 0% | {NOT_ENOUGH} |" in told(report)
-    measured.runs[PLAIN][0] = [run(0.0, num_tokens=0)]
+    measured.answered[0].runs[PLAIN] = [run(0.0, num_tokens=0)]
     report = document(measured, SETTINGS)
     assert report["total"]["speedup"] is None
     assert report["categories"]["code"]["plain_per_second"] is None
@@ -132,8 +131,9 @@ def test_a_ratio_of_too_few_answers_is_not_shown(measured: BenchMeasurement) -> 
 def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     names = ("other plain", "other drafting")
     other = Peer("tiny", "other", [Side(name, pytest.fail, "7") for name in names])
-    measured.runs["other plain"] = [[run(4.0)] * 2, [run(2.0)] * 2]
-    measured.runs["other drafting"] = [[run(2.0)] * 2, [run(2.0)] * 2]
+    for each, plain_s in zip(measured.answered, (4.0, 2.0), strict=True):
+        each.runs["other plain"] = [run(plain_s)] * 2
+        each.runs["other drafting"] = [run(2.0)] * 2
     report = document(measured, SETTINGS, other)
     peer = report["peers"]["other"]
     assert peer["speedup"] == pytest.approx(6 / 4)
@@ -141,7 +141,8 @@ def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     assert peer["ours_over_predicted"] == pytest.approx(4 / 2)
     assert peer["plain_per_second"] == pytest.approx(20 / 6)
     assert peer["mean_accepted_length"] is None  # it does not tell
-    del measured.runs["other drafting"]
+    for each in measured.answered:
+        del each.runs["other drafting"]
     report = document(measured, SETTINGS, other)
     alone = report["peers"]["other"]
     assert alone["speedup"] is None and alone["ours_over_plain"] == pytest.approx(6 / 2)
