@@ -35,9 +35,7 @@ if TYPE_CHECKING:
         SampledMeasurement,
     )
     from edge_spec.diagnostics.doctor.report import Finding, Report
-    from edge_spec.diagnostics.lossless_check.prove import Proof
     from edge_spec.engine.engine import Engine
-    from edge_spec.text.prompt_files import Prompt
 
 
 _PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
@@ -200,32 +198,20 @@ def verify(
     accepted or rejected to show anything. Texts that differ at near ties, where the mode allows it,
     are counted and shown as such.
     """
-    from edge_spec.diagnostics.lossless_check.prove import document, page
+    from edge_spec.diagnostics.lossless_check.prove import document, page, prove
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     entries = read_prompts(extent.prompts or OWN_PROMPTS)
-    proof = _prove(model, loading, entries, extent, explain)
-    report = document(proof, loading.device or "default")
-    print_result(json, report, page_lines(page(proof)))
-    if status := _STATUS[proof.verdict]:
-        raise typer.Exit(status)
-
-
-def _prove(
-    model: str,
-    loading: options.AskedOptions,
-    prompts: Sequence[Prompt],
-    extent: Extent,
-    explain: bool,
-) -> Proof:
-    from edge_spec.diagnostics.lossless_check.prove import prove
-
     # What is asked here says nothing of what will be asked.
     with (
         open_engine(model, loading, keeps_answers=False, explain=explain) as engine,
         ProgressBar() as progress,
     ):
-        return prove(engine, prompts, extent, progress)
+        proof = prove(engine, entries, extent, progress)
+    report = document(proof, loading.device or "default")
+    print_result(json, report, page_lines(page(proof)))
+    if status := _STATUS[proof.verdict]:
+        raise typer.Exit(status)
 
 
 @dataclass(frozen=True)

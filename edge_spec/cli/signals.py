@@ -73,20 +73,11 @@ class EndSignals:
         self._unheard = 0
         if comes_later(number, frame):
             return
-        sys.unraisablehook = _leave_out_late_signals
         for each in self._taken:
             if signal.getsignal(each) == self._end:
                 signal.signal(each, signal.SIG_DFL)
         self._came = number
         raise KeyboardInterrupt
-
-
-def _leave_out_late_signals(unraisable: sys.UnraisableHookArgs) -> None:
-    """Python complains of a signal that came just before its handler was taken away: the one that
-    came before it ends the process."""
-    error = unraisable.exc_value
-    if not (isinstance(error, OSError) and "race condition" in str(error)):
-        sys.__unraisablehook__(unraisable)
 
 
 def prepare_streams() -> None:

@@ -40,10 +40,13 @@ def test_devices_and_why_others_cannot_be_used() -> None:
     missing = Device("coreml", None, None, "", fault="it needs macOS")
     broken = Device("llamacpp", "cuda0", "gpu", "A GPU", fault="the driver is too old")
     report = examined((missing, broken, CPU))
-    assert found(report, "machine", "devices").found == "llamacpp cuda0: the driver is too old"
-    told = [each.found for each in report.findings if each.check == "runtimes"]
-    assert told == ["ort (cpu)", "not coreml: it needs macOS"]
-    alone = found(examined((missing,)), "machine", "runtimes")
+    told = [(each.level, each.found) for each in report.findings if each.check == "devices"]
+    assert told == [
+        (Severity.NOTE, "not coreml: it needs macOS"),
+        (Severity.WARNING, "llamacpp cuda0: the driver is too old"),
+        (Severity.OK, "ort cpu: the processor"),
+    ]
+    alone = found(examined((missing,)), "machine", "devices")
     assert (alone.level, alone.found) == (Severity.FAULT, "none can be used")
 
 

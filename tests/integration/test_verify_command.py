@@ -76,14 +76,16 @@ def test_a_fault_makes_the_exit_status_1(
 
 @pytest.mark.parametrize(("accepted", "status"), [(0, 3), (9, 0)])
 def test_texts_without_an_accepted_draft_token_make_the_exit_status_3(
-    accepted: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tiny_gguf: str, accepted: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Equal texts show nothing where nothing was accepted."""
     texts = Texts(2, 24, 18, accepted, 9, 0, 0, ())
     numerics = Numerics((1, 8), (1, 8), 0.0, True)
     proof = Proof("tiny", "llamacpp", "auto", Losslessness(), texts, None, None, numerics, ())
-    monkeypatch.setattr("edge_spec.cli.checking._prove", lambda *arguments: proof)
-    assert run(["verify", "tiny"]) == status
+    monkeypatch.setattr(
+        "edge_spec.diagnostics.lossless_check.prove.prove", lambda *arguments: proof
+    )
+    assert run(["verify", tiny_gguf, *FAST]) == status
     assert ("INCONCLUSIVE" in capsys.readouterr().out) == bool(status)
 
 

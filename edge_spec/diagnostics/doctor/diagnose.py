@@ -21,11 +21,10 @@ from edge_spec.diagnostics.doctor.machine import (
 )
 from edge_spec.diagnostics.doctor.model import (
     Examined,
-    check_architecture,
     check_ends,
     check_files,
+    check_model,
     check_template,
-    check_tokenizer,
 )
 from edge_spec.diagnostics.doctor.report import Finding, Report, fault, note, ok, problem
 from edge_spec.errors import EdgeSpecError
@@ -82,16 +81,17 @@ def _diagnose_models(source: Source, asked: AskedOptions, hashes: bool, report: 
     if opening is None:
         return
     for each in opening.models:
-        report.add(each.role, "architecture", check_architecture(each))
-        report.add(each.role, "tokenizer", check_tokenizer(each))
+        report.add(each.role, "tokenizer", check_model(each))
     target, *others = opening.models
     head, config = opening.plan.options.head, target.config
     if head is not None and config is not None:
         report.add(ROLES[1], "head", check_head(head, config, source))
     if report.verdict == "faults":
         return  # what follows would only find it again
-    report.add(ROLES[0], "chat template", check_template(target))
-    report.add(ROLES[0], "end of text", check_ends(target))
+    if config is not None:
+        vocab_size = config.vocab_size
+        report.add(ROLES[0], "chat template", check_template(target.text, vocab_size))
+        report.add(ROLES[0], "end of text", check_ends(target, vocab_size))
     report.runtime = None if report.verdict == "faults" else opening.plan.target.name
     refused = refusal(cache_directory())
     if refused is not None and not opening.is_converted:

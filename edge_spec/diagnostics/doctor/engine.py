@@ -6,7 +6,7 @@ from __future__ import annotations
 import reprlib
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from edge_spec.diagnostics.doctor.model import CONVERSATION, Examined
@@ -18,7 +18,7 @@ from edge_spec.models.memory import forecast, require_fit
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 from edge_spec.scheduler.engine_plan import EnginePlan
-from edge_spec.scheduler.profile import Profile, load_profile, profile_key
+from edge_spec.scheduler.profile import profile_key
 from edge_spec.scheduler.row_findings import ROWS, rows_key
 from edge_spec.text.vocabulary import compare
 
@@ -51,15 +51,14 @@ _LISTED = 30  # in JSON
 
 
 def check_pair(target: Examined, draft: Examined, numbers: Document) -> Iterator[Finding]:
-    """Raises an EdgeSpecError for a tokenizer that cannot be read."""
+    if target.config is None or draft.config is None:
+        yield note("tokens", "not known before both are converted")
+        return
     yield from _tokens(target, draft, numbers)
     ends = [sorted(each.text.eos_ids) for each in (target, draft)]
     if numbers["vocabulary"]["same"] and ends[0] != ends[1]:
         found = f"the target's texts end in {ends[0]}, the draft's in {ends[1]}"
         yield warning("ends", found, "Draft tokens at the end of an answer may be wrong.")
-    if target.config is None or draft.config is None:
-        yield note("size", "not known before a model is converted, nor is its context")
-        return
     share = draft.config.num_parameters / target.config.num_parameters
     numbers["size_share"] = share
     found = f"the draft has {share:.0%} of the target's parameters"
@@ -186,30 +185,21 @@ def check_speed(opening: Opening, numbers: Document) -> Iterator[Finding]:
         else:
             promised = rows.lossless(opening.plan.options.lossless_mode)
             yield ok("lossless", promised.describe())
-    profiles = [_profile(each) for each in opening.models]
-    found = [profile for profile in profiles if profile is not None]
-    if len(found) < len(profiles):
-        missing = [
-            f"the {each.role} on {each.plan.name}"
-            for each, profile in zip(opening.models, profiles, strict=True)
-            if profile is None
-        ]
+    known = [replace(opening.plan, target=each.plan).costs for each in opening.models]
+    missing = [
+        f"the {each.role} on {each.plan.name}"
+        for each, costs in zip(opening.models, known, strict=True)
+        if not costs.is_scaled
+    ]
+    if missing:
         told = f"not measured: no profile of {' and '.join(missing)}"
         yield note("break-even", told, f"Run {opening.plan_command}.")
         return
-    draft_s = found[1].step_s() if len(found) > 1 else 0.0
+    draft_s = known[1].at(1) if len(known) > 1 else 0.0
     vocabulary = numbers.get("vocabulary", {"same": True})
     if not vocabulary["same"]:
         draft_s *= vocabulary["draft_tokens_per_target_token"]
-    costs = Costs(RowCosts({rows: found[0].step_s(rows) for rows in _WIDTHS}), draft_s)
-    yield from _break_even(costs, numbers)
-
-
-def _profile(model: Examined) -> Profile | None:
-    prepared = model.prepared
-    if prepared is None:
-        return None
-    return load_profile(profile_key(model.plan.source, prepared, model.plan.how), prepared.profiles)
+    yield from _break_even(Costs(known[0], draft_s), numbers)
 
 
 def break_even(num_draft_tokens: int, costs: Costs) -> float | None:

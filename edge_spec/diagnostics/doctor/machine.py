@@ -54,32 +54,20 @@ def _nearest(cache: Path) -> Path:
 
 
 def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:
-    usable: dict[str, list[str]] = {}
+    if all(device.name is None or device.fault for device in devices):
+        yield fault("devices", "none can be used", 'Run: pip install "edge-spec[cpu]".')
     for device in devices:
-        if device.name is not None and device.fault is None:
-            usable.setdefault(device.runtime, []).append(device.name)
-    if usable:
-        named = (f"{runtime} ({', '.join(names)})" for runtime, names in usable.items())
-        yield ok("runtimes", ", ".join(named))
-    else:
-        yield fault("runtimes", "none can be used", 'Run: pip install "edge-spec[cpu]".')
-    kernels = [f"{each.runtime} {each.name}: {each.kernels}" for each in devices if each.kernels]
-    if kernels:
-        yield note("kernels", "; ".join(kernels))
-    for device in devices:
-        if device.hint is not None:
-            yield note("runtimes", device.hint, "Build it for this processor: docs/gguf.md.")
+        what = f"{device.runtime} {device.name or ''}".rstrip()
         if device.fault is None:
-            continue
-        if device.name is None:
-            reason = device.fault.partition(". ")[0]  # after it comes what to do instead
-            yield note("runtimes", f"not {device.runtime}: {reason}")
+            said = ": ".join(filter(None, (device.description, device.kernels)))
+            yield ok("devices", f"{what}: {said}")
+        elif device.name is None:
+            yield note("devices", f"not {what}: {device.fault}")
         else:
-            yield warning(
-                "devices",
-                f"{device.runtime} {device.name}: {device.fault}",
-                "Update its driver, or leave it out of --device.",
-            )
+            remedy = "Update its driver, or leave it out of --device."
+            yield warning("devices", f"{what}: {device.fault}", remedy)
+        if device.hint is not None:
+            yield note("devices", device.hint, "Build it for this processor: docs/gguf.md.")
 
 
 def check_caches(cache: Path) -> Iterator[Finding]:

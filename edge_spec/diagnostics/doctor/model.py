@@ -12,8 +12,8 @@ from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
-from edge_spec.diagnostics.doctor.report import Finding, capped, fault, note, ok, warning
-from edge_spec.errors import BundleError, UnsupportedModelError
+from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import (
     ROLES,
@@ -28,11 +28,10 @@ from edge_spec.models.bundle import (
 )
 from edge_spec.models.draft_choice import cheapest
 from edge_spec.models.model_plan import ModelPlan, PreparedModel
-from edge_spec.models.model_text import text_of_info, text_with
+from edge_spec.models.model_text import text_of_info
 from edge_spec.models.source import Source
 from edge_spec.text.chat_format import BY_NAME, BY_TEMPLATE, ChatFormat
 from edge_spec.text.plain_messages import Message
-from edge_spec.text.tokenizer import Tokenizer
 
 HASHED_BYTES = 1_000_000_000  # in all; more takes seconds, and is hashed where it is asked for
 
@@ -63,7 +62,8 @@ class Examined:
 
     @property
     def config(self) -> ModelConfig | None:
-        """Return None for an architecture that only another library's exporter knows."""
+        """Return None for an architecture that only another library's exporter knows, of which
+        nothing is known before it is converted."""
         if self.prepared is not None:
             return self.prepared.config
         config = getattr(self.published, "config", None)
@@ -74,27 +74,12 @@ class Examined:
         """Raises an EdgeSpecError for a tokenizer that cannot be read."""
         if self.prepared is not None:
             return self.prepared.text
-        published = self.published
-        if self.config is not None:
-            return text_of_info(published, self.plan.runtime)
-        tokenizer = Tokenizer(
-            published.read_tokenizer(), published.bos_id if published.adds_bos else None
-        )
-        return text_with(tokenizer, published, _num_tokens(tokenizer))
-
-    @cached_property
-    def vocab_size(self) -> int:
-        config = self.config
-        return _num_tokens(self.text.tokenizer) if config is None else config.vocab_size
-
-
-def _num_tokens(tokenizer: Any) -> int:
-    return 1 + max(tokenizer.vocabulary().values(), default=-1)
+        return text_of_info(self.published, self.plan.runtime)
 
 
 def check_files(source: Source, hashes: bool) -> Iterator[Finding]:
     """Compare sizes and hashes with the manifest's, and find files that it does not list. hashes:
-    also of files that take seconds."""
+    also of files that take seconds. Raises BundleError for the first that is wrong."""
     directory, manifest = source.path, _manifest(source)
     if source.member is not None:
         directory = source.member.directory
@@ -106,24 +91,17 @@ def check_files(source: Source, hashes: bool) -> Iterator[Finding]:
     listed = manifest.files
     total = sum(entry.num_bytes for entry in listed.values())
     hashed = hashes or total <= HASHED_BYTES
-    problems = []
     for done, (name, entry) in enumerate(listed.items()):
         source.progress("Checking files", done / len(listed))
-        try:
-            check_file(directory, name, entry, hashed)
-        except BundleError as error:
-            problems.append(fault("files", error.shown, error.remedy))
+        check_file(directory, name, entry, hashed)
     source.progress("Checking files", 1.0)
-    yield from capped(problems)
-    strange = (
-        warning("files", f"{name} is not listed, and not used", "Delete it.")
-        for name in find_foreign(directory, manifest)
-    )
-    yield from capped(list(strange))
+    if foreign := find_foreign(directory, manifest):
+        found = f"{len(foreign)} files are not listed, and not used: {', '.join(foreign)}"
+        yield warning("files", found, "Delete them.")
     count = f"{len(listed)} files, {total / 1e6:.1f} MB"
-    if not problems and hashed:
+    if hashed:
         yield ok("files", f"{count}, all as they were written")
-    elif not problems:
+    else:
         yield note("files", f"{count}, sizes are right, not hashed", "Add --hash.")
 
 
@@ -133,7 +111,7 @@ def _manifest(source: Source) -> Manifest | PairManifest | None:
     return read_manifest(source.path) if is_bundle(source.path) else None
 
 
-def check_architecture(model: Examined) -> Iterator[Finding]:
+def check_model(model: Examined) -> Iterator[Finding]:
     config = model.config
     if config is None:
         converter = runtimes.OTHER_ARCHITECTURES[model.plan.format]
@@ -145,16 +123,13 @@ def check_architecture(model: Examined) -> Iterator[Finding]:
         f"{config.architecture}, {config.num_layers} layers, {config.hidden_size} wide, "
         f"{config.vocab_size} tokens, context {config.context_length}",
     )
-
-
-def check_tokenizer(model: Examined) -> Iterator[Finding]:
     yield ok("tokenizer", f"{len(model.text.tokenizer.vocabulary())} tokens")
 
 
-def check_ends(model: Examined) -> Iterator[Finding]:
+def check_ends(model: Examined, vocab_size: int) -> Iterator[Finding]:
     """Find the tokens that end an answer, and what declares each."""
     for token in model.published.eos_ids:
-        if not 0 <= token < model.vocab_size:
+        if not 0 <= token < vocab_size:
             yield fault("end of text", f"{token} is no token", "Export it again.")
     text = model.text
     if not text.eos_ids:
@@ -181,14 +156,13 @@ _ADD_END = (
 _OTHER_TEMPLATE = "Use another conversion of the model, or `generate --raw`."
 
 
-def check_template(model: Examined) -> Iterator[Finding]:
+def check_template(text: ChatFormat, vocab_size: int) -> Iterator[Finding]:
     """Render a short conversation in the sandbox."""
-    text = model.text
     if text.chat_template is None:
         yield warning("chat template", "there is none: prompts are continued", "Use a chat model.")
         return
     tokens = text.chat_prompt(CONVERSATION)
-    outside = [token for token in tokens if not 0 <= token < model.vocab_size]
+    outside = [token for token in tokens if not 0 <= token < vocab_size]
     if outside:
         yield fault("chat template", f"it makes the token {outside[0]}", "Export it again.")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -66,13 +66,6 @@ def problem(check: str, error: EdgeSpecError | OSError) -> Finding:
     if isinstance(error, EdgeSpecError):
         return fault(check, error.shown, error.remedy)
     return fault(check, str(error), "Check the disk and the file's permissions.")
-
-
-def capped(findings: Sequence[Finding], most: int = 3) -> Iterator[Finding]:
-    """Yield the first few, and how many more there are."""
-    yield from findings[:most]
-    if len(findings) > most:
-        yield replace(findings[most], found=f"{len(findings) - most} more like this")
 
 
 @dataclass
