@@ -86,10 +86,12 @@ def bench(
     opened = str(weights.gguf) if weights else model
     with open_engine(opened, loading, explain=explain) as engine:
         plan = make_plan(engine, entries, asked.max_tokens, asked.repeat)
-        num_sampled = 0 if remembering else asked.sampled
-        measured, peer, drawn = _measure(engine, plan, weights, num_sampled)
+        measured, peer = _measure(engine, plan, weights)
         if not measured.answered:
             raise KeyboardInterrupt
+        drawn = None
+        if asked.sampled and not (remembering or measured.partial):
+            drawn = _sample(engine, measured, asked.sampled)
         settings = _bench_settings(engine, loading) | {
             "model": readable(Path(model).name),
             "weights": weights.name if weights else engine.parts.name,
@@ -148,27 +150,36 @@ def _shared_weights(model: str, loading: options.AskedOptions) -> _Weights:
 
 
 def _measure(
-    engine: Engine, plan: BenchPlan, weights: _Weights | None, num_sampled: int
-) -> tuple[BenchMeasurement, Peer | None, SampledMeasurement | None]:
-    """num_sampled: prompts of each category that are then answered as conversations with the model
-    are, where that does not take the likeliest tokens, too."""
-    from edge_spec.core.recommended_sampling import sampling_source, sampling_text
-    from edge_spec.diagnostics.bench import measuring
+    engine: Engine, plan: BenchPlan, weights: _Weights | None
+) -> tuple[BenchMeasurement, Peer | None]:
+    from edge_spec.diagnostics.bench.measuring import measure, open_peer, own_sides
 
-    with ProgressBar() as progress:
-        opening = nullcontext() if weights is None else measuring.open_peer(*weights, plan)
-        with opening as peer:
-            sides = [*measuring.own_sides(engine), *(peer.sides if peer else ())]
-            measured = measuring.measure(sides, plan, progress)
+    opening = nullcontext() if weights is None else open_peer(*weights, plan)
+    with ProgressBar() as progress, opening as peer:
+        sides = [*own_sides(engine), *(peer.sides if peer else ())]
+        return measure(sides, plan, progress), peer
+
+
+def _sample(
+    engine: Engine, greedy: BenchMeasurement, per_category: int
+) -> SampledMeasurement | None:
+    """Answer the first prompts of each category as conversations with the model are, where that
+    does not take the likeliest tokens, too."""
+    from edge_spec.core.recommended_sampling import sampling_source, sampling_text
+    from edge_spec.diagnostics.bench.measuring import SampledMeasurement, measure, own_sides
+    from edge_spec.diagnostics.bench.report import by_category
+
     sampling = engine.chat_sampling()
-    if not num_sampled or measured.partial or sampling.greedy:
-        return measured, peer, None
-    again_plan = plan.first_of_each_category(num_sampled)
+    if sampling.greedy:
+        return None
+    groups = by_category(greedy.answered).values()
+    tasks = [each.task for group in groups for each in group[:per_category]]
+    plan = replace(greedy.plan, tasks=tasks)
     with ProgressBar() as progress:
-        again = measuring.measure(measuring.own_sides(engine, sampling), again_plan, progress)
+        measured = measure(own_sides(engine, sampling), plan, progress)
     source = sampling_source(engine.parts.text.sampling, {})
-    how = {"sampling": sampling_text(sampling), "source": source, "per_category": num_sampled}
-    return measured, peer, measuring.SampledMeasurement(again, how)
+    how = {"sampling": sampling_text(sampling), "source": source, "per_category": per_category}
+    return SampledMeasurement(measured, how)
 
 
 def _remembering(loading: options.AskedOptions) -> list[str]:

@@ -14,7 +14,7 @@ from edge_spec.cli.answering import chat, desktop, generate, serve
 from edge_spec.cli.checking import bench, doctor, verify
 from edge_spec.cli.converting import export, pull
 from edge_spec.cli.devices import devices, plan
-from edge_spec.cli.signals import INTERRUPTED, READER_LEFT, EndSignals, drop_output, flush_streams
+from edge_spec.cli.signals import INTERRUPTED, READER_LEFT, EndSignals
 from edge_spec.cli.training import distill, learn, tune_skip
 from edge_spec.errors import EdgeSpecError
 
@@ -64,9 +64,9 @@ def run(arguments: list[str], signals: EndSignals | None = None) -> int:
     """
     try:
         status = _run(arguments)
-        flush_streams()
+        sys.stdout.flush()
+        sys.stderr.flush()
     except BrokenPipeError:  # nobody reads the output any more
-        drop_output()
         status = READER_LEFT
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED

@@ -14,10 +14,9 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,15 +100,6 @@ class BenchPlan:
         """Tokens of the longest prompt with its answer, and some that are drafted after it."""
         longest = max(len(self.warm_up), *(len(task.tokens) for task in self.tasks))
         return min(self.room, longest + max(self.max_tokens, _WARM_UP_TOKENS) + _DRAFT_TOKENS)
-
-    def first_of_each_category(self, count: int) -> BenchPlan:
-        seen: Counter[str] = Counter()
-        kept = []
-        for task in self.tasks:
-            seen[task.prompt.category] += 1
-            if seen[task.prompt.category] <= count:
-                kept.append(task)
-        return replace(self, tasks=kept)
 
 
 @dataclass(frozen=True)

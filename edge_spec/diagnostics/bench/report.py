@@ -151,7 +151,7 @@ def document(
             "skipped_prompts": [prompt.id for prompt in measured.plan.skipped],
         },
         "total": _summary(answered),
-        "categories": {name: _summary(each) for name, each in _by_category(answered).items()},
+        "categories": {name: _summary(each) for name, each in by_category(answered).items()},
         "prompts": [_prompt(each) for each in answered],
         "sampled": None,
         "peers": {} if peer is None else {peer.name: _peer(peer, measured)},
@@ -168,7 +168,7 @@ def document(
     return found
 
 
-def _by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
+def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
     found: dict[str, list[Answered]] = {}
     for each in answered:
         found.setdefault(each.task.prompt.category, []).append(each)
@@ -180,7 +180,7 @@ def _rates(answered: Sequence[Answered], side: str = DRAFTING, base: str = PLAIN
     than LEAST_ANSWERS of each, of a single prompt the median of its repetitions. Prompts that a
     side answered with nothing timed are left out: other programs count from the first token on."""
     timed = [each for each in answered if all(run.num_tokens for run in each.of(side, base))]
-    pairs = [_paired(each, side, base) for each in _by_category(timed).values()]
+    pairs = [_paired(each, side, base) for each in by_category(timed).values()]
     if not pairs:
         return {"predicted_per_second": None, "plain_per_second": None, **_named(None)}
     together, interval = joined(pairs), None
@@ -282,7 +282,6 @@ def page(report: Document) -> Page:
 
 def _parts(report: Document) -> Iterator[str | Table]:
     settings, total = report["settings"], report["total"]
-    rows = [*report["categories"].items(), ("all", total)]
     if settings["partial"]:
         yield "Partial: interrupted before all prompts were answered."
     yield machine_line(report["machine"])
@@ -292,18 +291,9 @@ def _parts(report: Document) -> Iterator[str | Table]:
         f"decoding: greedy, at most {settings['max_tokens']} tokens, the prompt not timed."
     )
     yield "Tokens a second, and their ratio with its 95 % confidence interval:"
+    rows = [*report["categories"].items(), ("all", total)]
     yield Table(("category", *_SPEEDS), [(name, *_speeds(of)) for name, of in rows])
-    yield "The slowest prompt, and the speedup of prompts whose answers do not loop:"
-    yield Table(
-        ("category", "worst prompt", "in loops", "speedup without loops"),
-        [(name, *_extremes(of)) for name, of in rows],
-    )
-    yield "A step in tokens, where its time goes in ms, and steps without draft tokens:"
-    yield Table(
-        ("category", "tokens", "draft", "verify", "overhead", "without draft tokens"),
-        [(name, *_steps(of)) for name, of in rows],
-    )
-    yield from _remarks(report)
+    yield " ".join(_remarks(report))
     if sampled := report["sampled"]:
         yield (
             f"Sampled: {sampled['sampling']} ({sampled['source']}), each answer drawn again; at "
@@ -311,7 +301,8 @@ def _parts(report: Document) -> Iterator[str | Table]:
         )
         same = (("greedy", sampled["greedy"]), ("sampled", sampled["total"]))
         yield Table(("same prompts", *_SPEEDS), [(name, *_speeds(of)) for name, of in same])
-    yield from _peers(report["peers"])
+    for name, of in report["peers"].items():
+        yield f"{name}: {'; '.join(_of_peer(of))}."
 
 
 _SPEEDS = ("prompts", "plain", "drafting", "speedup", "accepted")
@@ -322,29 +313,26 @@ def _speeds(of: Document) -> list[str]:
     return [str(of["prompts"]), *rates, _interval(of, "speedup"), _share(of["acceptance_rate"])]
 
 
-def _extremes(of: Document) -> list[str]:
-    worst, without = of["worst_prompt_speedup"], of["loop_free_speedup"]
-    of_prompts = "" if without is None else f" of {of['loop_free_prompts']}"
-    return [
-        NOT_ENOUGH if worst is None else f"{worst:.2f} {of['worst_prompt']}",
-        _share(of["loop_share"]),
-        f"{_interval(of, 'loop_free_speedup')}{of_prompts}",
-    ]
-
-
-def _steps(of: Document) -> list[str]:
-    times = [_number(of[f"{name}_a_round"], 2) for name in _TIMES]
-    reasons = [f"{reason} {_share(share)}" for reason, share in of["plain_rounds"].items()]
-    return [_number(of["mean_accepted_length"], 2), *times, ", ".join(reasons) or "none"]
-
-
 def _remarks(report: Document) -> Iterator[str]:
     settings, total = report["settings"], report["total"]
+    yield f"{total['differing_texts']} of {total['prompts']} texts differ from plain decoding's."
+    if total["worst_prompt"] is not None:
+        yield f"Worst prompt: {total['worst_prompt_speedup']:.2f} ({total['worst_prompt']})."
     yield (
-        f"{total['differing_texts']} of {total['prompts']} texts differ from plain decoding's. "
         f"In loops: {_share(total['loop_share'])} of plain decoding's tokens repeat a passage in "
-        "place, which is easy to draft."
+        f"place, which is easy to draft; speedup of the {total['loop_free_prompts']} prompts "
+        f"without any: {_interval(total, 'loop_free_speedup')}."
     )
+    if total["mean_accepted_length"] is not None:
+        times = ", ".join(
+            f"{name.removesuffix('_ms')} {_number(total[f'{name}_a_round'], 2)} ms"
+            for name in _TIMES
+        )
+        reasons = [f"{reason} {_share(share)}" for reason, share in total["plain_rounds"].items()]
+        yield (
+            f"A step writes {total['mean_accepted_length']:.2f} tokens: {times}. Steps without "
+            f"draft tokens: {', '.join(reasons) or 'none'}."
+        )
     if total["plain_rounds"].get("off") == 1:
         yield "Drafting was off in every step, so both ways are plain decoding."
     if "lossless" in settings:  # else it was another program's engine
@@ -363,24 +351,20 @@ def _remarks(report: Document) -> Iterator[str]:
         yield f"Too long for the context, left out: {', '.join(settings['skipped_prompts'])}."
 
 
-def _peers(peers: Mapping[str, Document]) -> Iterator[str | Table]:
-    measured = {name: of for name, of in peers.items() if of["plain_per_second"] is not None}
-    if measured:
-        yield "Other libraries, tokens a second, and our rate over theirs:"
-        yield Table(
-            ("library", "plain", "drafting", "its speedup"),
-            [(name, *_speeds(of)[1:4]) for name, of in measured.items()],
+def _of_peer(of: Document) -> Iterator[str]:
+    if of["version"]:
+        yield f"{of['version']}, {of['weights']}"
+    yield from of["settings"]
+    if of["plain_per_second"] is not None:
+        yield (
+            f"{_number(of['plain_per_second'], 1)} tokens a second plain, "
+            f"{_number(of['predicted_per_second'], 1) or 'none'} drafting, its speedup "
+            f"{_interval(of, 'speedup')}; ours over its plain rate "
+            f"{_interval(of, 'ours_over_plain')}, over its drafting "
+            f"{_interval(of, 'ours_over_predicted')}"
         )
-        yield Table(
-            ("library", "ours over its plain rate", "ours over its drafting"),
-            [
-                (name, _interval(of, "ours_over_plain"), _interval(of, "ours_over_predicted"))
-                for name, of in measured.items()
-            ],
-        )
-    for name, of in peers.items():
-        read = [f"{of['version']}, {of['weights']}"] if of["version"] else []
-        yield f"{name}: {'; '.join([*read, *of['settings'], *filter(None, [of['note']])])}"
+    if of["note"]:
+        yield of["note"]
 
 
 def _interval(of: Mapping[str, Any], name: str) -> str:
