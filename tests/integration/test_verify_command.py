@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.diagnostics.lossless_check.prove import Numerics, Proof, Texts
+from edge_spec.diagnostics.lossless_check.prove import Proof, Texts
+from edge_spec.scheduler.batch_invariance import BatchInvariance
 from edge_spec.scheduler.lossless import Losslessness
 from fixtures.tiny_models import build, write_gguf
 
@@ -80,7 +81,7 @@ def test_texts_without_an_accepted_draft_token_make_the_exit_status_3(
 ) -> None:
     """Equal texts show nothing where nothing was accepted."""
     texts = Texts(2, 24, 18, accepted, 9, 0, 0, ())
-    numerics = Numerics((1, 8), (1, 8), 0.0, True)
+    numerics = BatchInvariance(0.0, (1, 8))
     proof = Proof("tiny", "llamacpp", "auto", Losslessness(), texts, None, None, numerics, ())
     monkeypatch.setattr(
         "edge_spec.diagnostics.lossless_check.prove.prove", lambda *arguments: proof

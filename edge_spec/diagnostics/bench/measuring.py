@@ -57,12 +57,10 @@ Answer = Callable[[Sequence[int], int], Run]  # of a prompt's tokens, and how ma
 
 @dataclass(frozen=True)
 class Side:
-    """A way of decoding. version and settings: of another program."""
+    """A way of decoding."""
 
     name: str
     answer: Answer
-    version: str = ""
-    settings: str = ""
 
 
 def own_sides(engine: Engine, sampling: SamplingParams = GREEDY) -> list[Side]:
@@ -206,10 +204,12 @@ _END_S = 5.0  # that a server has to end by itself
 @dataclass
 class Peer:
     """Another program, with the weights that it reads. sides: its plain way and the one that
-    drafts; where one is missing, the note says why."""
+    drafts, and the settings of each; where one is missing, the note says why."""
 
     weights: str
     name: str = _SERVER
+    version: str | None = None
+    settings: list[str] = field(default_factory=list)
     sides: list[Side] = field(default_factory=list)
     note: str | None = None
 
@@ -231,9 +231,9 @@ def open_peer(gguf: Path, weights: str, threads: int, plan: BenchPlan) -> Iterat
         peer = Peer(weights)
         try:
             for name, own in ((peer.plain, []), (peer.drafting, ["--spec-default"])):
-                settings = " ".join([*own, f"threads: {threads}"])
-                answer, version = _start_server([*command, *own], stack)
-                peer.sides.append(Side(name, answer, version, settings))
+                answer, peer.version = _start_server([*command, *own], stack)
+                peer.sides.append(Side(name, answer))
+                peer.settings.append(" ".join([*own, f"threads: {threads}"]))
         except Exception as error:  # whatever ails a program, its user hears of it
             peer.note = describe_error(error)
         yield peer

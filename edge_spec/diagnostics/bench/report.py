@@ -265,9 +265,9 @@ def _peer(peer: Peer, measured: BenchMeasurement) -> Document:
         found |= _ratio_of(rates, f"ours_over_{what}")
     failures = [measured.failures.get(side.name) for side in peer.sides]
     return {
-        "version": next((side.version for side in peer.sides), None),
+        "version": peer.version,
         "weights": peer.weights,
-        "settings": [side.settings for side in peer.sides],
+        "settings": peer.settings,
         **found,
         "note": "; ".join(filter(None, [peer.note, *failures])) or None,
     }

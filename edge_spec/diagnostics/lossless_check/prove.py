@@ -27,7 +27,6 @@ from edge_spec.scheduler.batch_invariance import (
     USUAL_WIDTHS,
     BatchInvariance,
     measure_batch_invariance,
-    measured_widths,
 )
 from edge_spec.scheduler.lossless import Losslessness, Promise
 from edge_spec.scheduler.machine import describe_machine
@@ -181,20 +180,10 @@ _SEEDED = SamplingParams(temperature=0.7, seed=1)
 
 
 @dataclass(frozen=True)
-class Numerics:
-    """How rows depend on the width of their pass."""
-
-    widths: tuple[int, ...]
-    invariant_widths: tuple[int, ...]
-    tie_margin: float
-    branch_invariant: bool
-
-
-@dataclass(frozen=True)
 class Proof:
     """seeded, sampling: None where no samples were asked for, and where a model in exact mode
-    samples by plain steps alone. lossless: what was promised. skipped: ids of prompts that the
-    context has no room for."""
+    samples by plain steps alone. lossless: what was promised. numerics: how rows depend on the
+    width of their pass. skipped: ids of prompts that the context has no room for."""
 
     model: str
     runtime: str
@@ -203,7 +192,7 @@ class Proof:
     greedy: Texts
     seeded: Texts | None
     sampling: Sampling | None
-    numerics: Numerics
+    numerics: BatchInvariance
     skipped: tuple[str, ...]
 
     @property
@@ -272,12 +261,6 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         seeded = sampled.compare("Comparing sampled texts", plan.tasks[::2], progress)
         begun = [task.tokens for task in plan.tasks[:_BEGUN_PROMPTS]]
         sampling = check_sampling(engine, extent.draws, noise, progress, begun)
-    numerics = Numerics(
-        widths=tuple(measured_widths(engine.parts.model, USUAL_WIDTHS)),
-        invariant_widths=batch_invariance.invariant_widths,
-        tie_margin=noise,
-        branch_invariant=batch_invariance.branch_invariant,
-    )
     return Proof(
         model=engine.name,
         runtime=engine.runtime,
@@ -286,7 +269,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         greedy=greedy,
         seeded=seeded,
         sampling=sampling,
-        numerics=numerics,
+        numerics=replace(batch_invariance, tie_margin=noise),
         skipped=tuple(prompt.id for prompt in plan.skipped),
     )
 

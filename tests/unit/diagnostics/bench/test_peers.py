@@ -59,7 +59,7 @@ def test_a_server_is_asked_by_tokens_and_ends_with_its_side(
     with open_peer(Path("a.gguf"), "a", 3, PLAN) as server:
         assert len(server.sides) == 2, server.note
         plain, drafting = server.sides
-        assert plain.version == "7 (abc)"
+        assert server.version == "7 (abc)"
         run = plain.answer([7, 8], 5)
         assert (run.tokens, run.num_tokens, run.seconds) == ((7, 8), 4, 2.0)
         drafted = drafting.answer([7], 5).stats

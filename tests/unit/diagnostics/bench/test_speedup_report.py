@@ -131,7 +131,7 @@ def test_a_ratio_of_too_few_answers_is_not_shown(measured: BenchMeasurement) -> 
 
 def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     names = ("other plain", "other drafting")
-    other = Peer("tiny", "other", [Side(name, pytest.fail, "7") for name in names])
+    other = Peer("tiny", "other", "7", sides=[Side(name, pytest.fail) for name in names])
     for each, plain_s in zip(measured.answered, (4.0, 2.0), strict=True):
         each.runs["other plain"] = [run(plain_s)] * 2
         each.runs["other drafting"] = [run(2.0)] * 2
