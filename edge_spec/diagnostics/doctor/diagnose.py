@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+from edge_spec.core import entry_points
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.engine import Opening, check_memory, check_pair, check_speed
@@ -134,6 +135,8 @@ def _opening(source: Source, asked: AskedOptions, report: Report) -> Opening | N
     role = ROLES[0]
     try:
         plan, _ = choose_plan(plans_for(source, asked))
+        for name in plan.drafter.split(",") if plan.drafter != "none" else ():
+            entry_points.load_plugin("drafters", name.strip())
         report.add(role, "engine", _check_choice(plan))
         models = [Examined.of(role, plan.target, source.progress)]
         role = ROLES[1]

@@ -105,7 +105,9 @@ def page(document: Document) -> Page:
         f"{levels.count(level)} {level}{'' if levels.count(level) == 1 else 's'}"
         for level in (Severity.FAULT, Severity.WARNING, Severity.NOTE)
     ]
-    works = "it will not work like this" if document["verdict"] == "faults" else "it works"
+    works = ": it works" if "target" in document else ""
+    if document["verdict"] == "faults":
+        works = ": it will not work like this"
     found = sorted(document["findings"], key=lambda each: GROUPS.index(each["group"]))
     rows = [
         (
@@ -120,7 +122,7 @@ def page(document: Document) -> Page:
         [
             Table(("group", "check", "level", "found"), rows, styles),
             machine_line(document["machine"]),
-            f"{', '.join(counts)}{f': {works}' if 'target' in document else ''}",
+            f"{', '.join(counts)}{works}",
         ],
     )
 
