@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -16,87 +15,56 @@ import typer
 
 from edge_spec.cli import options
 from edge_spec.cli.options import open_engine
-from edge_spec.cli.output import ProgressBar, print_json
+from edge_spec.cli.output import ProgressBar, print_json, printable
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import MODEL_HELP, option
 from edge_spec.text.parts.part import PartKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from edge_spec.core.model import Progress
     from edge_spec.engine.engine import Engine
     from edge_spec.engine.generation import Generation
-    from edge_spec.engine.results import Chunk, GenerationResult
+    from edge_spec.engine.results import Chunk
     from edge_spec.loader import ModelOnDemand
     from edge_spec.loader.prepare import PreparedEngine
     from edge_spec.text.grammar import Grammar
     from edge_spec.text.parts.answer_form import AnswerForm, Reasoning
 
 
-_MAX_ROWS = 10  # of a thought that is being written
-_ROWS_BELOW = 2
-_EVERY_S = 0.2  # at most: drawing takes the interpreter from the model
-
-
 class AnswerWriter:
-    """Writes an answer while it comes: its text, and in a terminal what is thought before it, which
-    becomes one line when it has ended."""
+    """Writes an answer while it comes: its text, and in a terminal what is thought before it,
+    dimmed."""
 
-    def __init__(
-        self, result: GenerationResult, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """result: of the answer, which grows with each chunk."""
-        self._result = result
-        self._clock = clock
-        self._not_before = 0.0  # a thought is drawn again
-        self._live: Any = None  # what shows the thought that is being written
-        self._is_thinking = False
+    def __init__(self) -> None:
+        self._thoughts: Any = None  # the console that a thought is being written to
 
     def write(self, chunk: Chunk) -> None:
         if chunk.kind is PartKind.REASONING:
-            self._is_thinking = True
-            if sys.stdout.isatty() and self._clock() >= self._not_before:
-                self._show_thought()
-                self._not_before = self._clock() + _EVERY_S
+            if sys.stdout.isatty():
+                self._think(chunk.text)
             return
-        self._fold()
+        self._end_thought()
         if chunk.kind is PartKind.TEXT:
             print(chunk.text, end="", flush=True)
 
     def finish(self) -> None:
         """Ends the line, also of an answer that was interrupted."""
-        self._fold()
+        self._end_thought()
         print()
 
-    def _show_thought(self) -> None:
+    def _think(self, text: str) -> None:
         from rich.console import Console
-        from rich.live import Live
         from rich.text import Text
 
-        if self._live is None:
-            console = Console(highlight=False)
-            self._live = Live(console=console, auto_refresh=False, transient=True)
-            self._live.start()
-        console = self._live.console
-        rows = max(min(console.height - _ROWS_BELOW, _MAX_ROWS), 1)
-        # No more than these rows could show.
-        end = self._result.reasoning[-rows * console.width :]
-        text = Text("".join(c if c.isprintable() or c == "\n" else " " for c in end))
-        lines = text.wrap(console, console.width)[-rows:]
-        self._live.update(Text("\n", "dim").join(lines), refresh=True)
+        self._thoughts = self._thoughts or Console(highlight=False)
+        self._thoughts.print(Text(printable(text)), style="dim", end="", soft_wrap=True)
 
-    def _fold(self) -> None:
-        if not self._is_thinking:
-            return
-        self._is_thinking = False
-        live, self._live = self._live, None
-        if live is not None:
-            from edge_spec.engine.results import thought_line
-
-            live.stop()
-            if self._result.reasoning.strip():
-                live.console.print(thought_line(self._result), style="dim")
+    def _end_thought(self) -> None:
+        if self._thoughts is not None:
+            self._thoughts = None
+            print("\n")
 
 
 _log = logging.getLogger(__name__)
@@ -213,7 +181,7 @@ def _print(generation: Generation, as_json: bool) -> None:
     what there is of one that the model failed in."""
     from edge_spec.engine.results import cut_thought
 
-    writer = AnswerWriter(generation.result)
+    writer = AnswerWriter()
     try:
         with generation.cancelled_by_interrupt():
             with ProgressBar() as generation.progress:

@@ -47,8 +47,6 @@ def pull(
     with ProgressBar() as progress:
         fetched = fetch(reference, progress)
         drafting = None if smaller is None else fetch(smaller, progress)
-    if drafting is not None:
-        _compare(fetched, drafting)
     found = [fetched] if drafting is None else [fetched, drafting]
     document = {}
     if json:  # which takes long: it reads the files
@@ -63,38 +61,14 @@ def _draft(target: HubReference, draft: str) -> HubReference | None:
         return HubReference.parse(draft)
     smaller, head = known(DRAFTS, target.repository), known(HEADS, target.repository)
     if smaller is not None and head is not None:
-        _note(f"there is a head trained for {target}, too: --draft {PREFIX}{head}")
+        told = f"there is a head trained for {target}, too: --draft {PREFIX}{head}"
+        print(f"note: {told}", file=sys.stderr)
     found = smaller or head
-    if found is None:
-        _note(f"no smaller model of the family of {target} is known: name one with --draft")
-        return None
-    return HubReference.parse(PREFIX + found)
-
-
-def _compare(target: HubModel, draft: HubModel) -> None:
-    """Says so where the draft's tokens are not the target's, or a head is another target's."""
-    from edge_spec.errors import EdgeSpecError
-    from edge_spec.models import runtimes
-    from edge_spec.models.draft_choice import describe
-    from edge_spec.text.vocabulary import same_vocabulary
-
-    if runtimes.is_head(draft.path):
-        try:
-            config = describe(target.path).config
-            _note(f"{draft.name}: {runtimes.open_head(draft.path, config, has_weights=False)}")
-        except EdgeSpecError as error:
-            _note(str(error))
-        return
-    try:
-        same = same_vocabulary(describe(target.path).vocabulary, describe(draft.path).vocabulary)
-    except EdgeSpecError as error:
-        _note(f"whether {draft.name} has the tokens of {target.name} is not known: {error}")
-        return
-    if not same:
-        _note(
-            f"{draft.name} has other tokens than {target.name}: with --draft {draft.reference} its "
-            "draft tokens are passed on as text, and --draft auto does not choose it"
-        )
+    if found is not None:
+        return HubReference.parse(PREFIX + found)
+    told = f"no smaller model of the family of {target} is known: name one with --draft"
+    print(f"note: {told}", file=sys.stderr)
+    return None
 
 
 def _document(model: HubModel) -> dict[str, Any]:
@@ -111,10 +85,6 @@ def _document(model: HubModel) -> dict[str, Any]:
         "files": files,
         "num_bytes": sum(file["num_bytes"] for file in files),
     }
-
-
-def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
 
 
 _PAIR = "Pair bundles"
@@ -174,6 +144,19 @@ class AskedExport:
     )
     check: bool = option(True, "Compare the result with the reference model.")
 
+    def options(self, quantization: str | None, compute: str | None) -> ExportOptions:
+        from edge_spec.core.export import ExportOptions
+
+        return ExportOptions(
+            quantization,
+            self.block_size,
+            self.layers,
+            self.check,
+            compute,
+            self.context,
+            self.hidden_states,
+        )
+
 
 @options.with_groups
 def export(
@@ -189,41 +172,12 @@ def export(
     """Convert a model into a bundle or GGUF file that `chat` and `generate` open directly, or a
     model and its draft into one pair bundle."""
     choices = _choices(asked)
-    export_options = _export_options(asked, choices)
     if choices is not None:
-        _export_pair(model, out, choices, export_options, (asked.draft, asked.draft_layers), json)
-    elif asked.format == "safetensors":
-        raise UsageError(
-            "--format safetensors is gone: pickled weights are not converted",
-            remedy='Use PyTorch: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "'
-            'model.safetensors").',
-        )
+        _export_pair(model, out, choices, asked, json)
     elif asked.draft is None and asked.draft_layers is None:
-        _export_one(model, out, asked.format or _SINGLE, export_options, json)
+        _export_one(model, out, asked, json)
     else:
         raise UsageError("a draft goes into a pair bundle", remedy="Add --format all, or --for.")
-
-
-def _export_options(asked: AskedExport, choices: ExportChoices | None) -> ExportOptions:
-    """choices: of a pair bundle. Raises UsageError."""
-    from edge_spec.core.export import ExportOptions
-
-    soc = asked.soc
-    if soc is not None and not asked.compile and asked.format != _COMPILED:
-        raise UsageError(
-            "--soc is of what is compiled", remedy=f"Add --compile, or --format {_COMPILED}."
-        )
-    if soc is not None and asked.compute is not None:
-        raise UsageError("--soc and --compute name two units", remedy="Leave one out.")
-    return ExportOptions(
-        None if choices else asked.quant,
-        asked.block_size,
-        asked.layers,
-        asked.check,
-        asked.compute if choices else soc or asked.compute,
-        asked.context,
-        asked.hidden_states,
-    )
 
 
 def _choices(asked: AskedExport) -> ExportChoices | None:
@@ -236,7 +190,12 @@ def _choices(asked: AskedExport) -> ExportChoices | None:
     )
 
     format = asked.format
-    formats = ALL_FORMATS if format == "all" else tuple((format or _SINGLE).split(","))
+    if asked.soc is not None and not asked.compile and format != _COMPILED:
+        raise UsageError(
+            "--soc is of what is compiled", remedy=f"Add --compile, or --format {_COMPILED}."
+        )
+    if asked.soc is not None and asked.compute is not None:
+        raise UsageError("--soc and --compute name two units", remedy="Leave one out.")
     if asked.kind is not None:
         if format not in (None, "all"):
             raise UsageError(
@@ -248,21 +207,19 @@ def _choices(asked: AskedExport) -> ExportChoices | None:
             "--compile is for a kind of device",
             remedy="Add --for android or windows-npu, or write one model with --format qnn.",
         )
-    if len(formats) == 1:
-        return None
-    return with_quantizations(named_formats(formats), asked.quant)
+    formats = ALL_FORMATS if format == "all" else tuple((format or _SINGLE).split(","))
+    return None if len(formats) == 1 else with_quantizations(named_formats(formats), asked.quant)
 
 
-def _export_one(
-    model: str, out: Path, format: str, export_options: ExportOptions, as_json: bool
-) -> None:
+def _export_one(model: str, out: Path, asked: AskedExport, as_json: bool) -> None:
     from edge_spec.models import runtimes
     from edge_spec.models.source import Source
 
+    how = asked.options(asked.quant, asked.soc or asked.compute)
     with ProgressBar() as progress:
-        exporter = runtimes.load_exporter(format)
+        exporter = runtimes.load_exporter(asked.format or _SINGLE)
         source = runtimes.open_exportable(exporter, Source(model, progress).path)
-        report = exporter.export(source, out, export_options, progress)
+        report = exporter.export(source, out, how, progress)
     lines = [f"{report.path}: {report.num_bytes / 1e6:.1f} MB", *report.notes]
     if report.parity:
         lines.append(
@@ -275,14 +232,8 @@ def _export_one(
 
 
 def _export_pair(
-    model: str,
-    out: Path,
-    choices: ExportChoices,
-    asked: ExportOptions,
-    drafting: tuple[str | None, int | None],
-    as_json: bool,
+    model: str, out: Path, choices: ExportChoices, asked: AskedExport, as_json: bool
 ) -> None:
-    """drafting: a model and how many of its layers. Raises UsageError."""
     from edge_spec.models.pair_export import PairPart, PairRequest, export_pair
     from edge_spec.models.source import Source
 
@@ -291,15 +242,13 @@ def _export_pair(
             "--compute is for one model: those of a pair are laid out for units of their own",
             remedy="Leave it out, or choose both with --for.",
         )
-    draft, draft_layers = drafting
     with ProgressBar() as progress:
-        target = PairPart(Source(model, progress), asked.num_layers)
-        draft_tokens = None
-        if draft not in (None, "none") or draft_layers is not None:
-            draft_tokens = PairPart(
-                Source(model if draft is None else draft, progress), draft_layers
-            )
-        manifest = export_pair(PairRequest(target, draft_tokens, choices, asked), out, progress)
+        target, draft = PairPart(Source(model, progress), asked.layers), None
+        if asked.draft not in (None, "none") or asked.draft_layers is not None:
+            smaller = model if asked.draft is None else asked.draft
+            draft = PairPart(Source(smaller, progress), asked.draft_layers)
+        request = PairRequest(target, draft, choices, asked.options(None, None))
+        manifest = export_pair(request, out, progress)
     _print_pair(manifest, out.absolute(), as_json)
 
 

@@ -14,7 +14,7 @@ from edge_spec.cli.answering import chat, desktop, generate, serve
 from edge_spec.cli.checking import bench, doctor, verify
 from edge_spec.cli.converting import export, pull
 from edge_spec.cli.devices import devices, plan
-from edge_spec.cli.signals import INTERRUPTED, READER_LEFT, EndSignals, drop_output, flush_streams
+from edge_spec.cli.signals import INTERRUPTED, READER_LEFT, EndSignals
 from edge_spec.cli.training import distill, learn, tune_skip
 from edge_spec.errors import EdgeSpecError
 
@@ -26,18 +26,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # rich's own takes what is in brackets for a style
     pretty_exceptions_enable=False,
 )
-_ENERGY = "what the machine draws is not measured any more"
-_INSTEAD = {
-    "accept": "accept is gone: edge-spec doctor MODEL --run tries a device",
-    "--peer-model": "--peer-model is gone: all libraries read the one GGUF file. Leave it out",
-    "--peer-python": "--peer-python is gone: --peers finds llama-server on the PATH",
-    "--from": "--from is gone: give questions about your code as --prompts FILE",
-    "--domain": "--domain is gone: give questions about your texts as --prompts FILE",
-    "--power-log": f"--power-log is gone: {_ENERGY}. Leave it out",
-    "--html": "--html is gone: --json prints the same report",
-    "--prefer": f"--prefer is gone: {_ENERGY}, and a plan is the fastest. Leave it out",
-}
-
 
 app.command(no_args_is_help=True)(generate)
 for each in (
@@ -76,9 +64,9 @@ def run(arguments: list[str], signals: EndSignals | None = None) -> int:
     """
     try:
         status = _run(arguments)
-        flush_streams()
+        sys.stdout.flush()
+        sys.stderr.flush()
     except BrokenPipeError:  # nobody reads the output any more
-        drop_output()
         status = READER_LEFT
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
@@ -94,7 +82,7 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # of which typer makes it
             raise error.__context__ from None
-        raise
+        status = error.code
     return status if isinstance(status, int) else 0
 
 
@@ -113,19 +101,10 @@ def _complain_of(error: Exception) -> int:
     text = " ".join(error.format_message().split()).rstrip(".")
     if not text:  # no arguments: the help has been printed
         return 2
-    text = f"{or_instead(text)}. See edge-spec --help."
-    return _complain(text, getattr(error, "exit_code", 2))
+    return _complain(f"{text}. See edge-spec --help.", getattr(error, "exit_code", 2))
 
 
 def _complain(text: str, status: int) -> int:
     with suppress(OSError):  # nobody reads it
         print(f"edge-spec: {text}", file=sys.stderr, flush=True)
     return status
-
-
-def or_instead(complaint: str) -> str:
-    """Returns the parser's complaint, or what to use instead where it is about what is gone."""
-    for name, instead in _INSTEAD.items():
-        if complaint.startswith((f"No such option: {name}", f"No such command '{name}'")):
-            return instead
-    return complaint

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from edge_spec.core.model import Progress
     from edge_spec.core.sampling import SamplingParams
     from edge_spec.engine.engine import Engine
-    from edge_spec.loader import Screen
 
 _SAMPLING = "Sampling"
 _sampling = partial(option, None, panel=_SAMPLING)
@@ -156,19 +155,16 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
 def open_engine(
     model: str,
     options: AskedOptions,
-    measure_when_idle: bool = False,
+    *,
     report: Progress | None = None,
-    keeps_answers: bool = True,
-    screen: Screen | None = None,
-    needs_chat: bool = False,
     learns: bool = False,
     explain: bool = False,
+    **more: Any,
 ) -> Engine:
     """Open a model for a command.
 
-    report: instead of a bar on stderr. screen: is shown the models before their weights are read.
-    needs_chat: refuses a model without a chat template. learns: from answers, while idle. explain:
-    prints what runs, who drafts and why. Raises an EdgeSpecError, and what `screen` raises.
+    report: instead of a bar on stderr. learns: from answers, while idle. explain: prints what runs,
+    who drafts and why. more: of `load_asked`. Raises as that does.
     """
     from edge_spec.loader import load_asked
 
@@ -179,22 +175,8 @@ def open_engine(
         require_learnable(options)
         learning = start_learning
     with ProgressBar() as bar:
-        engine = load_asked(
-            model,
-            options,
-            report or bar,
-            measure_when_idle=measure_when_idle,
-            keeps_answers=keeps_answers,
-            screen=screen,
-            needs_chat=needs_chat,
-            learning=learning,
-        )
+        engine = load_asked(model, options, report or bar, learning=learning, **more)
     if explain:
-        print_plan(engine)
+        for line in engine.plan:
+            print(line, file=sys.stderr)  # stdout belongs to the answer
     return engine
-
-
-def print_plan(engine: Engine) -> None:
-    """Print what runs, who drafts and why, on stderr: stdout belongs to the answer."""
-    for line in engine.plan:
-        print(line, file=sys.stderr)

@@ -62,7 +62,8 @@ def page_lines(page: Page) -> Iterator[str]:
         if isinstance(part, str):
             yield from table_lines([("", (part,))])
         else:
-            yield from table_lines((("", row) for row in part.rows), part.header)
+            styles = part.styles or [""] * len(part.rows)
+            yield from table_lines(zip(styles, part.rows, strict=True), part.header)
         yield ""
 
 

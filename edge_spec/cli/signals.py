@@ -73,20 +73,11 @@ class EndSignals:
         self._unheard = 0
         if comes_later(number, frame):
             return
-        sys.unraisablehook = _leave_out_late_signals
         for each in self._taken:
             if signal.getsignal(each) == self._end:
                 signal.signal(each, signal.SIG_DFL)
         self._came = number
         raise KeyboardInterrupt
-
-
-def _leave_out_late_signals(unraisable: sys.UnraisableHookArgs) -> None:
-    """Python complains of a signal that came just before its handler was taken away: the one that
-    came before it ends the process."""
-    error = unraisable.exc_value
-    if not (isinstance(error, OSError) and "race condition" in str(error)):
-        sys.__unraisablehook__(unraisable)
 
 
 def prepare_streams() -> None:
@@ -103,25 +94,3 @@ def prepare_streams() -> None:
     for given in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(given, TextIOWrapper):  # bytes or characters that the terminal lacks
             given.reconfigure(errors="replace")
-
-
-def flush_streams() -> None:
-    """Writes out what is left. Raises OSError, BrokenPipeError where nobody reads it, and then
-    nothing is left that would be written, and complained of, at the end of the process."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        drop_output()
-        raise
-
-
-def drop_output() -> None:
-    """Standard output and error, which cannot be written any more, go nowhere from now on."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)

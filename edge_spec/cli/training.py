@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,7 +83,7 @@ def status(model: _Model = None, json: options.Json = False) -> None:
         f"{each['path']}"
         for each in files
     ]
-    lines += [line for each in found for line in _learnt_lines(each)]
+    lines += map(_learnt_line, found)
     print_result(
         json, {"models": found, "remembered": files}, lines or ["Nothing is kept of answers."]
     )
@@ -127,18 +127,17 @@ def _model_of(path: Path) -> str:
     return path.name.rpartition("-")[0]
 
 
-def _learnt_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    yield (
+def _learnt_line(found: Mapping[str, Any]) -> str:
+    head = "no head has been trained yet"
+    if found["learnt_tokens"]:
+        verb = "drafts" if found["drafts"] else "does not draft"
+        head = (
+            f"the head {verb}: it has learnt from {found['learnt_tokens']} tokens, and on others "
+            f"it is forecast to be {found['gain']:.2f} times as fast as plain decoding"
+        )
+    return (
         f"{found['model']}: {found['answers']} answers, {found['answer_tokens']} tokens, "
-        f"{found['bytes'] / 1e6:.1f} MB in {found['path']}"
-    )
-    if not found["learnt_tokens"]:
-        yield "  no head has been trained yet"
-        return
-    verb = "drafts" if found["drafts"] else "does not draft"
-    yield (
-        f"  the head {verb}: it has learnt from {found['learnt_tokens']} tokens, and on others it "
-        f"is forecast to be {found['gain']:.2f} times as fast as plain decoding"
+        f"{found['bytes'] / 1e6:.1f} MB in {found['path']}; {head}"
     )
 
 

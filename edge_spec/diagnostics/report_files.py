@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,17 @@ from typing import Any, NamedTuple
 
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import atomic_file
+from edge_spec.storage.measurements import known_sha256
+
+Document = dict[str, Any]  # of a report, as JSON has it
 
 
 class Table(NamedTuple):
+    """styles: of the rows in a terminal, such as "red"; those without one are plain."""
+
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    styles: Sequence[str] = ()
 
     def markdown(self) -> str:
         """Return the table as Markdown; what would end a cell is replaced."""
@@ -55,6 +62,16 @@ def write_report(directory: Path, document: Mapping[str, Any], page: Page) -> No
 def machine_line(machine: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}."
+
+
+def files_sha256(path: Path) -> str:
+    """Return the sha256 of a model's file; of all names and hashes, for a directory. Raises
+    OSError."""
+    if path.is_file():
+        return known_sha256(path)
+    files = sorted(each for each in path.rglob("*") if each.is_file())
+    hashed = [(each.relative_to(path).as_posix(), known_sha256(each)) for each in files]
+    return hashlib.sha256(repr(hashed).encode()).hexdigest()
 
 
 def describe_error(error: Exception) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.runtime_protocols import SharesPasses
-from edge_spec.diagnostics.doctor.report import files_sha256
+from edge_spec.diagnostics.report_files import files_sha256
 from edge_spec.distill.features import FeatureRequest, read_rows
 from edge_spec.distill.prompts import Conversation, Tasks
 from edge_spec.engine.engine import Engine
@@ -89,7 +89,7 @@ class _RemoteMachine:
         self._machine = ThisMachine(engine, self._tasks)
         for writer in self._opened.enter_context(self._machine.writers()):
             self._free.put(writer)
-        return files_sha256(Source(self._model, _quiet))
+        return files_sha256(Source(self._model, _quiet).path)
 
     def write(self, task: int) -> Conversation | None:
         writer = self._free.get()
@@ -203,7 +203,7 @@ class Cluster:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
             )
             self._machines.append(options.remote(self.model, self.asked, self.tasks))
-        content = files_sha256(Source(self.model, _quiet))
+        content = files_sha256(Source(self.model, _quiet).path)
         opening = [(machine, machine.run.remote("open")) for machine in self._machines]
         for node, (machine, found) in zip(nodes, opening, strict=True):
             where = node["NodeManagerAddress"]

@@ -104,7 +104,7 @@ def _remove_old(parent: Path) -> None:
 
 
 _OF_CODE = "code"  # in the names of models that program: Qwen2.5-Coder, StarCoder, Codestral
-_PROOF = Extent(count=8, max_tokens=48, draws=0, runs=2)
+_PROOF = Extent(count=8, max_tokens=48, draws=0)
 
 
 @dataclass(frozen=True)

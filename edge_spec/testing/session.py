@@ -1,4 +1,4 @@
-"""The tests that every runtime has to pass, and those of features and of shared passes."""
+"""The tests that every runtime has to pass, and those of shared passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_spec.core.features import GivesFeatures, collects
 from edge_spec.core.model import Model, Restorable, Session
 from edge_spec.core.runtime_protocols import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
@@ -26,52 +25,20 @@ class SessionReport:
     batch_invariance: BatchInvariance
 
 
-def check_session(model: Model, tolerance: float, trees: bool = True) -> SessionReport:
+def check_session(model: Model, tolerance: float) -> SessionReport:
     """Hold a runtime's sessions to what `edge_spec.core.model.Session` promises.
 
     The same row, scored in different ways, may differ by `tolerance` in a logit: 1e-3 suits
     float32, whose sums differ by up to 1e-4 from one processor and width to another. Needs a
-    context of 32 tokens or more; a short one keeps the check fast. trees: False leaves branches
-    out. Raises AssertionError that names the broken promise.
+    context of 32 tokens or more; a short one keeps the check fast. Raises AssertionError that names
+    the broken promise.
     """
-    check = _SessionCheck(model, tolerance, trees=trees)
+    check = SessionCheck(model, tolerance)
     check.passes()
     check.most_rows_dropped()
     check.two_sessions()
     check.context_full()
     return SessionReport(check.max_difference, measure_batch_invariance(model, USUAL_WIDTHS))
-
-
-def check_trees(model: Model, tolerance: float) -> float:
-    """Run only the part of `check_session` that is about branches. Returns the largest difference
-    of a logit between a row of a tree and the same row after plain steps. Raises AssertionError."""
-    check = _SessionCheck(model, tolerance, chains=False)
-    check.branches()
-    return check.max_difference
-
-
-def check_features(model: Model, layers: Sequence[int], tolerance: float) -> np.ndarray:
-    """Hold sessions to what `edge_spec.core.features.GivesFeatures` promises.
-
-    layers: ids to collect, num_layers among them where `Forward.hidden` is to be compared. The same
-    token's features, computed in different ways, may differ by `tolerance` in an element: 1e-4
-    suits the small values of float32, whose sums are made in another order. Needs a context of 40
-    tokens. Returns those of a prompt of 20 tokens that `feature_prompt` gives, [20, layers,
-    hidden_size]. Raises AssertionError that names the broken promise.
-    """
-    check = _FeatureCheck(model, layers, tolerance)
-    whole = check.prefilled(check.prompt)
-    for size in (1, 7):
-        chunks = check.prefilled(check.prompt, size)
-        check.same(f"features of a prefill in blocks of {size}", chunks, whole)
-    check.passes()
-    check.off()
-    return whole
-
-
-def feature_prompt(vocab_size: int) -> list[int]:
-    found: list[int] = np.random.default_rng(5).integers(3, vocab_size, 20).tolist()
-    return found
 
 
 def _branching(tokens: Sequence[int]) -> TokenTree:
@@ -84,13 +51,11 @@ def _path(tree: TokenTree, row: int) -> list[int]:
     return [int(tree.tokens[at]) for at in tree.path(row)]
 
 
-class _SessionCheck:
+class SessionCheck:
     """Compares each row of a pass with what the tokens of its path give by themselves. Each public
     method holds one promise, on sessions of its own."""
 
-    def __init__(
-        self, model: Model, tolerance: float, *, chains: bool = True, trees: bool = True
-    ) -> None:
+    def __init__(self, model: Model, tolerance: float) -> None:
         self.max_difference = 0.0
         self._model = model
         self._tolerance = tolerance
@@ -100,9 +65,8 @@ class _SessionCheck:
             self.prompt[2:4] = [model.config.encoder.start_id] * 2
         tokens = np.random.default_rng(2).integers(0, vocab_size, 6).tolist()
         self._draft_tokens = tokens
-        self._chain = TokenTree.chain(tokens[0], tokens[1:]) if chains else None
-        takes_trees = trees and model.capabilities.trees
-        self._tree = _branching([*tokens, tokens[0]]) if takes_trees else None
+        self._chain = TokenTree.chain(tokens[0], tokens[1:])
+        self._tree = _branching([*tokens, tokens[0]]) if model.capabilities.trees else None
         self._alone: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
 
     def alone(self, text: Sequence[int], path: Sequence[int]) -> np.ndarray:
@@ -277,61 +241,6 @@ class _SessionCheck:
         assert session.length == len(text), "forward commits nothing"
         for row in range(len(tree)):
             self.same(f"row {row} of {what}", found[row], self.alone(text, _path(tree, row)))
-
-
-class _FeatureCheck(_SessionCheck):
-    """Compares features, [layers, hidden_size] of each row, in the place of logits."""
-
-    def __init__(self, model: Model, layers: Sequence[int], tolerance: float) -> None:
-        super().__init__(model, tolerance)
-        self.prompt = feature_prompt(model.config.vocab_size)
-        self._layers = layers
-        self._found: list[tuple[int, np.ndarray]] = []
-
-    def alone(self, text: Sequence[int], path: Sequence[int]) -> np.ndarray:
-        """Return features of a prompt's last token."""
-        if (tuple(text), tuple(path)) not in self._alone:
-            self._alone[tuple(text), tuple(path)] = self.prefilled([*text, *path])[-1]
-        return self._alone[tuple(text), tuple(path)]
-
-    def prefilled(self, text: Sequence[int], chunk: int | None = None) -> np.ndarray:
-        """Return features [tokens, layers, hidden_size] of a text that is read in chunks."""
-        self._found = []
-        self._opened(text, chunk).close()
-        at = 0
-        for position, features in self._found:
-            assert position == at, "prefill gives the position of each chunk"
-            at += len(features)
-        assert at == len(text), "prefill gives the features of all tokens"
-        return np.concatenate([features for _, features in self._found])
-
-    def score(self, session: Session, tree: TokenTree) -> np.ndarray:
-        out = session.forward(tree)
-        assert out.features is not None, "forward gives features"
-        features, hidden = out.features.copy(), out.hidden
-        if hidden is not None and self._layers[-1] == self._model.config.num_layers:
-            self.same("features of the last layer", features[:, -1], hidden.copy())
-        return features
-
-    def off(self) -> None:
-        session = self._opened([])
-        assert isinstance(session, GivesFeatures)
-        assert collects(session), "a session says that it collects features"
-        session.collect_features((), self._note)
-        assert not collects(session), "a session says that it no longer collects any"
-        self._found = []
-        session.prefill(self.prompt)
-        assert not self._found, "prefill gives nothing once no features are collected"
-        out = session.forward(TokenTree.chain(self.prompt[0]))
-        assert out.features is None, "forward gives no features once none are collected"
-        session.close()
-
-    def _prepare(self, session: Session) -> None:
-        assert isinstance(session, GivesFeatures), "a session gives features"
-        session.collect_features(self._layers, self._note)
-
-    def _note(self, position: int, features: np.ndarray) -> None:
-        self._found.append((position, features.copy()))
 
 
 _HELD = (12, 1, 5, 9)  # tokens of each conversation at first

@@ -39,7 +39,7 @@ def test_doctor_examines_it_on_one_screen_and_fails_for_a_fault(edge_spec, pair:
     document = json.loads(done.stdout)
     assert (done.returncode, document["verdict"]) == (1, "faults")
     levels = [each["level"] for each in document["findings"] if each["group"] == "target"]
-    assert levels == ["fault", "warning"]
+    assert levels == ["fault"]
 
 
 def test_doctor_says_whether_a_pair_of_files_will_work(edge_spec, pair: Path) -> None:

@@ -19,11 +19,11 @@ from unittest.mock import patch
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.diagnostics.doctor.chosen import choose
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.diagnostics.doctor.diagnose import diagnose
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.devices import CPU, Device, Memory
 from edge_spec.models.memory import DeviceMemories, FreeMemory
 from edge_spec.models.model_plan import ModelPlan, ways_to_run
@@ -32,7 +32,13 @@ from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.planner import Pair, rank_drafters, rank_pairs, rank_places, why_no_draft
 from edge_spec.placement.survey import MeasuredPlace
-from edge_spec.scheduler.engine_plan import default_drafter, plan_engine, rank_ways
+from edge_spec.scheduler.engine_plan import (
+    choose_plan,
+    default_drafter,
+    plan_engine,
+    plans_for,
+    rank_ways,
+)
 from edge_spec.scheduler.machine import cpu_name
 from edge_spec.scheduler.plan_file import Place, Placement
 from edge_spec.scheduler.priors import OWN_KERNELS
@@ -385,16 +391,15 @@ def _examined(
     rows: dict[int, float] = CHEAP_ROWS,
     own_loop: float | None = None,
 ) -> dict[str, Any]:
-    target = Source(str(paths["target"]), quiet)
-    other = None if draft is None else Source(str(paths[draft]), quiet)
-    chosen = choose(target, other, None, quiet)
-    for opening, step_s in zip(chosen.openings, times, strict=False):
-        assert opening.prepared is not None
-        key = profile_key(opening.plan.source, opening.prepared, opening.plan.how)
+    asked = AskedOptions(draft=None if draft is None else str(paths[draft]))
+    plan, _ = choose_plan(plans_for(Source(str(paths["target"]), quiet), asked))
+    for each, step_s in zip((plan.target, *plan.drafts), times, strict=False):
+        prepared = each.find(quiet)
+        assert prepared is not None
+        key = profile_key(each.source, prepared, each.how)
         save_profile(key, _profile(step_s, rows, own_loop_cost=own_loop))
     devices = [Device("ort", "cpu", "cpu", "the processor")]
-    request = DiagnosisRequest(target.model, None if other is None else other.model)
-    report = diagnose(request, quiet, lambda: devices)
+    report = diagnose(str(paths["target"]), asked, quiet, devices=lambda: devices)
     return {
         "lines": [
             [

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from edge_spec.diagnostics.doctor.diagnose import diagnose
 from edge_spec.diagnostics.doctor.report import Finding, Severity
-from edge_spec.diagnostics.doctor.subject import examine
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import Bundle
 from fixtures.manifests import rewrite
 from fixtures.silence import quiet
@@ -30,7 +31,8 @@ def examined(exported: Exported, tmp_path: Path, **changes: Any) -> list[Finding
     """What is found of a bundle whose manifest has these changes."""
     bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
     rewrite(bundle, **changes)
-    return examine(bundle, quiet)[1]
+    report = diagnose(str(bundle), AskedOptions(), quiet, devices=list)
+    return [each for each in report.findings if each.group == "target"]
 
 
 def findings(

@@ -9,10 +9,11 @@ from types import ModuleType
 import pytest
 
 from edge_spec.cli.output import table_lines
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, _num_bytes, diagnose
+from edge_spec.diagnostics.doctor.diagnose import diagnose
+from edge_spec.diagnostics.doctor.machine import _num_bytes
 from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.devices import Device
-from edge_spec.models.options import LoadOptions
 
 CPU = Device("ort", "cpu", "cpu", "the processor")
 
@@ -21,8 +22,8 @@ def examined(
     devices: tuple[Device, ...] = (CPU,), model: str = "nowhere", **options: str
 ) -> Report:
     """By itself of a model that is not there, so that only the machine is looked at."""
-    request = DiagnosisRequest(model, places=LoadOptions(**options))  # type: ignore[arg-type]
-    return diagnose(request, lambda what, fraction: None, lambda: list(devices))
+    asked = AskedOptions(**options)  # type: ignore[arg-type]
+    return diagnose(model, asked, lambda what, fraction: None, devices=lambda: list(devices))
 
 
 def found(report: Report, group: str, check: str) -> Finding:
@@ -39,10 +40,13 @@ def test_devices_and_why_others_cannot_be_used() -> None:
     missing = Device("coreml", None, None, "", fault="it needs macOS")
     broken = Device("llamacpp", "cuda0", "gpu", "A GPU", fault="the driver is too old")
     report = examined((missing, broken, CPU))
-    assert found(report, "machine", "devices").found == "llamacpp cuda0: the driver is too old"
-    told = [each.found for each in report.findings if each.check == "runtimes"]
-    assert told == ["ort (cpu)", "not coreml: it needs macOS"]
-    alone = found(examined((missing,)), "machine", "runtimes")
+    told = [(each.level, each.found) for each in report.findings if each.check == "devices"]
+    assert told == [
+        (Severity.NOTE, "not coreml: it needs macOS"),
+        (Severity.WARNING, "llamacpp cuda0: the driver is too old"),
+        (Severity.OK, "ort cpu: the processor"),
+    ]
+    alone = found(examined((missing,)), "machine", "devices")
     assert (alone.level, alone.found) == (Severity.FAULT, "none can be used")
 
 
@@ -60,21 +64,12 @@ def test_a_cache_that_is_no_directory_is_told(
     assert conversion.level is Severity.FAULT and "EDGE_SPEC_CACHE" in conversion.remedy
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("measurements/measurements.sqlite", "answers/x.json"),
-        *("tokenizers/x.tokenizer.json", "prompts/x.prompt"),
-        *("bundles/x.gguf", "bundles/x/manifest.json"),
-    ],
-)
-def test_what_the_cache_holds_and_cannot_be_read_is_a_warning(cache: Path, name: str) -> None:
-    file = cache / name
+def test_what_is_kept_is_counted_and_nothing_of_it_changed(cache: Path) -> None:
+    file = cache / "answers/x.json"
     file.parent.mkdir(parents=True)
-    file.write_bytes(b'{"a": 1}')
-    damaged = found(examined(), "caches", name.split("/")[0])
-    assert damaged.level is Severity.WARNING and damaged.remedy.startswith("Delete it")
-    assert file.read_bytes() == b'{"a": 1}'
+    file.write_bytes(bytes(3_000_000))
+    assert found(examined(), "caches", "kept").found == "answers 3 MB"
+    assert file.stat().st_size == 3_000_000
 
 
 def test_what_a_kill_left_is_noted(cache: Path) -> None:

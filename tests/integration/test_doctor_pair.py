@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from edge_spec.diagnostics.doctor.chosen import Costs, break_even, choose
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.diagnostics.doctor.diagnose import diagnose
+from edge_spec.diagnostics.doctor.engine import Costs, break_even
 from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import Bundle, read_manifest
 from edge_spec.models.devices import Device, Memory
 from edge_spec.models.source import Source
 from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.engine_plan import choose_plan, plans_for
 from edge_spec.scheduler.profile import Profile, profile_key, save_profile
 from fixtures.manifests import rewrite
 from fixtures.silence import quiet
@@ -28,8 +30,8 @@ CPU = Device("ort", "cpu", "cpu", "the processor")
 def examined(
     model: Path | str, draft: Path | str | None = None, devices: tuple[Device, ...] = (CPU,)
 ) -> Report:
-    request = DiagnosisRequest(str(model), None if draft is None else str(draft))
-    return diagnose(request, quiet, lambda: list(devices))
+    asked = AskedOptions(draft=None if draft is None else str(draft))
+    return diagnose(str(model), asked, quiet, devices=lambda: list(devices))
 
 
 def found(report: Report, group: str, check: str) -> Finding:
@@ -72,9 +74,9 @@ def test_a_pair_bundle_is_examined_with_its_own_draft_and_nothing_is_opened(
 
     monkeypatch.setattr(type(runtimes.load_runtime("ort")), "open", open_nothing)
     report = examined(pair)
-    assert list(report.grouped) == [
+    assert {each.group for each in report.findings} == {
         *("machine", "target", "draft", "pair", "memory", "speed", "caches")
-    ]
+    }
     assert report.verdict == "warnings"  # a draft of one of two layers is not small
     assert found(report, "pair", "size").level is Severity.WARNING
     assert found(report, "pair", "tokens").found == "the same 265 ids"
@@ -111,18 +113,20 @@ def test_a_shorter_context_of_the_draft_is_a_warning(bundle: Callable[..., Path]
 
 
 @pytest.mark.parametrize(
-    ("free", "level", "told"),
+    ("free", "total", "level", "check", "told"),
     [
-        (3000, Severity.OK, "free"),
-        (1500, Severity.WARNING, "it fits with 4096"),
-        (1, Severity.FAULT, "not"),
+        (3000, 4000, Severity.OK, "together", "free"),
+        (1500, 4000, Severity.WARNING, "together", "more than is free"),
+        (500, 700, Severity.FAULT, "forecast", "and there are 700 MB"),
     ],
 )
 def test_memory_is_compared_with_what_is_free(
     bundle: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     free: int,
+    total: int,
     level: Severity,
+    check: str,
     told: str,
 ) -> None:
     """A cache of 200 kB a token, whatever the runtime would say."""
@@ -132,8 +136,9 @@ def test_memory_is_compared_with_what_is_free(
 
     monkeypatch.setattr(type(runtimes.load_runtime("ort")), "memory", memory)
     monkeypatch.setattr("edge_spec.models.memory.free_bytes", lambda: free * 1_000_000)
+    monkeypatch.setattr("edge_spec.models.memory.total_bytes", lambda: total * 1_000_000)
     report = examined(bundle("target", architecture={"context_length": 8192}))
-    together = found(report, "memory", "together")
+    together = found(report, "memory", check)
     assert together.level is level and told in together.found
     numbers: Any = report.numbers["memory"]
     assert numbers["total_bytes"] == 100_000_000 + 8192 * 200_000
@@ -152,10 +157,11 @@ def test_break_even_is_where_a_token_costs_what_it_costs_alone() -> None:
 
 def profiled(model: Path, draft: Path, target_s: float, draft_s: float) -> None:
     """As if both had been measured here."""
-    chosen = choose(Source(str(model), quiet), Source(str(draft), quiet), None, quiet)
-    for opening, seconds in zip(chosen.openings, (target_s, draft_s), strict=True):
-        assert opening.prepared is not None
-        key = profile_key(opening.plan.source, opening.prepared, opening.plan.how)
+    plan, _ = choose_plan(plans_for(Source(str(model), quiet), AskedOptions(draft=str(draft))))
+    for each, seconds in zip((plan.target, *plan.drafts), (target_s, draft_s), strict=True):
+        prepared = each.find(quiet)
+        assert prepared is not None
+        key = profile_key(each.source, prepared, each.how)
         rows = {1: seconds, 2: 1.2 * seconds, 8: 2.4 * seconds}
         save_profile(key, Profile(rows, rounds=5, spread=0.0))
 
@@ -186,7 +192,7 @@ def test_a_fault_of_the_draft_ends_the_examination(bundle: Callable[..., Path]) 
     report = examined(bundle("target"), draft)
     assert report.verdict == "faults"
     assert found(report, "draft", "files").level is Severity.FAULT
-    assert not {"pair", "memory", "speed"} & set(report.grouped)
+    assert not {"pair", "memory", "speed"} & {each.group for each in report.findings}
     assert not any(
         each.check == "chat template" and each.group == "draft" for each in report.findings
     )

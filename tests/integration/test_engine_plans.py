@@ -13,7 +13,7 @@ import pytest
 
 from edge_spec.cli.main import run
 from edge_spec.core.model import Model, RuntimeOptions
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.diagnostics.doctor.diagnose import diagnose
 from edge_spec.errors import DeviceError
 from edge_spec.loader import load_asked, load_engine
 from edge_spec.models import runtimes
@@ -196,14 +196,8 @@ def test_a_plan_is_the_same_everywhere(
         assert engine.plan == lines
         names = {each.name for each in engine.parts.speculation.drafters}
         assert bool(names) == (case.drafts != "none")
-    if "drafter" in given:  # which doctor does not ask for
-        return
-    places = {name: given[name] for name in ("runtime", "threads") if name in given}
-    report = diagnose(
-        DiagnosisRequest(str(model), given.get("draft", "none"), places=LoadOptions(**places)),
-        quiet,
-        lambda: [Device("llamacpp", "cpu", "cpu", "the processor")],
-    )
+    devices = [Device("llamacpp", "cpu", "cpu", "the processor")]
+    report = diagnose(str(model), asked, quiet, devices=lambda: devices)
     assert tuple(report.numbers["plan"]) == lines
 
 

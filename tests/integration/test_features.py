@@ -20,8 +20,8 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.llamacpp.rows.install import stock_weights
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.testing import check_features
 from fixtures import family_gguf
+from fixtures.feature_checks import check_features
 
 Tokens = Callable[..., list[int]]
 LAYERS = (0, 1, 2)  # of a model of two layers: all

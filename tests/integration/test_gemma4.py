@@ -24,8 +24,8 @@ from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.ort import OrtRuntime
-from edge_spec.testing import check_features
 from fixtures import trained_tokenizers
+from fixtures.feature_checks import check_features
 
 NAMES = ("gemma4", "gemma4-dense", "gemma4-experts")
 

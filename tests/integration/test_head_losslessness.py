@@ -17,7 +17,7 @@ from edge_spec.core.heads import ComputesHeads, DFlashHead, HeadBackend, MedusaH
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.diagnostics.doctor.diagnose import diagnose
 from edge_spec.diagnostics.doctor.report import Severity
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter, ParallelEagleDrafter
@@ -30,7 +30,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import SAMPLE, StoredBackend, StoredTables, target_sample
-from edge_spec.models.options import LoadOptions
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.runtimes import load_runtime
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.model import ReferenceSession
@@ -393,8 +393,8 @@ def test_a_head_of_another_model_of_the_same_shape_is_refused(
             engine.generate(PROMPT, max_tokens=4)
     with pytest.raises(UsageError, match="is a head for another target: it is of this shape, but"):
         edge_spec.load(str(paths[2]), runtime="reference", draft=str(path))
-    request = DiagnosisRequest(str(paths[2]), str(path), places=LoadOptions(runtime="reference"))
-    report = diagnose(request, lambda what, fraction: None, list)
+    asked = AskedOptions(runtime="reference", draft=str(path))
+    report = diagnose(str(paths[2]), asked, lambda what, fraction: None, devices=list)
     found = next(each for each in report.findings if each.check == "head")
     assert found.level is Severity.FAULT and "has other numbers" in found.found
 

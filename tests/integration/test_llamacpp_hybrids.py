@@ -21,8 +21,9 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.llamacpp.hybrid import KEPT_STATES
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.testing import check_features, check_session, feature_prompt
+from edge_spec.testing import check_session
 from fixtures.family_gguf import write_gguf
+from fixtures.feature_checks import check_features, feature_prompt
 from fixtures.hybrid_models import VOCABULARY, write_qwen35
 
 pytest.importorskip("llama_cpp")

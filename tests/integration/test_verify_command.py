@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof, Texts
+from edge_spec.diagnostics.lossless_check.prove import Proof, Texts
+from edge_spec.scheduler.batch_invariance import BatchInvariance
 from edge_spec.scheduler.lossless import Losslessness
 from fixtures.tiny_models import build, write_gguf
 
 FAST = ["--runtime", "llamacpp", "--threads", "1", "--count", "2", "--max-tokens", "12"]
-FAST += ["--draws", "200", "--runs", "2"]
+FAST += ["--draws", "200"]
 
 
 def agreeing(model: str) -> list[str]:
@@ -76,14 +77,16 @@ def test_a_fault_makes_the_exit_status_1(
 
 @pytest.mark.parametrize(("accepted", "status"), [(0, 3), (9, 0)])
 def test_texts_without_an_accepted_draft_token_make_the_exit_status_3(
-    accepted: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tiny_gguf: str, accepted: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Equal texts show nothing where nothing was accepted."""
     texts = Texts(2, 24, 18, accepted, 9, 0, 0, ())
-    repeated = Determinism(2, 18, (), (1, 8), (1, 8), 0.0, True)
-    proof = Proof("tiny", "llamacpp", "auto", Losslessness(), texts, None, None, repeated, ())
-    monkeypatch.setattr("edge_spec.cli.checking._prove", lambda *arguments: proof)
-    assert run(["verify", "tiny"]) == status
+    numerics = BatchInvariance(0.0, (1, 8))
+    proof = Proof("tiny", "llamacpp", "auto", Losslessness(), texts, None, None, numerics, ())
+    monkeypatch.setattr(
+        "edge_spec.diagnostics.lossless_check.prove.prove", lambda *arguments: proof
+    )
+    assert run(["verify", tiny_gguf, *FAST]) == status
     assert ("INCONCLUSIVE" in capsys.readouterr().out) == bool(status)
 
 
@@ -92,9 +95,8 @@ def test_texts_without_an_accepted_draft_token_make_the_exit_status_3(
     [
         (["--drafter", "none"], "without a drafter there is nothing to verify"),
         (["--draws", "5"], "5 draws show nothing"),
-        (["--runs", "1"], "Invalid value for '--runs'"),
+        (["--count", "0"], "Invalid value for '--count'"),
         (["--prompts", "missing.txt"], "cannot read prompts"),
-        (["--html", "page.html"], "--html is gone: --json prints"),
         (["--context", "16"], "none of 2 prompts fits the context"),
     ],
 )

@@ -1,9 +1,8 @@
 """Decodes prompts with drafting and without it, in turns.
 
-Other programs of llama.cpp may take part, too: llama-cpp-python in this process, and llama-server,
-which is found on the PATH, in a process of its own. Both read the same GGUF file. Their counts and
-times are of decoding alone: from the first token of an answer, which comes from the prompt's pass,
-to the last.
+llama-server may take part, too, if it is on the PATH: in a process of its own, with the same GGUF
+file. Its counts and times are of decoding alone: from the first token of an answer, which comes
+from the prompt's pass, to the last.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,15 +52,15 @@ class Run:
         return self.stats.predicted_ms / 1e3
 
 
+Answer = Callable[[Sequence[int], int], Run]  # of a prompt's tokens, and how many at most
+
+
 @dataclass(frozen=True)
 class Side:
-    """A way of decoding. answer: takes a prompt's tokens and how many to decode at most. version
-    and settings: of another library."""
+    """A way of decoding."""
 
     name: str
-    answer: Callable[[Sequence[int], int], Run]
-    version: str = ""
-    settings: str = ""
+    answer: Answer
 
 
 def own_sides(engine: Engine, sampling: SamplingParams = GREEDY) -> list[Side]:
@@ -101,32 +99,24 @@ class BenchPlan:
         longest = max(len(self.warm_up), *(len(task.tokens) for task in self.tasks))
         return min(self.room, longest + max(self.max_tokens, _WARM_UP_TOKENS) + _DRAFT_TOKENS)
 
-    def first_of_each_category(self, count: int) -> BenchPlan:
-        seen: Counter[str] = Counter()
-        kept = []
-        for task in self.tasks:
-            seen[task.prompt.category] += 1
-            if seen[task.prompt.category] <= count:
-                kept.append(task)
-        return replace(self, tasks=kept)
+
+@dataclass(frozen=True)
+class Answered:
+    """The answers of each side to one task, one a repetition: as many of every side."""
+
+    task: Task
+    runs: dict[str, list[Run]]
+
+    def of(self, *sides: str) -> list[Run]:
+        return [run for side in sides for run in self.runs[side]]
 
 
 @dataclass(frozen=True)
 class BenchMeasurement:
-    """The answers of each side to each task, one a repetition: as many of every side."""
-
     plan: BenchPlan
-    runs: dict[str, list[list[Run]]]
+    answered: Sequence[Answered]
     failures: dict[str, str]  # of sides that were given up
     partial: bool  # interrupted: fewer prompts or repetitions than planned
-
-    @property
-    def tasks(self) -> Sequence[Task]:
-        return self.plan.tasks[: len(next(iter(self.runs.values()), []))]
-
-    @property
-    def repetitions(self) -> int:
-        return len(next(iter(self.runs.values()))[0])
 
 
 @dataclass(frozen=True)
@@ -161,7 +151,7 @@ def make_plan(
 
 def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> BenchMeasurement:
     """Decode each prompt on all sides, one right after another; the first two take turns in going
-    first. Ends early, with what there is, at KeyboardInterrupt. Another library's side that fails
+    first. Ends early, with what there is, at KeyboardInterrupt. Another program's side that fails
     is given up.
 
     Repetitions are passes over all prompts: a drafter that met the same prompt twice in a row
@@ -197,33 +187,29 @@ def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> Bench
     if len(passes) > 1 and len(passes[-1]) < len(plan.tasks):
         del passes[-1]
     names = [side.name for side in sides if side.name not in failures]
-    turns = list(zip(*passes, strict=True))  # of each task, its repetitions
-    runs = {name: [[each[name] for each in of_task] for of_task in turns] for name in names}
-    return BenchMeasurement(plan, runs, failures, partial)
+    answered = [  # of fewer tasks where the only pass was cut short
+        Answered(task, {name: [turn[name] for turn in turns] for name in names})
+        for task, *turns in zip(plan.tasks, *passes, strict=False)
+    ]
+    return BenchMeasurement(plan, answered if passes else [], failures, partial)
 
 
+# llama-server as two more sides.
+
+_SERVER = "llama-server"
 _SERVER_START_S = 300.0
 _END_S = 5.0  # that a server has to end by itself
 
 
-@dataclass(frozen=True)
-class PeerChoice:
-    """gguf: what other libraries read; weights: its name for the report. context_length, stop_ids:
-    tokens that the plan takes, and those that end an answer; `open_peers` sets them."""
-
-    gguf: Path
-    weights: str
-    threads: int
-    context_length: int = 0
-    stop_ids: tuple[int, ...] = ()
-
-
 @dataclass
 class Peer:
-    """sides: its plain way and the one that drafts; where one is missing, the note says why."""
+    """Another program, with the weights that it reads. sides: its plain way and the one that
+    drafts, and the settings of each; where one is missing, the note says why."""
 
-    name: str
     weights: str
+    name: str = _SERVER
+    version: str | None = None
+    settings: list[str] = field(default_factory=list)
     sides: list[Side] = field(default_factory=list)
     note: str | None = None
 
@@ -237,77 +223,35 @@ class Peer:
 
 
 @contextmanager
-def open_peers(
-    choice: PeerChoice, plan: BenchPlan, stop_ids: Sequence[int], progress: Progress
-) -> Iterator[list[Peer]]:
-    """Open all of them, and note which cannot be; what was opened is closed with the block."""
-    choice = replace(choice, context_length=plan.context_length, stop_ids=tuple(stop_ids))
+def open_peer(gguf: Path, weights: str, threads: int, plan: BenchPlan) -> Iterator[Peer]:
+    """Start two servers, which end with the block. gguf: what they read; weights: its name."""
+    command = ["-m", str(gguf), "-c", str(plan.context_length), "-np", "1"]
+    command += ["-t", str(threads), "-tb", str(threads)]
     with ExitStack() as stack:
-        peers = [Peer(name, choice.weights) for name in _OPENERS]
-        for i, peer in enumerate(peers):
-            progress("Opening other libraries", i / len(peers))
-            try:
-                for name in (peer.plain, peer.drafting):
-                    peer.sides.append(_OPENERS[peer.name](name, choice, stack))
-            except ImportError:
-                peer.note = f'not installed: pip install "{peer.name}"'
-            except Exception as error:  # whatever a library raises, its user hears of it
-                peer.note = describe_error(error)
-        progress("Opening other libraries", 1.0)
-        yield peers
+        peer = Peer(weights)
+        try:
+            for name, own in ((peer.plain, []), (peer.drafting, ["--spec-default"])):
+                answer, peer.version = _start_server([*command, *own], stack)
+                peer.sides.append(Side(name, answer))
+                peer.settings.append(" ".join([*own, f"threads: {threads}"]))
+        except Exception as error:  # whatever ails a program, its user hears of it
+            peer.note = describe_error(error)
+        yield peer
 
 
-def _open_llama_cpp_python(name: str, choice: PeerChoice, stack: ExitStack) -> Side:
-    import llama_cpp
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-    lookup = name.endswith(DRAFTING)
-    # Its README advises 2 draft tokens on a CPU.
-    draft = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=2) if lookup else None
-    model = llama_cpp.Llama(
-        str(choice.gguf),
-        n_ctx=choice.context_length,
-        n_threads=choice.threads,
-        n_threads_batch=choice.threads,
-        draft_model=draft,
-        verbose=False,
-    )
-    stack.callback(model.close)
-
-    def answer(prompt: Sequence[int], max_tokens: int) -> Run:
-        found: list[int] = []
-        times: list[float] = []
-        for token in model.generate(list(prompt), temp=0.0):
-            times.append(time.perf_counter())
-            found.append(token)
-            if token in choice.stop_ids or len(found) >= max_tokens:
-                break
-        return Run(
-            tuple(found),
-            Stats(predicted_n=len(found) - 1, predicted_ms=1e3 * (times[-1] - times[0])),
-        )
-
-    settings = "LlamaPromptLookupDecoding, 2 draft tokens, " if lookup else ""
-    return Side(name, answer, llama_cpp.__version__, f"{settings}threads: {choice.threads}")
-
-
-def _open_llama_server(name: str, choice: PeerChoice, stack: ExitStack) -> Side:
-    """Start the server on a port of this machine, with one slot; it is asked by tokens."""
-    lookup = name.endswith(DRAFTING)
-    program = shutil.which("llama-server")
+def _start_server(options: Sequence[str], stack: ExitStack) -> tuple[Answer, str]:
+    """Start the server on a port of this machine; return what asks it by tokens, and its version.
+    Raises OSError, RuntimeError where it does not start."""
+    program = shutil.which(_SERVER)
     if program is None:
-        raise FileNotFoundError("llama-server is not on the PATH")
+        raise FileNotFoundError(f"{_SERVER} is not on the PATH")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    own, threads = ["--spec-default"] if lookup else [], str(choice.threads)
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     version = re.search(r"version: (.+)", said.stdout + said.stderr)
     server = subprocess.Popen(
-        [
-            *(program, "-m", str(choice.gguf), "-c", str(choice.context_length), "-np", "1", *own),
-            *("-t", threads, "-tb", threads, "--host", "127.0.0.1", "--port", port),
-        ],
+        [program, *options, "--host", "127.0.0.1", "--port", port],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -319,36 +263,27 @@ def _open_llama_server(name: str, choice: PeerChoice, stack: ExitStack) -> Side:
         if server.poll() is not None or time.monotonic() > until:
             raise RuntimeError(f"{program} did not start")
         time.sleep(0.05)
-
-    def answer(prompt: Sequence[int], max_tokens: int) -> Run:
-        asked = {"prompt": list(prompt), "n_predict": max_tokens, "temperature": 0}
-        body = json.dumps({**asked, "cache_prompt": False, "return_tokens": True}).encode()
-        headers = {"Content-Type": "application/json"}
-        with urllib.request.urlopen(
-            urllib.request.Request(f"{url}/completion", body, headers)
-        ) as response:
-            found = json.load(response)
-        # predicted_ms begins with the first token of the answer.
-        timings: Mapping[str, Any] = found["timings"]
-        count = timings["predicted_n"] - 1
-        accepted = timings.get("draft_n_accepted", 0)
-        stats = Stats(
-            predicted_n=count,
-            predicted_ms=timings["predicted_ms"],
-            rounds=count - accepted if lookup else 0,
-            draft_n=timings.get("draft_n", 0),
-            draft_n_accepted=accepted,
-        )
-        return Run(tuple(found["tokens"]), stats)
-
-    settings = " ".join([*own, f"threads: {threads}"])
-    return Side(name, answer, version[1].strip() if version else "unknown", settings)
+    return partial(_ask, url), version[1].strip() if version else "unknown"
 
 
-_OPENERS: dict[str, Callable[[str, PeerChoice, ExitStack], Side]] = {
-    "llama-cpp-python": _open_llama_cpp_python,
-    "llama-server": _open_llama_server,
-}
+def _ask(url: str, prompt: Sequence[int], max_tokens: int) -> Run:
+    asked = {"prompt": list(prompt), "n_predict": max_tokens, "temperature": 0}
+    body = json.dumps({**asked, "cache_prompt": False, "return_tokens": True}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/completion", body, headers)
+    with urllib.request.urlopen(request) as response:
+        found = json.load(response)
+    timings: Mapping[str, Any] = found["timings"]
+    count = timings["predicted_n"] - 1  # predicted_ms begins with the first token of the answer
+    drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+    stats = Stats(
+        predicted_n=count,
+        predicted_ms=timings["predicted_ms"],
+        rounds=count - accepted if drafted else 0,
+        draft_n=drafted,
+        draft_n_accepted=accepted,
+    )
+    return Run(tuple(found["tokens"]), stats)
 
 
 def _is_ready(url: str) -> bool:

@@ -4,8 +4,8 @@ and as a page of text and tables."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +14,13 @@ from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
     PLAIN,
+    Answered,
     BenchMeasurement,
     Peer,
     Run,
     SampledMeasurement,
-    Task,
 )
-from edge_spec.diagnostics.report_files import Page, Table, machine_line
+from edge_spec.diagnostics.report_files import Document, Page, Table, machine_line
 from edge_spec.scheduler.machine import describe_machine
 
 LEAST_ANSWERS = 2  # of both sides: a single pair says nothing of how much ratios vary
@@ -130,105 +130,110 @@ def _loop_share(runs: Sequence[Run]) -> float:
     return int(sum(in_loops(run.tokens).sum() for run in runs)) / num_tokens if num_tokens else 0.0
 
 
-Document = dict[str, Any]
 _TIMES = ("draft_ms", "verify_ms", "overhead_ms")
 _SPEEDUP = ("speedup", "speedup_low", "speedup_high")
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Compares one side with another, its base, on tasks that are given by their indices, by
-    category."""
+def document(
+    measured: BenchMeasurement,
+    settings: Mapping[str, Any],
+    peer: Peer | None = None,
+    sampled: SampledMeasurement | None = None,
+) -> Document:
+    """Make the document of a measurement with at least one answer; docs/cli.md lists the fields."""
+    answered = measured.answered
+    found: Document = {
+        "machine": describe_machine(),
+        "settings": {
+            **settings,
+            "repetitions": len(answered[0].of(PLAIN)),
+            "partial": measured.partial,
+            "skipped_prompts": [prompt.id for prompt in measured.plan.skipped],
+        },
+        "total": _summary(answered),
+        "categories": {name: _summary(each) for name, each in by_category(answered).items()},
+        "prompts": [_prompt(each) for each in answered],
+        "sampled": None,
+        "peers": {} if peer is None else {peer.name: _peer(peer, measured)},
+    }
+    if sampled is not None:
+        drawn = sampled.measured
+        found["settings"]["partial"] |= drawn.partial
+        if drawn.answered:
+            total = _summary(drawn.answered)
+            del total["differing_texts"]  # they are drawn again
+            tasks = [each.task for each in drawn.answered]
+            greedy = _summary([each for each in answered if each.task in tasks])
+            found["sampled"] = {**sampled.how, "total": total, "greedy": greedy}
+    return found
 
-    measured: BenchMeasurement
-    strata: Sequence[Sequence[int]]
-    side: str = DRAFTING
-    base: str = PLAIN
 
-    @property
-    def indices(self) -> list[int]:
-        return [index for indices in self.strata for index in indices]
+def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
+    found: dict[str, list[Answered]] = {}
+    for each in answered:
+        found.setdefault(each.task.prompt.category, []).append(each)
+    return found
 
-    def runs(self, *sides: str) -> list[Run]:
-        return [run for side in sides for i in self.indices for run in self.measured.runs[side][i]]
 
-    def rates(self) -> Document:
-        """Return both rates and their ratio: None where it would be of fewer than LEAST_ANSWERS of
-        each side, of a single prompt the median of its repetitions. Prompts that a side answered
-        with nothing timed are left out: other libraries count from the first token on."""
-        timed = self.keep(lambda alone: all(run.num_tokens for run in alone.both()))
-        pairs = [self._paired(indices) for indices in timed.strata]
-        if not pairs:
-            return {"predicted_per_second": None, "plain_per_second": None, **_named(None)}
-        together, interval = joined(pairs), None
-        _, num_prompts, repetitions = together.values.shape
-        if num_prompts * repetitions >= LEAST_ANSWERS:
-            is_alone = num_prompts == 1
-            interval = prompt_speedups(together)[0] if is_alone else speedup(pairs)
-        rates = {"predicted_per_second": together.rate, "plain_per_second": together.base_rate}
-        return {**rates, **_named(interval)}
+def _rates(answered: Sequence[Answered], side: str = DRAFTING, base: str = PLAIN) -> Document:
+    """Return the rates of a side and of its base, and their ratio: None where it would be of fewer
+    than LEAST_ANSWERS of each, of a single prompt the median of its repetitions. Prompts that a
+    side answered with nothing timed are left out: other programs count from the first token on."""
+    timed = [each for each in answered if all(run.num_tokens for run in each.of(side, base))]
+    pairs = [_paired(each, side, base) for each in by_category(timed).values()]
+    if not pairs:
+        return {"predicted_per_second": None, "plain_per_second": None, **_named(None)}
+    together, interval = joined(pairs), None
+    _, num_prompts, repetitions = together.values.shape
+    if num_prompts * repetitions >= LEAST_ANSWERS:
+        interval = prompt_speedups(together)[0] if num_prompts == 1 else speedup(pairs)
+    rates = {"predicted_per_second": together.rate, "plain_per_second": together.base_rate}
+    return {**rates, **_named(interval)}
 
-    def both(self) -> list[Run]:
-        return self.runs(self.side, self.base)
 
-    def keep(self, keeps: Callable[[Figures], bool]) -> Figures:
-        strata = [[i for i in indices if keeps(self.alone(i))] for indices in self.strata]
-        return replace(self, strata=list(filter(None, strata)))
+def _paired(answered: Sequence[Answered], side: str, base: str) -> Paired:
+    values: list[list[list[float]]] = []
+    for name in (side, base):
+        values.append([[run.num_tokens for run in each.of(name)] for each in answered])
+        values.append([[run.seconds for run in each.of(name)] for each in answered])
+    return Paired(np.array(values, np.float64))
 
-    def _paired(self, indices: Sequence[int]) -> Paired:
-        sides = [self.measured.runs[side] for side in (self.side, self.base)]
-        tokens, base_tokens = ([[run.num_tokens for run in of[i]] for i in indices] for of in sides)
-        seconds, base_seconds = ([[run.seconds for run in of[i]] for i in indices] for of in sides)
-        return Paired(np.array([tokens, seconds, base_tokens, base_seconds], np.float64))
 
-    def alone(self, index: int) -> Figures:
-        return replace(self, strata=[[index]])
+def _summary(answered: Sequence[Answered], side: str = DRAFTING, base: str = PLAIN) -> Document:
+    stats = [run.stats for each in answered for run in each.of(side)]
+    rounds = sum(each.rounds for each in stats)
+    reasons = sum((each.plain_reasons for each in stats), Counter[str]())
+    times = {name: sum(getattr(each, name) for each in stats) for name in _TIMES}
+    loop_free = [each for each in answered if not _loop_share(each.of(side, base))]
+    prompts = [_prompt(each, side, base) for each in answered]
+    measured = [each for each in prompts if each["speedup"] is not None]
+    worst = min(measured, key=lambda each: each["speedup"], default={})
+    return {
+        "prompts": len(answered),
+        **_rates(answered, side, base),
+        **_acceptance(stats),
+        **_ratio_of(worst, "worst_prompt_speedup"),
+        "worst_prompt": worst.get("id"),
+        "plain_rounds": {reason: n / rounds for reason, n in reasons.items()} if rounds else {},
+        **{f"{name}_a_round": ms / rounds if rounds else None for name, ms in times.items()},
+        "loop_share": _loop_share([run for each in answered for run in each.of(base)]),
+        "loop_free_prompts": len(loop_free),
+        **_ratio_of(_rates(loop_free, side, base), "loop_free_speedup"),
+        "differing_texts": sum(not each["equal_text"] for each in prompts),
+    }
 
-    @property
-    def task(self) -> Task:
-        """Return the task of figures that are of a single one."""
-        return self.measured.tasks[self.strata[0][0]]
 
-    @property
-    def differs(self) -> bool:
-        """Return True if a single task's texts are not all the same."""
-        return len({run.tokens for run in self.both()}) > 1
-
-    def summary(self) -> Document:
-        stats = [run.stats for run in self.runs(self.side)]
-        rounds = sum(each.rounds for each in stats)
-        reasons = sum((each.plain_reasons for each in stats), Counter[str]())
-        times = {name: sum(getattr(each, name) for each in stats) for name in _TIMES}
-        loop_free = self.keep(lambda alone: not _loop_share(alone.both()))
-        prompts = [self.alone(i).prompt() for i in self.indices]
-        measured = [each for each in prompts if each["speedup"] is not None]
-        worst = min(measured, key=lambda each: each["speedup"], default={})
-        return {
-            "prompts": len(self.indices),
-            **self.rates(),
-            **_acceptance(stats),
-            **_ratio_of(worst, "worst_prompt_speedup"),
-            "worst_prompt": worst.get("id"),
-            "plain_rounds": {reason: n / rounds for reason, n in reasons.items()} if rounds else {},
-            **{f"{name}_a_round": ms / rounds if rounds else None for name, ms in times.items()},
-            "loop_share": _loop_share(self.runs(self.base)),
-            "loop_free_prompts": len(loop_free.indices),
-            **_ratio_of(loop_free.rates(), "loop_free_speedup"),
-            "differing_texts": sum(not each["equal_text"] for each in prompts),
-        }
-
-    def prompt(self) -> Document:
-        """Return the figures of a single task."""
-        prompt, runs = self.task.prompt, self.runs(self.side)
-        return {
-            "id": prompt.id,
-            "category": prompt.category,
-            "predicted_n": runs[0].num_tokens,
-            **self.rates(),
-            **_acceptance([run.stats for run in runs]),
-            "loop_share": _loop_share(self.runs(self.base)),
-            "equal_text": not self.differs,
-        }
+def _prompt(answered: Answered, side: str = DRAFTING, base: str = PLAIN) -> Document:
+    prompt, runs = answered.task.prompt, answered.of(side)
+    return {
+        "id": prompt.id,
+        "category": prompt.category,
+        "predicted_n": runs[0].num_tokens,
+        **_rates([answered], side, base),
+        **_acceptance([run.stats for run in runs]),
+        "loop_share": _loop_share(answered.of(base)),
+        "equal_text": len({run.tokens for run in answered.of(side, base)}) == 1,
+    }
 
 
 def _named(interval: Interval | None) -> Document:
@@ -249,70 +254,20 @@ def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
     }
 
 
-def document(
-    measured: BenchMeasurement,
-    settings: Mapping[str, Any],
-    peers: Sequence[Peer],
-    sampled: SampledMeasurement | None = None,
-) -> Document:
-    """Make the document of a measurement with at least one answer; docs/cli.md lists the fields."""
-    categories = _by_category(measured)
-    figures = Figures(measured, list(categories.values()))
-    return {
-        "machine": describe_machine(),
-        "settings": {
-            **settings,
-            "repetitions": measured.repetitions,
-            "partial": measured.partial or (sampled is not None and sampled.measured.partial),
-            "skipped_prompts": [prompt.id for prompt in measured.plan.skipped],
-        },
-        "total": figures.summary(),
-        "categories": {
-            name: Figures(measured, [indices]).summary() for name, indices in categories.items()
-        },
-        "prompts": [figures.alone(i).prompt() for i in range(len(measured.tasks))],
-        "sampled": None if sampled is None else _sampled(sampled, figures),
-        "peers": {each.name: _peer(each, figures) for each in peers},
-    }
-
-
-def _by_category(measured: BenchMeasurement) -> dict[str, list[int]]:
-    """Return indices of tasks."""
-    found: dict[str, list[int]] = {}
-    for i, task in enumerate(measured.tasks):
-        found.setdefault(task.prompt.category, []).append(i)
-    return found
-
-
-def _sampled(sampled: SampledMeasurement, greedy: Figures) -> Document | None:
-    """Return None where an interrupt came before any prompt was answered."""
-    drawn = sampled.measured
-    if not drawn.tasks:
-        return None
-    total = Figures(drawn, list(_by_category(drawn).values())).summary()
-    del total["differing_texts"]  # they are drawn again
-    same = greedy.keep(lambda alone: alone.task in drawn.tasks)
-    return {**sampled.how, "total": total, "greedy": same.summary()}
-
-
-def _peer(peer: Peer, ours: Figures) -> Document:
-    """Return another library's own speedup, and our rate over each of its two ways."""
-    measured = ours.measured
-    plain, drafting = (name in measured.runs for name in (peer.plain, peer.drafting))
-    own = replace(ours, side=peer.drafting, base=peer.plain)
-    found = (own if plain and drafting else replace(own, strata=[])).summary()
-    for what, base, ran in (
-        ("plain", peer.plain, plain),
-        ("predicted", peer.drafting, drafting),
-    ):
-        rates = replace(ours, base=base).rates() if ran else {}
+def _peer(peer: Peer, measured: BenchMeasurement) -> Document:
+    """Return another program's own speedup, and our rate over each of its two ways."""
+    answered = measured.answered
+    plain, drafting = (name in answered[0].runs for name in (peer.plain, peer.drafting))
+    found = _summary(answered if plain and drafting else [], peer.drafting, peer.plain)
+    for what, base, ran in (("plain", peer.plain, plain), ("predicted", peer.drafting, drafting)):
+        rates = _rates(answered, base=base) if ran else {}
         found[f"{what}_per_second"] = rates.get("plain_per_second")
         found |= _ratio_of(rates, f"ours_over_{what}")
     failures = [measured.failures.get(side.name) for side in peer.sides]
     return {
-        "version": next((side.version for side in peer.sides), None),
+        "version": peer.version,
         "weights": peer.weights,
-        "settings": [side.settings for side in peer.sides],
+        "settings": peer.settings,
         **found,
         "note": "; ".join(filter(None, [peer.note, *failures])) or None,
     }
@@ -327,7 +282,6 @@ def page(report: Document) -> Page:
 
 def _parts(report: Document) -> Iterator[str | Table]:
     settings, total = report["settings"], report["total"]
-    rows = [*report["categories"].items(), ("all", total)]
     if settings["partial"]:
         yield "Partial: interrupted before all prompts were answered."
     yield machine_line(report["machine"])
@@ -337,18 +291,9 @@ def _parts(report: Document) -> Iterator[str | Table]:
         f"decoding: greedy, at most {settings['max_tokens']} tokens, the prompt not timed."
     )
     yield "Tokens a second, and their ratio with its 95 % confidence interval:"
+    rows = [*report["categories"].items(), ("all", total)]
     yield Table(("category", *_SPEEDS), [(name, *_speeds(of)) for name, of in rows])
-    yield "The slowest prompt, and the speedup of prompts whose answers do not loop:"
-    yield Table(
-        ("category", "worst prompt", "in loops", "speedup without loops"),
-        [(name, *_extremes(of)) for name, of in rows],
-    )
-    yield "A step in tokens, where its time goes in ms, and steps without draft tokens:"
-    yield Table(
-        ("category", "tokens", "draft", "verify", "overhead", "without draft tokens"),
-        [(name, *_steps(of)) for name, of in rows],
-    )
-    yield from _remarks(report)
+    yield " ".join(_remarks(report))
     if sampled := report["sampled"]:
         yield (
             f"Sampled: {sampled['sampling']} ({sampled['source']}), each answer drawn again; at "
@@ -356,7 +301,8 @@ def _parts(report: Document) -> Iterator[str | Table]:
         )
         same = (("greedy", sampled["greedy"]), ("sampled", sampled["total"]))
         yield Table(("same prompts", *_SPEEDS), [(name, *_speeds(of)) for name, of in same])
-    yield from _peers(report["peers"])
+    for name, of in report["peers"].items():
+        yield f"{name}: {'; '.join(_of_peer(of))}."
 
 
 _SPEEDS = ("prompts", "plain", "drafting", "speedup", "accepted")
@@ -367,29 +313,26 @@ def _speeds(of: Document) -> list[str]:
     return [str(of["prompts"]), *rates, _interval(of, "speedup"), _share(of["acceptance_rate"])]
 
 
-def _extremes(of: Document) -> list[str]:
-    worst, without = of["worst_prompt_speedup"], of["loop_free_speedup"]
-    of_prompts = "" if without is None else f" of {of['loop_free_prompts']}"
-    return [
-        NOT_ENOUGH if worst is None else f"{worst:.2f} {of['worst_prompt']}",
-        _share(of["loop_share"]),
-        f"{_interval(of, 'loop_free_speedup')}{of_prompts}",
-    ]
-
-
-def _steps(of: Document) -> list[str]:
-    times = [_number(of[f"{name}_a_round"], 2) for name in _TIMES]
-    reasons = [f"{reason} {_share(share)}" for reason, share in of["plain_rounds"].items()]
-    return [_number(of["mean_accepted_length"], 2), *times, ", ".join(reasons) or "none"]
-
-
 def _remarks(report: Document) -> Iterator[str]:
     settings, total = report["settings"], report["total"]
+    yield f"{total['differing_texts']} of {total['prompts']} texts differ from plain decoding's."
+    if total["worst_prompt"] is not None:
+        yield f"Worst prompt: {total['worst_prompt_speedup']:.2f} ({total['worst_prompt']})."
     yield (
-        f"{total['differing_texts']} of {total['prompts']} texts differ from plain decoding's. "
         f"In loops: {_share(total['loop_share'])} of plain decoding's tokens repeat a passage in "
-        "place, which is easy to draft."
+        f"place, which is easy to draft; speedup of the {total['loop_free_prompts']} prompts "
+        f"without any: {_interval(total, 'loop_free_speedup')}."
     )
+    if total["mean_accepted_length"] is not None:
+        times = ", ".join(
+            f"{name.removesuffix('_ms')} {_number(total[f'{name}_a_round'], 2)} ms"
+            for name in _TIMES
+        )
+        reasons = [f"{reason} {_share(share)}" for reason, share in total["plain_rounds"].items()]
+        yield (
+            f"A step writes {total['mean_accepted_length']:.2f} tokens: {times}. Steps without "
+            f"draft tokens: {', '.join(reasons) or 'none'}."
+        )
     if total["plain_rounds"].get("off") == 1:
         yield "Drafting was off in every step, so both ways are plain decoding."
     if "lossless" in settings:  # else it was another program's engine
@@ -408,24 +351,20 @@ def _remarks(report: Document) -> Iterator[str]:
         yield f"Too long for the context, left out: {', '.join(settings['skipped_prompts'])}."
 
 
-def _peers(peers: Mapping[str, Document]) -> Iterator[str | Table]:
-    measured = {name: of for name, of in peers.items() if of["plain_per_second"] is not None}
-    if measured:
-        yield "Other libraries, tokens a second, and our rate over theirs:"
-        yield Table(
-            ("library", "plain", "drafting", "its speedup"),
-            [(name, *_speeds(of)[1:4]) for name, of in measured.items()],
+def _of_peer(of: Document) -> Iterator[str]:
+    if of["version"]:
+        yield f"{of['version']}, {of['weights']}"
+    yield from of["settings"]
+    if of["plain_per_second"] is not None:
+        yield (
+            f"{_number(of['plain_per_second'], 1)} tokens a second plain, "
+            f"{_number(of['predicted_per_second'], 1) or 'none'} drafting, its speedup "
+            f"{_interval(of, 'speedup')}; ours over its plain rate "
+            f"{_interval(of, 'ours_over_plain')}, over its drafting "
+            f"{_interval(of, 'ours_over_predicted')}"
         )
-        yield Table(
-            ("library", "ours over its plain rate", "ours over its drafting"),
-            [
-                (name, _interval(of, "ours_over_plain"), _interval(of, "ours_over_predicted"))
-                for name, of in measured.items()
-            ],
-        )
-    for name, of in peers.items():
-        read = [f"{of['version']}, {of['weights']}"] if of["version"] else []
-        yield f"{name}: {'; '.join([*read, *of['settings'], *filter(None, [of['note']])])}"
+    if of["note"]:
+        yield of["note"]
 
 
 def _interval(of: Mapping[str, Any], name: str) -> str:

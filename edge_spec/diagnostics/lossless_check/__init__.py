@@ -24,7 +24,6 @@ class Extent:
     count: int = option(20, "Most prompts, from all over the file.", least=1)
     max_tokens: int = option(64, "Most tokens of an answer.", least=1)
     draws: int = option(1500, "Texts drawn for the distribution; 0 leaves sampling out.")
-    runs: int = option(3, "How often one request is repeated.", least=2)
 
     def __post_init__(self) -> None:
         if self.draws and self.draws < _MIN_DRAWS:

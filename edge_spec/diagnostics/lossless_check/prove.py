@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import log
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from edge_spec.diagnostics.lossless_check.sampling import (
     check_sampling,
     missing_events,
 )
+from edge_spec.diagnostics.report_files import Document, Page, Table, machine_line
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import GenerationResult, Origin
 from edge_spec.errors import UsageError
@@ -27,7 +27,6 @@ from edge_spec.scheduler.batch_invariance import (
     USUAL_WIDTHS,
     BatchInvariance,
     measure_batch_invariance,
-    measured_widths,
 )
 from edge_spec.scheduler.lossless import Losslessness, Promise
 from edge_spec.scheduler.machine import describe_machine
@@ -79,7 +78,9 @@ class Texts:
 
     @property
     def passed(self) -> bool | None:
-        return _judge(self.differing, self.missing)
+        """Return None where equal texts show nothing, because too little happened in them."""
+        equal = all(each.near_tie for each in self.differing)
+        return None if equal and self.missing else equal
 
     @property
     def num_rejected(self) -> int:
@@ -89,34 +90,6 @@ class Texts:
     @property
     def missing(self) -> str:
         return missing_events(self.num_accepted, self.num_rejected, _LEAST_EVENTS)
-
-
-@dataclass(frozen=True)
-class Determinism:
-    """Whether one request, run again and again, gives one text, and how rows depend on the width of
-    their pass. num_guesses: draft tokens that the runs verified."""
-
-    runs: int
-    num_guesses: int
-    differing: tuple[Difference, ...]
-    widths: tuple[int, ...]
-    invariant_widths: tuple[int, ...]
-    tie_margin: float
-    branch_invariant: bool
-
-    @property
-    def passed(self) -> bool | None:
-        return _judge(self.differing, self.missing)
-
-    @property
-    def missing(self) -> str:
-        return "" if self.num_guesses else "no draft token was verified"
-
-
-def _judge(differing: Sequence[Difference], missing: str) -> bool | None:
-    """Return None where equal texts show nothing, because too little happened in them."""
-    equal = all(each.near_tie for each in differing)
-    return None if equal and missing else equal
 
 
 @dataclass(frozen=True)
@@ -146,8 +119,9 @@ class TextComparison:
 
     def _compare(self, task: Task) -> Texts:
         with self.engine.without_drafting():
-            expected = ids(self._answer(task))
+            expected = [token.id for token in self._answer(task).tokens]
         result = self._answer(task)
+        got = [token.id for token in result.tokens]
         return Texts(
             num_prompts=1,
             num_tokens=len(expected),
@@ -155,37 +129,19 @@ class TextComparison:
             num_accepted=result.stats.draft_n_accepted,
             num_recovered=sum(token.origin is Origin.RECOVERED for token in result.tokens),
             near_ties=result.stats.near_ties,
-            differing=self._difference(task, expected, ids(result)),
+            differing=() if expected == got else (self._difference(task, expected, got),),
         )
-
-    def repeat(
-        self, task: Task, num_runs: int, progress: Progress
-    ) -> tuple[int, tuple[Difference, ...]]:
-        """Return the draft tokens that all runs of one request verified, and the difference of
-        each further run from the first. All draft tokens are verified, whether or not that pays."""
-        results: list[GenerationResult] = []
-        differing: tuple[Difference, ...] = ()
-        with self.engine.verifying_all_draft_tokens():
-            for i in range(num_runs):
-                progress("Repeating a request", i / num_runs)
-                results.append(self._answer(task))
-                differing += self._difference(task, ids(results[0]), ids(results[-1]))
-        return sum(result.stats.draft_n for result in results), differing
 
     def _answer(self, task: Task) -> GenerationResult:
         return self.engine.generate(task.tokens, max_tokens=self.max_tokens, sampling=self.params)
 
-    def _difference(
-        self, task: Task, expected: Sequence[int], got: Sequence[int]
-    ) -> tuple[Difference, ...]:
-        if expected == got:
-            return ()
+    def _difference(self, task: Task, expected: Sequence[int], got: Sequence[int]) -> Difference:
         shared = min(len(expected), len(got))
         at = next((i for i in range(shared) if expected[i] != got[i]), shared)
         margin = None
         if at < shared:
             margin = self._margin([*task.tokens, *expected[:at]], at, expected[at], got[at])
-        difference = Difference(
+        return Difference(
             prompt=task.prompt.id,
             token_index=at,
             expected=self._text(expected[at : at + 1]),
@@ -193,7 +149,6 @@ class TextComparison:
             margin=margin,
             near_tie=margin is not None and margin <= min(self.noise, MOST_NOISE),
         )
-        return (difference,)
 
     def _margin(self, before: Sequence[int], position: int, won: int, lost: int) -> float:
         """Return the margin in logits, which log probabilities differ by too. In the race of a
@@ -219,10 +174,6 @@ class TextComparison:
         return tokenizer.decode(tokens) or "".join(map(tokenizer.token_text, tokens))  # special
 
 
-def ids(result: GenerationResult) -> list[int]:
-    return [token.id for token in result.tokens]
-
-
 _BEGUN_PROMPTS = 3  # whose answers the target begins for what is sampled
 _GREEDY = SamplingParams()
 _SEEDED = SamplingParams(temperature=0.7, seed=1)
@@ -231,8 +182,8 @@ _SEEDED = SamplingParams(temperature=0.7, seed=1)
 @dataclass(frozen=True)
 class Proof:
     """seeded, sampling: None where no samples were asked for, and where a model in exact mode
-    samples by plain steps alone. lossless: what was promised. skipped: ids of prompts that the
-    context has no room for."""
+    samples by plain steps alone. lossless: what was promised. numerics: how rows depend on the
+    width of their pass. skipped: ids of prompts that the context has no room for."""
 
     model: str
     runtime: str
@@ -241,23 +192,37 @@ class Proof:
     greedy: Texts
     seeded: Texts | None
     sampling: Sampling | None
-    determinism: Determinism
+    numerics: BatchInvariance
     skipped: tuple[str, ...]
+
+    @property
+    def parts(self) -> dict[str, Texts | Sampling]:
+        """Return the parts that there are, by their names."""
+        found = {
+            "greedy text": self.greedy,
+            "sampled text": self.seeded,
+            "distribution": self.sampling,
+        }
+        return {name: part for name, part in found.items() if part is not None}
 
     @property
     def passed(self) -> bool | None:
         """Return None where nothing failed, but some part shows nothing: too few draft tokens were
         accepted, or rejected. Near ties are no failure where they are allowed."""
-        parts = (self.greedy, self.seeded, self.sampling, self.determinism)
-        found = {part.passed for part in parts if part is not None}
+        found = {part.passed for part in self.parts.values()}
         return False if False in found else None if None in found else True
+
+    @property
+    def verdict(self) -> str:
+        verdicts = {"open": "inconclusive", "fault": "fail"}
+        mark = _mark(self.passed, self.differing)
+        return verdicts.get(mark, mark)
 
     @property
     def not_exercised(self) -> tuple[str, ...]:
         """Say what else speculation does that nothing here shows."""
-        parts = [part for part in (self.greedy, self.seeded) if part is not None]
         found = ["several conversations at once: one was answered at a time"]
-        if not sum(part.num_branching for part in parts):
+        if not any(part.num_branching for part in (self.greedy, self.seeded) if part is not None):
             found.insert(0, "branches: no verified draft tokens branched")
         if self.sampling is None:
             found.insert(0, "sampled text and its distribution: nothing was sampled with drafts")
@@ -290,22 +255,12 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         noise = max(batch_invariance.tie_margin, lossless.tie_margin)
     comparison = TextComparison(engine, _GREEDY, extent.max_tokens, noise)
     greedy = comparison.compare("Comparing greedy texts", plan.tasks, progress)
-    num_guesses, differing = comparison.repeat(plan.tasks[0], extent.runs, progress)
     seeded, sampling = None, None
     if extent.draws and not engine.parts.speculation.plain_samples:
         sampled = replace(comparison, params=_SEEDED)
         seeded = sampled.compare("Comparing sampled texts", plan.tasks[::2], progress)
         begun = [task.tokens for task in plan.tasks[:_BEGUN_PROMPTS]]
         sampling = check_sampling(engine, extent.draws, noise, progress, begun)
-    determinism = Determinism(
-        runs=extent.runs,
-        num_guesses=num_guesses,
-        differing=differing,
-        widths=tuple(measured_widths(engine.parts.model, USUAL_WIDTHS)),
-        invariant_widths=batch_invariance.invariant_widths,
-        tie_margin=noise,
-        branch_invariant=batch_invariance.branch_invariant,
-    )
     return Proof(
         model=engine.name,
         runtime=engine.runtime,
@@ -314,7 +269,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         greedy=greedy,
         seeded=seeded,
         sampling=sampling,
-        determinism=determinism,
+        numerics=replace(batch_invariance, tie_margin=noise),
         skipped=tuple(prompt.id for prompt in plan.skipped),
     )
 
@@ -330,36 +285,22 @@ def _measure(engine: Engine) -> BatchInvariance:
             work.resume()
 
 
-Document = dict[str, Any]
-
-_MORE = "Raise --count and --max-tokens, or name a --drafter that the model sometimes agrees with."
-_VERDICTS = {"pass": "pass", "fault": "fail", "ties": "ties", "open": "inconclusive"}
-_NAMES = {
-    "greedy": "greedy text",
-    "seeded": "sampled text",
-    "sampling": "distribution",
-    "determinism": "determinism",
-}
-
-
 def document(proof: Proof, device: str) -> Document:
     """Return the report as JSON has it; docs/lossless.md lists the fields."""
     machine = describe_machine()
     versions = machine.pop("versions")
-    determinism = _part(proof.determinism)
-    assert determinism is not None
     return {
-        "verdict": _VERDICTS[_mark(proof.passed, len(proof.differing))],
+        "verdict": proof.verdict,
         "model": proof.model,
         "runtime": proof.runtime,
         "device": device,
         "drafter": proof.drafter,
         "lossless": str(proof.lossless.mode),
         "promise": str(proof.lossless.promise),
-        "greedy": _part(proof.greedy),
-        "seeded": _part(proof.seeded),
-        "sampling": _part(proof.sampling),
-        "determinism": {**determinism, "num_differing": len(proof.determinism.differing)},
+        "greedy": _of_texts(proof.greedy),
+        "seeded": None if proof.seeded is None else _of_texts(proof.seeded),
+        "sampling": None if proof.sampling is None else _of_sampling(proof.sampling),
+        "numerics": asdict(proof.numerics),
         "not_exercised": list(proof.not_exercised),
         "skipped_prompts": list(proof.skipped),
         "machine": machine,
@@ -367,62 +308,110 @@ def document(proof: Proof, device: str) -> Document:
     }
 
 
-def _part(part: Texts | Sampling | Determinism | None) -> Document | None:
-    if part is None:
-        return None
-    found = {**asdict(part), "missing": part.missing, "passed": part.passed}
-    if isinstance(part, Texts):
-        found |= {"num_rejected": part.num_rejected, "num_differing_prompts": len(part.differing)}
-    if isinstance(part, Sampling):
-        del found["noise_factor"]
-        found |= {**found.pop("fit"), "p_value": part.fit.p_value}
-        found["within_noise_only"] = part.within_noise and not part.fit.passed
-    return found
+def _of_texts(texts: Texts) -> Document:
+    return asdict(texts) | {
+        "missing": texts.missing,
+        "passed": texts.passed,
+        "num_rejected": texts.num_rejected,
+        "num_differing_prompts": len(texts.differing),
+    }
 
 
-def summary(report: Document) -> str:
+def _of_sampling(sampling: Sampling) -> Document:
+    found = asdict(sampling)
+    del found["noise_factor"]
+    return {**found, **found.pop("fit")} | {
+        "missing": sampling.missing,
+        "passed": sampling.passed,
+        "p_value": sampling.fit.p_value,
+        "within_noise_only": sampling.is_within_noise_only,
+    }
+
+
+_COLORS = {"pass": "green", "ties": "yellow", "open": "yellow", "fault": "red"}
+_SHOWN = 8  # differences on a page
+
+
+def page(proof: Proof) -> Page:
+    verdict = "NEAR TIES" if proof.verdict == "ties" else proof.verdict.upper()
+    rows = checks(proof)
+    styles = [_COLORS[mark] for _, mark, _ in rows]
+    parts: list[str | Table] = [
+        f"{verdict}: {_summary(proof)}",
+        Table(("check", "result", "found"), rows, styles),
+    ]
+    if proof.differing:
+        header = ("prompt", "token", "plain", "got", "margin", "near tie")
+        parts.append(Table(header, list(map(_row, proof.differing[:_SHOWN]))))
+    if len(proof.differing) > _SHOWN:
+        parts.append(f"and {len(proof.differing) - _SHOWN} more: --json lists all")
+    parts += [f"not exercised: {claim}" for claim in proof.not_exercised]
+    widths = ", ".join(map(str, proof.numerics.invariant_widths))
+    noise = proof.numerics.tie_margin
+    parts.append(f"Rows are equal bit for bit in passes of {widths}; noise {noise:.4f}.")
+    parts.append(machine_line(describe_machine()))
+    if proof.skipped:
+        parts.append(f"Too long for the context, left out: {', '.join(proof.skipped)}.")
+    told = f"{proof.model} on {proof.runtime}, drafter {proof.drafter}"
+    return Page(f"edge-spec verify: {told}; promised: {proof.lossless.promise}", parts)
+
+
+def _row(found: Difference) -> tuple[str, ...]:
+    margin = "" if found.margin is None else f"{found.margin:.4f}"
+    tie = "yes" if found.near_tie else "no"
+    index = str(found.token_index)
+    return found.prompt, index, repr(found.expected), repr(found.got), margin, tie
+
+
+def _summary(proof: Proof) -> str:
     """Say the verdict in a sentence or two."""
-    left, sampling = differences(report), report["sampling"]
     advice = "see whether --exact helps"
-    if report["verdict"] == "fail":
-        advice = advice if report["promise"] == Promise.TIES else "this is a fault: report it"
+    if proof.passed is False:
+        is_fault = proof.lossless.promise is not Promise.TIES
+        advice = "this is a fault: report it" if is_fault else advice
         return f"Speculation changes what this model writes; {advice}."
-    if report["verdict"] == "inconclusive":
-        parts = [(name, report[key]) for key, name in _NAMES.items() if report[key]]
-        why = "; ".join(f"{name}: {of['missing']}" for name, of in parts if of["passed"] is None)
-        return f"Too little happened to show anything ({why}). {_MORE}"
-    if left:
-        texts = f"{len(left)} text{'s' if len(left) > 1 else ''}"
+    if proof.passed is None:
+        missing = [
+            f"{name}: {part.missing}" for name, part in proof.parts.items() if part.passed is None
+        ]
+        return (
+            f"Too little happened to show anything ({'; '.join(missing)}). Raise --count and "
+            "--max-tokens, or name a --drafter that the model sometimes agrees with."
+        )
+    if proof.differing:
+        count = len(proof.differing)
+        texts = f"{count} text{'s' if count > 1 else ''}"
         return f"{texts} differ from plain ones at near ties, which this mode allows; {advice}."
-    if sampling and sampling["within_noise_only"]:
+    if proof.sampling is not None and proof.sampling.is_within_noise_only:
         return f"Equal up to rounding, within this machine's numeric noise; {advice}."
     return "Speculation changes nothing: the text is the model's own."
 
 
-def checks(report: Document) -> list[tuple[str, str, str]]:
+def checks(proof: Proof) -> list[tuple[str, str, str]]:
     """Return name, mark and figures of each check that was made. A mark is "pass", "ties" (texts
     differ, at near ties that the mode allows), "fault", or "open" where nothing was shown."""
     found = []
-    for key, name in _NAMES.items():
-        if part := report[key]:
-            mark = _mark(part["passed"], len(part.get("differing", ())))
-            describe = _FIGURES.get(key, _describe_texts)
-            found.append((name, mark, describe(part, mark, report["lossless"])))
+    for name, part in proof.parts.items():
+        if isinstance(part, Sampling):
+            found.append((name, _mark(part.passed), _describe_sampling(part)))
+        else:
+            mark = _mark(part.passed, part.differing)
+            found.append((name, mark, _describe_texts(part, mark, proof.lossless.mode)))
     return found
 
 
-def _mark(passed: bool | None, num_differing: int) -> str:
+def _mark(passed: bool | None, differing: Sequence[Difference] = ()) -> str:
     if passed is None:
         return "open"
     if not passed:
         return "fault"
-    return "ties" if num_differing else "pass"
+    return "ties" if differing else "pass"
 
 
-def _describe_texts(texts: Document, mark: str, mode: str) -> str:
+def _describe_texts(texts: Texts, mark: str, mode: str) -> str:
     """Nobody is to read that texts that differ have passed."""
-    left, count = texts["num_differing_prompts"], texts["num_prompts"]
-    near = sum(each["near_tie"] for each in texts["differing"])
+    left, count = len(texts.differing), texts.num_prompts
+    near = sum(each.near_tie for each in texts.differing)
     if not left:
         said = f"all {count} texts equal the plain ones bit for bit"
     elif mark == "ties":
@@ -431,36 +420,16 @@ def _describe_texts(texts: Document, mark: str, mode: str) -> str:
         said = f"{left - near} of {count} texts differ: fault"
         said += f"; {near} more differ at near ties" if near else ""
     return (
-        f"{said}, {texts['num_tokens']:,} tokens; {texts['num_accepted']:,} of "
-        f"{texts['num_guesses']:,} draft tokens accepted"
+        f"{said}, {texts.num_tokens:,} tokens; {texts.num_accepted:,} of "
+        f"{texts.num_guesses:,} draft tokens accepted"
     )
 
 
-def _describe_sampling(sampling: Document, mark: str, mode: str) -> str:
-    drafted = sampling["origins"]
+def _describe_sampling(sampling: Sampling) -> str:
+    drafted, fit = sampling.origins, sampling.fit
     return (
-        f"{sampling['num_draws']:,} draws of {sampling['num_tokens']} tokens "
-        f"({drafted['accepted']:,} accepted, {drafted['recovered']:,} recovered, "
-        f"{drafted['bonus']:,} bonus): p at most {sampling['p_value']:.2g}; total "
-        f"variation {sampling['total_variation']:.4f}, bound "
-        f"{sampling['total_variation_bound']:.4f}"
+        f"{fit.num_draws:,} draws of {sampling.num_tokens} tokens ({drafted['accepted']:,} "
+        f"accepted, {drafted['recovered']:,} recovered, {drafted['bonus']:,} bonus): p at most "
+        f"{fit.p_value:.2g}; total variation {fit.total_variation:.4f}, bound "
+        f"{fit.total_variation_bound:.4f}"
     )
-
-
-def _describe_determinism(repeated: Document, mark: str, mode: str) -> str:
-    widths = ", ".join(map(str, repeated["invariant_widths"]))
-    return (
-        f"{repeated['num_differing']} of {repeated['runs']} runs differ from the first; rows "
-        f"equal bit for bit in passes of {widths}; noise {repeated['tie_margin']:.4f}"
-    )
-
-
-_FIGURES = {"sampling": _describe_sampling, "determinism": _describe_determinism}
-
-
-def differences(report: Document) -> Sequence[tuple[str, Document]]:
-    """Return the differences, each with the check that found it."""
-    named = (("greedy", "greedy"), ("sampled", "seeded"), ("repeated", "determinism"))
-    return [
-        (name, each) for name, key in named for each in (report[key] or {}).get("differing", ())
-    ]

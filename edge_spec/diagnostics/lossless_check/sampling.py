@@ -125,6 +125,10 @@ class Sampling:
         return self.fit.passed_within(self.noise_factor, self.noise_bound)
 
     @property
+    def is_within_noise_only(self) -> bool:
+        return self.within_noise and not self.fit.passed
+
+    @property
     def passed(self) -> bool | None:
         """Return None where the draws show nothing."""
         if not self.within_noise:

@@ -63,7 +63,7 @@ def test_each_of_two_sides_goes_first_as_often_as_the_other(num_tasks: int) -> N
         order = [name for name, prompt in turns if prompt == (i, i)]
         assert sorted([order[0], order[3]]) == ["a", "b"]  # in its two repetitions
         assert order[2] == order[5] == "c"
-    assert all(len(of_task) == 2 for runs in measured.runs.values() for of_task in runs)
+    assert all(len(runs) == 2 for each in measured.answered for runs in each.runs.values())
 
 
 def test_a_side_that_fails_is_given_up_and_the_others_go_on() -> None:
@@ -74,7 +74,7 @@ def test_a_side_that_fails_is_given_up_and_the_others_go_on() -> None:
     ]
     measured = measure(sides, planned(3, 2), quiet)
     assert measured.failures == {"c": "RuntimeError: gone"}
-    assert {name: len(runs) for name, runs in measured.runs.items()} == {"a": 3, "b": 3}
+    assert [list(each.runs) for each in measured.answered] == [["a", "b"]] * 3
     assert sides[2].calls == 3 and not measured.partial
 
 
@@ -90,7 +90,7 @@ def test_both_sides_of_an_engine_write_the_same_and_only_one_drafts(
     engine = make_engine(remembers_all(), [SuffixDrafter()], FixedPolicy(min_confidence=0.0))
     plan = make_plan(engine, [Prompt("1", "a", "one two one two one two")], 16, 2)
     measured = measure(own_sides(engine), plan, quiet)
-    drafted, plain = (measured.runs[name][0] for name in (DRAFTING, PLAIN))
+    drafted, plain = (measured.answered[0].runs[name] for name in (DRAFTING, PLAIN))
     assert {run.tokens for run in drafted} == {run.tokens for run in plain}
     assert all(run.stats.draft_n > 0 for run in drafted)
     assert all(run.stats.plain_reasons == {"off": run.stats.rounds} for run in plain)

@@ -1,4 +1,4 @@
-"""Other libraries as sides: what they may do wrong, what they answer, and how they end."""
+"""llama-server as two sides: what it answers, and how it ends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from pathlib import Path
 import pytest
 
 from edge_spec.diagnostics.bench import measuring as peers
-from edge_spec.diagnostics.bench.measuring import BenchPlan, PeerChoice, Task, open_peers
+from edge_spec.diagnostics.bench.measuring import BenchPlan, Task, open_peer
 from edge_spec.text.prompt_files import Prompt
 
-CHOICE = PeerChoice(Path("a.gguf"), "a", threads=3)
 PLAN = BenchPlan([Task(Prompt("1", "a", "x"), (1, 2))], [], (3,), 4, 1, room=64)
-
-
-def quiet(what: str, fraction: float) -> None: ...
 
 
 SERVER = """
@@ -56,16 +52,14 @@ def test_a_server_is_asked_by_tokens_and_ends_with_its_side(
     path.write_text(f"#!{sys.executable}\n{SERVER}")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
     asked: list[str] = []
     monkeypatch.setattr(
         peers, "_is_ready", lambda url, ready=peers._is_ready: asked.append(url) or ready(url)
     )
-    with open_peers(CHOICE, PLAN, [0], quiet) as opened:
-        server = opened[1]
+    with open_peer(Path("a.gguf"), "a", 3, PLAN) as server:
         assert len(server.sides) == 2, server.note
         plain, drafting = server.sides
-        assert plain.version == "7 (abc)"
+        assert server.version == "7 (abc)"
         run = plain.answer([7, 8], 5)
         assert (run.tokens, run.num_tokens, run.seconds) == ((7, 8), 4, 2.0)
         drafted = drafting.answer([7], 5).stats
@@ -73,3 +67,9 @@ def test_a_server_is_asked_by_tokens_and_ends_with_its_side(
     for url in set(asked):
         with pytest.raises(OSError):
             urllib.request.urlopen(f"{url}/health")
+
+
+def test_a_server_that_is_not_here_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with open_peer(Path("a.gguf"), "a", 3, PLAN) as server:
+        assert not server.sides and "not on the PATH" in str(server.note)

@@ -14,6 +14,7 @@ from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
     PLAIN,
+    Answered,
     BenchMeasurement,
     BenchPlan,
     Peer,
@@ -59,19 +60,16 @@ def measured() -> BenchMeasurement:
     """Two passes over "a", answered twice as fast, and "b", at the same rate but for one pair."""
     prompts = [Prompt("a", "code", "x"), Prompt("b", "qa", "x")]
     plan = BenchPlan([Task(each, (1,)) for each in prompts], [], (2,), 8, 2, room=100)
-    return BenchMeasurement(
-        plan,
-        {
-            DRAFTING: [[drafted(1.0), drafted(1.0)], [drafted(1.0), drafted(1.0)]],
-            PLAIN: [[run(2.0), run(2.0)], [run(1.0), run(0.8)]],
-        },
-        failures={},
-        partial=False,
-    )
+    runs = [
+        {DRAFTING: [drafted(1.0), drafted(1.0)], PLAIN: [run(2.0), run(2.0)]},
+        {DRAFTING: [drafted(1.0), drafted(1.0)], PLAIN: [run(1.0), run(0.8)]},
+    ]
+    answered = [Answered(task, each) for task, each in zip(plan.tasks, runs, strict=True)]
+    return BenchMeasurement(plan, answered, failures={}, partial=False)
 
 
 def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
-    report = document(measured, SETTINGS, [])
+    report = document(measured, SETTINGS)
     code, total = report["categories"]["code"], report["total"]
     assert (code["speedup"], code["speedup_low"], code["speedup_high"]) == (2, 2, 2)
     assert (code["predicted_per_second"], code["plain_per_second"]) == (10, 5)
@@ -88,8 +86,8 @@ def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
 
 
 def test_a_text_that_differs_is_counted(measured: BenchMeasurement) -> None:
-    measured.runs[DRAFTING][0][1] = drafted(1.0, text=5)
-    report = document(measured, SETTINGS, [])
+    measured.answered[0].runs[DRAFTING][1] = drafted(1.0, text=5)
+    report = document(measured, SETTINGS)
     assert report["total"]["differing_texts"] == 1
     assert [each["equal_text"] for each in report["prompts"]] == [False, True]
 
@@ -99,8 +97,8 @@ def told(report: dict[str, Any]) -> str:
 
 
 def test_prompts_that_loop_are_told_and_left_out_of_a_speedup(measured: BenchMeasurement) -> None:
-    measured.runs[PLAIN][0] = [looping(2.0), looping(2.0)]
-    report = document(measured, SETTINGS, [])
+    measured.answered[0].runs[PLAIN] = [looping(2.0), looping(2.0)]
+    report = document(measured, SETTINGS)
     total, code = report["total"], report["categories"]["code"]
     assert (code["loop_share"], code["loop_free_prompts"]) == (0.8, 0)
     assert code["loop_free_speedup"] is None
@@ -109,21 +107,23 @@ def test_prompts_that_loop_are_told_and_left_out_of_a_speedup(measured: BenchMea
     assert total["loop_free_speedup"] == pytest.approx(0.9)
     assert [each["loop_share"] for each in report["prompts"]] == [0.8, 0.0]
     assert "In loops: 40% of plain decoding's tokens" in told(report)
-    assert "| all | 0.90 b | 40% | 0.90 (0.80 to 1.00) of 1 |" in told(report)
+    assert "Worst prompt: 0.90 (b)." in told(report)
+    assert "speedup of the 1 prompts without any: 0.90 (0.80 to 1.00)." in told(report)
 
 
 def test_a_ratio_of_too_few_answers_is_not_shown(measured: BenchMeasurement) -> None:
     """One pair of a prompt has no range; answers without a timed token are no answers."""
-    for side in (DRAFTING, PLAIN):
-        measured.runs[side] = [of_task[:1] for of_task in measured.runs[side]]
-    report = document(measured, SETTINGS, [])
+    for each in measured.answered:
+        for side in (DRAFTING, PLAIN):
+            del each.runs[side][1:]
+    report = document(measured, SETTINGS)
     assert report["total"]["speedup"] is not None and report["total"]["worst_prompt"] is None
     assert report["categories"]["code"]["speedup"] is None
     assert report["prompts"][0]["speedup"] is None and report["prompts"][0]["plain_per_second"]
     assert f"| code | 1 | 5.0 | 10.0 | {NOT_ENOUGH} | 75% |" in told(report)
-    assert f"| code | {NOT_ENOUGH} | 0% | {NOT_ENOUGH} |" in told(report)
-    measured.runs[PLAIN][0] = [run(0.0, num_tokens=0)]
-    report = document(measured, SETTINGS, [])
+    assert "Worst prompt" not in told(report)
+    measured.answered[0].runs[PLAIN] = [run(0.0, num_tokens=0)]
+    report = document(measured, SETTINGS)
     assert report["total"]["speedup"] is None
     assert report["categories"]["code"]["plain_per_second"] is None
     json.dumps(report, allow_nan=False)
@@ -131,26 +131,31 @@ def test_a_ratio_of_too_few_answers_is_not_shown(measured: BenchMeasurement) -> 
 
 def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     names = ("other plain", "other drafting")
-    other = Peer("other", "tiny", [Side(name, pytest.fail, "7") for name in names])
-    measured.runs["other plain"] = [[run(4.0)] * 2, [run(2.0)] * 2]
-    measured.runs["other drafting"] = [[run(2.0)] * 2, [run(2.0)] * 2]
-    report = document(measured, SETTINGS, [other])
+    other = Peer("tiny", "other", "7", sides=[Side(name, pytest.fail) for name in names])
+    for each, plain_s in zip(measured.answered, (4.0, 2.0), strict=True):
+        each.runs["other plain"] = [run(plain_s)] * 2
+        each.runs["other drafting"] = [run(2.0)] * 2
+    report = document(measured, SETTINGS, other)
     peer = report["peers"]["other"]
     assert peer["speedup"] == pytest.approx(6 / 4)
     assert peer["ours_over_plain"] == pytest.approx(6 / 2)
     assert peer["ours_over_predicted"] == pytest.approx(4 / 2)
     assert peer["plain_per_second"] == pytest.approx(20 / 6)
     assert peer["mean_accepted_length"] is None  # it does not tell
-    del measured.runs["other drafting"]
-    report = document(measured, SETTINGS, [other])
+    for each in measured.answered:
+        del each.runs["other drafting"]
+    report = document(measured, SETTINGS, other)
     alone = report["peers"]["other"]
     assert alone["speedup"] is None and alone["ours_over_plain"] == pytest.approx(6 / 2)
-    assert f"| other | 3.3 |  | {NOT_ENOUGH} |" in told(report)
+    line = (
+        f"3.3 tokens a second plain, none drafting, its speedup {NOT_ENOUGH}; ours over its plain"
+    )
+    assert line in told(report)
 
 
 @pytest.fixture
 def report(measured: BenchMeasurement) -> dict[str, Any]:
-    return document(measured, SETTINGS, [Peer("llama-server", "tiny", note="not installed: x")])
+    return document(measured, SETTINGS, Peer("tiny", note="not installed: x"))
 
 
 def test_the_document_survives_json_and_has_the_promised_fields(report: dict[str, Any]) -> None:
@@ -172,10 +177,9 @@ def test_the_page_of_a_stored_report(report: dict[str, Any]) -> None:
     assert lines[0] == "# edge-spec bench: tiny on reference, drafter auto"
     assert "A CPU, 2 cores, OS; numpy 2." in lines
     assert "| code | 1 | 5.0 | 10.0 | 2.00 (2.00 to 2.00) | 75% |" in lines
-    assert "| code | 2.00 a | 0% | 2.00 (2.00 to 2.00) of 1 |" in lines
-    assert "| code | 2.50 | 0.50 | 248.50 | 1.00 | no_candidate 25% |" in lines
-    assert "| all | 0.90 b | 0% | 1.45 (1.40 to 1.50) of 2 |" in lines
-    assert "llama-server: not installed: x" in lines
+    step = "A step writes 2.50 tokens: draft 0.50 ms, verify 248.50 ms, overhead 1.00 ms. Steps"
+    assert any(step in line and "no_candidate 25%" in line for line in lines)
+    assert "llama-server: not installed: x." in lines
     assert not any("Partial" in line for line in lines)
 
 
@@ -192,6 +196,4 @@ def test_a_terminal_of_80_columns_shows_whole_figures(
     rows = [" ".join(line.split()) for line in lines if line.startswith("math_reasoning")]
     assert rows == [
         "math_reasoning 2 6.9 10.0 1.45 (1.40 to 1.50) 75%",
-        "math_reasoning 0.90 conversation-3 0% 1.45 (1.40 to 1.50) of 2",
-        "math_reasoning 2.50 0.50 248.50 1.00 no_candidate 25%",
     ]
