@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_spec.core import entry_points
 from edge_spec.core.modes import JacobiInit
-from edge_spec.drafters.composite import as_drafter
 from edge_spec.drafters.draft.draft_model import Draft, DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
 from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork
@@ -44,7 +43,6 @@ HeadNetwork = EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork  #
 _Maker = TypeVar("_Maker", bound=Callable[["DrafterContext"], object])
 
 _NOTHING = DrafterTraits()
-_RENAMED = {"ngram-cache": "answers"}
 
 _log = logging.getLogger(__name__)
 
@@ -141,30 +139,26 @@ def cascade(context: DrafterContext) -> Drafter:
 
 @declares(replace(EagleDrafter.traits, auto=True))
 def eagle(context: DrafterContext) -> Drafter:
-    if not isinstance(context.head, EagleNetwork):
-        raise missing_head("eagle")
+    assert isinstance(context.head, EagleNetwork)
     scores_several = context.head.masks is not None
     return (ParallelEagleDrafter if scores_several else EagleDrafter)(context.head)
 
 
 @declares(replace(MedusaDrafter.traits, auto=True))
 def medusa(context: DrafterContext) -> Drafter:
-    if not isinstance(context.head, MedusaNetwork):
-        raise missing_head("medusa")
+    assert isinstance(context.head, MedusaNetwork)
     return MedusaDrafter(context.head)
 
 
 @declares(replace(DFlashDrafter.traits, auto=True))
 def dflash(context: DrafterContext) -> Drafter:
-    if not isinstance(context.head, DFlashNetwork):
-        raise missing_head("dflash")
+    assert isinstance(context.head, DFlashNetwork)
     return DFlashDrafter(context.head)
 
 
 @declares(replace(AssistantDrafter.traits, auto=True))
 def assistant(context: DrafterContext) -> Drafter:
-    if not isinstance(context.head, AssistantNetwork):
-        raise missing_head("assistant")
+    assert isinstance(context.head, AssistantNetwork)
     return AssistantDrafter(context.head)
 
 
@@ -216,15 +210,9 @@ def traits_of(chosen: str) -> dict[str, DrafterTraits]:
         return {}
     points = entry_points.installed("drafters")
     return {
-        name: _traits(entry_points.load("drafters", points[now])) if now in points else _NOTHING
+        name: _traits(entry_points.load("drafters", points[name])) if name in points else _NOTHING
         for name in names
-        for now in (_RENAMED.get(name, name),)  # plans of before may still have the old one
     }
-
-
-def remembers(chosen: str) -> bool:
-    """Says whether one of these keeps answers for later runs. Raises as `traits_of` does."""
-    return any(traits.remembers for traits in traits_of(chosen).values())
 
 
 def installed_traits() -> dict[str, DrafterTraits]:
@@ -264,15 +252,6 @@ def auto_drafters(
     ]
 
 
-def require_current_names(chosen: str) -> None:
-    """Raises UsageError where one of the names, joined by commas, is a name of before."""
-    for name in chosen.split(","):
-        if now := _RENAMED.get(name.strip()):
-            raise UsageError(
-                f"the drafter {name.strip()} is called {now} now", remedy=f"Choose {now}."
-            )
-
-
 def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
     """New drafters for "auto", "none", or names joined by commas.
 
@@ -291,7 +270,6 @@ def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
         )
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")
-    require_current_names(chosen)
     makers = [entry_points.load_plugin("drafters", name) for name in wanted]
     return [_made(name, make, context) for name, make in zip(wanted, makers, strict=True)]
 
@@ -307,7 +285,12 @@ def _made(name: str, make: Callable[[DrafterContext], Any], context: DrafterCont
             f"the drafter {name} needs a text",
             remedy="Name a file or directory with --corpus PATH.",
         )
-    drafter = as_drafter(make(context))
+    drafter = make(context)
+    if not isinstance(drafter, Drafter):
+        raise UsageError(
+            f"the drafter {name} is of a class that does not inherit from Drafter",
+            remedy="Have it inherit from edge_spec.drafters.protocol.Drafter.",
+        )
     if hasattr(make, "traits"):
         drafter.traits = declared
     return drafter

@@ -27,8 +27,15 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.modes import JacobiInit
 from edge_spec.core.tree import TokenTree, Verdict, likeliest
-from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits, continues, restored_prompt
-from edge_spec.drafters.tree_builder import Growth, LearntAcceptance, MergedRow, nothing, tree_of
+from edge_spec.drafters.protocol import Budget, DrafterTraits, continues, restored_prompt
+from edge_spec.drafters.tree_builder import (
+    Growth,
+    LearningDrafter,
+    LearntAcceptance,
+    MergedRow,
+    nothing,
+    tree_of,
+)
 from edge_spec.errors import UsageError
 
 
@@ -182,29 +189,28 @@ _PRIORS = (0.02, 0.13, 0.20, 0.34, 0.74, 0.28, 0.72, 0.12, 0.60, 0.06, 0.50)
 DEFAULT_SIZE = WindowSize(2, 3, 2)
 
 
-class LookaheadDrafter(Drafter):
+class LookaheadDrafter(LearningDrafter):
     name = "lookahead"
     traits = DrafterTraits(trees=True, options=frozenset({"lookahead"}))
 
     def __init__(
         self, size: WindowSize = DEFAULT_SIZE, fill: JacobiInit = JacobiInit.RANDOM, seed: int = 0
     ) -> None:
+        super().__init__(_PRIORS)
         self._size = size
         self._filler = Filler(fill, seed)
-        self._acceptance = LearntAcceptance(_PRIORS)
         self._pool = NgramPool(size.ngram, size.draft_tokens)
         self._prompt: tuple[int, ...] = ()
         # _levels[r][j]: row r, column j, a draft token for position j + r; the pending token is at
         # 0.
         self._levels: list[list[int]] = []
-        self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Keeps the pool if the prompt continues the conversation."""
         if not continues(self._prompt, prompt):
             self._pool.clear()
         self._prompt = tuple(prompt)
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
         self._filler.begin(prompt)
         self._pool.begin(prompt)
         self._levels = [[]]
@@ -227,7 +233,7 @@ class LookaheadDrafter(Drafter):
         return likeliest(tree, budget.num_rows) if len(tree) > budget.num_rows else tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         self._filler.extend(verdict.tokens)
         self._pool.read(verdict.tokens)
         num_tokens = len(verdict.tokens)
@@ -245,7 +251,7 @@ class LookaheadDrafter(Drafter):
     def state_dict(self) -> dict[str, np.ndarray]:
         """The pool and what was learnt; the window is rebuilt within N rounds."""
         return {
-            "acceptance": self._acceptance.snapshot(),
+            **super().state_dict(),
             "prompt": np.array(self._prompt, np.int32),
             "pool": self._pool.snapshot(),
         }
@@ -255,7 +261,7 @@ class LookaheadDrafter(Drafter):
         pool = NgramPool(self._size.ngram, self._size.draft_tokens)
         pool.restore(state["pool"])
         prompt = restored_prompt(state["prompt"])
-        self._acceptance.restore(state["acceptance"])
+        super().load_state_dict(state)
         self._pool, self._prompt = pool, prompt
 
     def _add_window(self, rows: _Rows) -> None:
@@ -350,7 +356,7 @@ class _Drafted(IntEnum):
 _JACOBI_PRIORS = ((0.22, 0.50), (0.05, 0.10), (0.08, 0.08))
 
 
-class JacobiDrafter(Drafter):
+class JacobiDrafter(LearningDrafter):
     """block: draft tokens a round, fewer where the budget says so."""
 
     name = "jacobi"
@@ -359,17 +365,15 @@ class JacobiDrafter(Drafter):
     def __init__(
         self, fill: JacobiInit = JacobiInit.NGRAM, block: int = DEFAULT_BLOCK, seed: int = 0
     ) -> None:
+        super().__init__([prior for pair in _JACOBI_PRIORS for prior in pair])
         self._block = block
         self._filler = Filler(fill, seed)
-        self._draft_tokens: list[
-            tuple[int, _Drafted]
-        ] = []  # from the position after the pending token
-        self._acceptance = LearntAcceptance([prior for pair in _JACOBI_PRIORS for prior in pair])
-        self._growth = nothing(0)
+        # From the position after the pending token.
+        self._draft_tokens: list[tuple[int, _Drafted]] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._draft_tokens = []
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
         self._filler.begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
@@ -391,7 +395,7 @@ class JacobiDrafter(Drafter):
         return chain
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         self._filler.extend(verdict.tokens)
         refined: list[tuple[int, _Drafted]] = []  # for the position after each scored draft token
         row = 0
@@ -407,14 +411,8 @@ class JacobiDrafter(Drafter):
         updated = [*self._draft_tokens[:1], *refined, *self._draft_tokens[len(refined) + 1 :]]
         self._draft_tokens = updated[len(verdict.tokens) :]
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {"acceptance": self._acceptance.snapshot()}
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        self._acceptance.restore(state["acceptance"])
-
-
-class SpareRowDrafter(Drafter):
+class SpareRowDrafter(LearningDrafter):
     """Proposes one token where the second row is free, else nothing: passes are padded to widths
     whose rows agree, so a plain step may take that row anyway.
 
@@ -424,16 +422,14 @@ class SpareRowDrafter(Drafter):
     """
 
     name = "spare-row"
-    traits = DrafterTraits()
 
     def __init__(self) -> None:
+        super().__init__(_SPARE_PRIORS)
         self._known: int | None = None  # what may follow the pending token
-        self._acceptance = LearntAcceptance(_SPARE_PRIORS)
-        self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._known = None
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
         self._acceptance.begin_text()
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
@@ -449,7 +445,11 @@ class SpareRowDrafter(Drafter):
         return chain
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         wrong = len(verdict.accepted_rows) + 1  # of a chain
         known = tree.is_chain and wrong < len(tree)
         self._known = int(out.logits[wrong].argmax()) if known else None
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Nothing: where a snapshot is restored there may be no spare row."""
+        return {}

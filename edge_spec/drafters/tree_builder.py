@@ -4,14 +4,15 @@ siblings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.protocol import Budget
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.protocol import Budget, Drafter
 
 PRIOR_WEIGHT = 60.0  # outcomes that a prior counts for
 MEMORY = 512.0  # outcomes after which the older ones count half, and so on
@@ -146,6 +147,34 @@ class Growth:
 
 def nothing(pending: int) -> Growth:
     return Growth(TokenTree.chain(pending), (0,))
+
+
+class LearningDrafter(Drafter):
+    """Learns from every outcome how likely its kinds of draft tokens are to be right: see
+    `LearntAcceptance`. A proposal is kept in `_growth`."""
+
+    def __init__(self, priors: Sequence[float]) -> None:
+        self._acceptance = LearntAcceptance(priors)
+        self._growth = nothing(0)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._growth = nothing(prompt[-1])
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth.teach(self._acceptance, verdict.tokens)
+
+    def stats(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.stats()}
+
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        if self.name in stats:
+            self._acceptance.load_stats(stats[self.name])
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {"acceptance": self._acceptance.snapshot()}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        self._acceptance.restore(state["acceptance"])
 
 
 def grow(

@@ -331,7 +331,6 @@ class CrossTokenizerDrafter(Drafter):
     traits = DrafterTraits(cost=Cost.PASS, draft_model=True)
 
     def __init__(self, inner: Drafter, target: TextCodec, draft: TextCodec) -> None:
-        self._text_counts = TextCounts()
         self._inner = inner
         self._draft = PartCodec(draft)
         self._text = TokenAlignment(PartCodec(target), self._draft)
@@ -377,10 +376,6 @@ class CrossTokenizerDrafter(Drafter):
         if proposal.open_end is not None and decided[:-1] == proposal.tokens[:-1]:
             self._open_ends.observe(proposal.open_end, decided == proposal.tokens)
         self._text.extend(verdict.tokens)
-
-    @property
-    def text_counts(self) -> TextCounts:
-        return self._text_counts
 
     def state_dict(self) -> dict[str, np.ndarray]:
         inner = named("inner", self._inner.state_dict())
@@ -447,7 +442,7 @@ class CrossTokenizerDrafter(Drafter):
             self._inner.observe(tree, _NO_SCORES, verdict)
 
     def _count(self, proposal: _Proposal, tree: TokenTree, verdict: Verdict) -> None:
-        proposed, accepted = self._text_counts
+        proposed, accepted = self.text_counts
         row = 0
         for token, length in zip(proposal.tokens, proposal.lengths, strict=True):
             child = tree.child(row, token)
@@ -456,7 +451,7 @@ class CrossTokenizerDrafter(Drafter):
             row = child
             proposed += length
             accepted += length if row in verdict.accepted_rows else 0
-        self._text_counts = TextCounts(proposed, accepted)
+        self.text_counts = TextCounts(proposed, accepted)
 
 
 def _confidence_of(candidate: _Drafted, pieces: Sequence[str]) -> list[float]:

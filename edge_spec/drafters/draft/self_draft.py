@@ -106,7 +106,9 @@ class SelfDrafter(Drafter):
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         if self._drafter is None:
             return TokenTree.chain(pending)
-        return self._drafter.propose(pending, budget)
+        tree = self._drafter.propose(pending, budget)
+        self.passes = self._drafter.passes
+        return tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._text += verdict.tokens
@@ -116,10 +118,6 @@ class SelfDrafter(Drafter):
             self._improve()
         elif len(self._text) > WINDOW:
             self._find()
-
-    @property
-    def passes(self) -> int | None:
-        return self._drafter.passes if self._drafter is not None else None
 
     def sibling_acceptance(self) -> Sequence[float]:
         return self._drafter.sibling_acceptance() if self._drafter is not None else ()

@@ -328,10 +328,7 @@ class AssistantDrafter(DraftModelDrafter):
         chooser = AssistantChooser(network)
         vocab_size = network.head.config.vocab_size
         super().__init__(model, self._session, vocab_size, name=name, chooser=chooser)
-
-    @property
-    def reported_acceptance(self) -> Sequence[float]:
-        return self._network.reported_acceptance
+        self.reported_acceptance = network.reported_acceptance
 
     def attach(self, model: Model, session: Session) -> None:
         """Raises UnsupportedModelError where the runtime does not share keys and values."""

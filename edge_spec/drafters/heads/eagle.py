@@ -62,10 +62,7 @@ class EagleDrafter(DraftModelDrafter):
         chooser = EagleChooser(network)
         vocab_size = network.config.vocab_size
         super().__init__(model, model.open_session(), vocab_size, name=name, chooser=chooser)
-
-    @property
-    def reported_acceptance(self) -> Sequence[float]:
-        return self._network.reported_acceptance
+        self.reported_acceptance = network.reported_acceptance
 
     def attach(self, model: Model, session: Session) -> None:
         """Raises UnsupportedModelError where the runtime does not give features."""

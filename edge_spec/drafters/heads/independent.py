@@ -32,8 +32,8 @@ from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.eagle_session import WINDOW, TargetFeatures
 from edge_spec.drafters.heads.layers import FloatProducts, spread
 from edge_spec.drafters.lookup.recycling import top_tokens
-from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
-from edge_spec.drafters.tree_builder import Candidate, LearntAcceptance, grow, nothing
+from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
+from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
 
 class RowScores(NamedTuple):
@@ -64,33 +64,25 @@ class IndependentHeads(Protocol):
         """scores: [..., scored tokens] -> [..., vocab], -inf for tokens that are not scored."""
 
 
-class IndependentDrafter(Drafter):
+class IndependentDrafter(LearningDrafter):
     """A head is asked when the tree first gets to its depth; where all are scored in one go, all
     that the budget has room for are."""
 
     def __init__(self, network: IndependentHeads, name: str) -> None:
-        self.name = name
+        super().__init__(PRIORS)
+        self.name, self.reported_acceptance = name, network.reported_acceptance
         self._heads = network
-        self._acceptance = LearntAcceptance(PRIORS)
-        self._growth = nothing(0)
         self._count = 0  # of draft tokens, at most
-        self._passes = 0  # of the last proposal
+        self.passes: int = 0
         self._told: dict[int, RowScores] = {}  # by head
         self._likeliest: dict[Hashable, list[tuple[int, int]]] = {}
         self._sampler = Sampler(SamplingParams(), ())
 
-    @property
-    def reported_acceptance(self) -> Sequence[float]:
-        return self._heads.reported_acceptance
-
     def use_sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._growth = nothing(prompt[-1])
-
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        self._told, self._likeliest, self._passes = {}, {}, 0
+        self._told, self._likeliest, self.passes = {}, {}, 0
         self._count = budget.num_draft_tokens
         if self._heads.shares_output:  # what is deeper comes with the same pass
             budget = replace(budget, min_reach=budget.worth_scoring)
@@ -99,20 +91,6 @@ class IndependentDrafter(Drafter):
         if budget.num_draft_tokens > 0 and self._is_ready:
             self._growth = grow(self.name, pending, budget, self._acceptance, root, self._expand)
         return self._growth.tree
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
-
-    def stats(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.stats()}
-
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        if self.name in stats:
-            self._acceptance.load_stats(stats[self.name])
-
-    @property
-    def passes(self) -> int | None:
-        return self._passes
 
     @property
     def _is_ready(self) -> bool:
@@ -141,7 +119,7 @@ class IndependentDrafter(Drafter):
         if index not in self._told:
             all_heads = range(max(index + 1, min(self._heads.num_heads, self._count)))
             heads = all_heads if self._heads.shares_output else [index]
-            self._passes += 1
+            self.passes += 1
             found = self._ask(heads)
             for row, head in enumerate(heads):
                 state = None if found.states is None else found.states[row]

@@ -33,8 +33,8 @@ from pydantic import Field, TypeAdapter
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, CorpusIndex, CorpusMatch, index_of
-from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.drafters.tree_builder import Candidate, LearntAcceptance, grow, nothing
+from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 from edge_spec.storage.atomic import cache_directory, locked
 from edge_spec.storage.measurements import (
     DamagedError,
@@ -296,7 +296,7 @@ _LENGTH_MATTERS = (0.1, 0.3, 0.3, 0.3, 0.6, 1.0)  # by share
 _Matches = tuple[tuple[CorpusIndex, CorpusMatch], ...]
 
 
-class CorpusDrafter(Drafter):
+class CorpusDrafter(LearningDrafter):
     """Texts count as one: the longest match decides, wherever it occurs.
 
     indexes: of texts that stay as they are. answers: those of before, to which what is written here
@@ -309,18 +309,17 @@ class CorpusDrafter(Drafter):
         answers: KeptAnswers | None = None,
         name: str = "corpus",
     ) -> None:
+        super().__init__(_priors())
         self.name = name
         self._texts = tuple(indexes)
         self._answers = answers
-        self._acceptance = LearntAcceptance(_priors())
         self._text: list[int] = []  # the last MAX_MATCH tokens, the pending one included
-        self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
         if self._answers is not None:
             self._answers.begin(prompt)
         self._text = list(prompt[-MAX_MATCH:])
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         found = self._longest()
@@ -331,7 +330,7 @@ class CorpusDrafter(Drafter):
         return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         self._text = [*self._text, *verdict.tokens][-MAX_MATCH:]
         if self._answers is not None:
             self._answers.extend(verdict.tokens)
@@ -340,14 +339,6 @@ class CorpusDrafter(Drafter):
         """Saves the answers; the drafter stays usable."""
         if self._answers is not None:
             self._answers.close()
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Returns what was learnt, "acceptance" [4, kinds] float64; texts are in their files."""
-        return {"acceptance": self._acceptance.snapshot()}
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises KeyError or ValueError for the snapshot of another drafter."""
-        self._acceptance.restore(state["acceptance"])
 
     def _longest(self) -> _Matches:
         answers = self._answers.indexes if self._answers is not None else ()
