@@ -113,7 +113,7 @@ def corpus(context: DrafterContext) -> Drafter:
 @declares(DrafterTraits(remembers=True))
 def answers(context: DrafterContext) -> Drafter:
     """Raises UsageError where there is no place for its file."""
-    from edge_spec.drafters.lookup.answers import CorpusDrafter, KeptAnswers
+    from edge_spec.drafters.lookup.answers import AnswersDrafter, KeptAnswers
 
     if context.answers_file is None:
         raise UsageError(
@@ -123,7 +123,7 @@ def answers(context: DrafterContext) -> Drafter:
     if path not in opened:
         vocabulary = replace(Vocabulary.of(context.tokens()), size=context.vocab_size)
         opened.setdefault(path, KeptAnswers(path, vocabulary, context.keeps_answers))
-    return CorpusDrafter(answers=opened[path].beside(), name="answers")
+    return AnswersDrafter(opened[path])
 
 
 @declares(DraftModelDrafter.traits)
