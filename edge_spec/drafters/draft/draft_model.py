@@ -60,7 +60,7 @@ class DraftModelDrafter(LearningDrafter):
     anticipates: it reads on while the target verifies, on a session that nobody else needs
     meanwhile; not the trees that it samples level by level. reopened: opens a session in the place
     of one that has failed, or raises. acceptance: how often a draft token of its was right in
-    earlier answers, where that is known. chooser: by default one of its logits.
+    earlier answers, where that is known.
     """
 
     traits = DrafterTraits(trees=True, cost=Cost.PASS, samples=True, draft_model=True)
@@ -77,7 +77,6 @@ class DraftModelDrafter(LearningDrafter):
         name: str = "draft-model",
         reopened: Callable[[], Session] | None = None,
         acceptance: float | None = None,
-        chooser: DraftChooser | None = None,
     ) -> None:
         super().__init__(PRIORS)
         self.name = name
@@ -85,7 +84,7 @@ class DraftModelDrafter(LearningDrafter):
             self.reported_acceptance = (acceptance,) * _REPORTED
         self._reopened = reopened
         self._vocab_size = min(draft.config.vocab_size, vocab_size)
-        self._chooser = chooser or DraftChooser(draft.config.vocab_size, vocab_size)
+        self._chooser = DraftChooser(draft.config.vocab_size, vocab_size)
         self._text = SyncedSession(
             session, draft.config.context_length, draft.capabilities.max_rows, shared
         )
@@ -195,12 +194,7 @@ class DraftModelDrafter(LearningDrafter):
             self._take_over(line, self._ahead)
         while line.goes_on:
             self._write(line)
-        choices = line.choices
-        tokens = [choice.token for choice in choices]
-        tree = TokenTree.chain(pending, tokens, line.confidence, self.name)
-        if self._chooser.samples:
-            tree = replace(tree, draft_probs=(None, *(choice.draft_probs for choice in choices)))
-        return Growth(tree, (None, *(choice.kind for choice in choices)))
+        return line.growth(pending, self.name, self._chooser.samples)
 
     def _take_over(self, line: Line, ahead: DraftAheadCache) -> None:
         while line.goes_on:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -54,6 +55,17 @@ class Line:
     def goes_on(self) -> bool:
         return self.room > 0 and self._reach >= self._min_reach
 
+    @property
+    def path(self) -> Path:
+        return tuple(choice.token for choice in self.choices)
+
+    def growth(self, pending: int, drafter: str, sampled: bool) -> Growth:
+        tree = TokenTree.chain(pending, self.path, self.confidence, drafter)
+        if sampled:
+            probs = (choice.draft_probs for choice in self.choices)
+            tree = replace(tree, draft_probs=(None, *probs))
+        return Growth(tree, (None, *(choice.kind for choice in self.choices)))
+
     def add(self, choice: AheadChoice) -> None:
         self.choices.append(choice)
         self.confidence.append(self._acceptance.estimate(choice.kind))
@@ -100,6 +112,11 @@ class DraftChooser:
         self._sampler = sampler
         self.samples = sampler.sampled_drafts
 
+    @property
+    def reads_logits_alone(self) -> bool:
+        """Says whether the order of the logits is that of the choice."""
+        return self._sampler.prefers_by_logits
+
     def choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
         """logits: [vocab of the draft] after the text and the draft tokens `path`."""
         return self._choice(self._preference(logits, path))
@@ -111,7 +128,11 @@ class DraftChooser:
 
     def likeliest(self, logits: np.ndarray, path: Path) -> list[Candidate[Path]]:
         """Returns the candidates that a tree may branch into."""
-        return candidates_after(path, ranked(self._preference(logits, path)))
+        return candidates_after(path, self.ranked(logits, path))
+
+    def ranked(self, logits: np.ndarray, path: Sequence[int]) -> list[tuple[int, int]]:
+        """(token, kind of draft token) of what is likeliest, in falling order."""
+        return ranked(self._preference(logits, path))
 
     def draw(self, logits: np.ndarray, path: Path, count: int) -> Draw:
         """Samples up to `count` different tokens, each from what those before it left."""

@@ -190,16 +190,6 @@ def scored_matrix(head: EagleHead | DFlashHead, tables: TargetTables) -> HeadMat
     return output_matrix(head.head_rows, np.arange(len(ids)))
 
 
-def spread(scores: np.ndarray, token_ids: np.ndarray | None, vocab_size: int) -> np.ndarray:
-    """scores: [..., scored tokens] -> [..., vocab of the target], -inf for tokens that are not
-    scored. token_ids: the scored ones; None: all of them."""
-    if token_ids is None:
-        return scores
-    found = np.full((*scores.shape[:-1], vocab_size), -np.inf, np.float32)
-    found[..., token_ids] = scores
-    return found
-
-
 def rms_normed(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
     scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon)
     normed: np.ndarray = x * scale.astype(np.float32) * weight
@@ -254,6 +244,39 @@ class FloatProducts:
 def _whole(matrix: HeadMatrix) -> np.ndarray:
     parts = [read() for read in matrix.parts]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class HeadNetwork:
+    """What the weights of heads have in common, which keep no text. token_ids: [scored tokens] of
+    the target; None: it scores all of them."""
+
+    reported_acceptance: Sequence[float] = ()  # see Drafter
+
+    def __init__(self, vocab_size: int, token_ids: np.ndarray | None) -> None:
+        self.vocab_size = vocab_size  # of the target
+        self.token_ids = token_ids
+
+    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
+        """scores: [scored tokens] of a row. (token of the target, kind of draft token), in falling
+        order. Raises ValueError for scores that no choice can be made by."""
+        peak = scores.max()
+        if not np.isfinite(peak):  # NaN, where any of them is
+            raise ValueError("logits that are not finite")
+        found, ids = ranked(np.exp(scores - peak)), self.token_ids
+        return found if ids is None else [(int(ids[token]), kind) for token, kind in found]
+
+    def targets(self, scored: np.ndarray) -> np.ndarray:
+        """Returns the target's ids of scored tokens."""
+        return scored if self.token_ids is None else self.token_ids[scored]
+
+    def spread(self, scores: np.ndarray) -> np.ndarray:
+        """scores: [..., scored tokens] -> [..., vocab of the target] float32; tokens that are not
+        scored have -inf."""
+        if self.token_ids is None:
+            return scores
+        found = np.full((*scores.shape[:-1], self.vocab_size), -np.inf, np.float32)
+        found[..., self.token_ids] = scores
+        return found
 
 
 _KEPT_ROWS = 2048  # of an embedding: 32 MB of the widest heads
@@ -323,24 +346,20 @@ class _FormulaStep:
         return formulas.goes_on_from(stream), formulas.logits(stream[rows.scored])
 
 
-class EagleNetwork:
-    """It keeps no text. tables: the target's. backend: what computes its steps; by default numpy
-    does, in float32."""
+class EagleNetwork(HeadNetwork):
+    """tables: the target's. backend: what computes its steps; by default numpy does, in float32."""
 
     kind = EagleHead.drafted_by
-    reported_acceptance: Sequence[float] = ()  # see Drafter
-    shares_output = True  # what one pass scores is scored at once
 
     def __init__(
         self, head: EagleHead, tables: TargetTables, backend: HeadBackend | None = None
     ) -> None:
+        super().__init__(head.config.vocab_size, head.token_ids)
         self.config = head.config
-        self.feature_layers = head.feature_layers
+        self.feature_layers: Sequence[int] = head.feature_layers
+        self.features_size = len(head.feature_layers) * head.feature_size
         self.window = head.window
         self.masks = head.masks
-        self.num_heads = 1 if head.masks is None else head.masks.count
-        self.num_scored = head.config.vocab_size if head.token_ids is None else len(head.token_ids)
-        self._head = head
         matrices = eagle_matrices(head, tables)
         self._step: BindsCaches = (
             EagleFormulas(head, FloatProducts(matrices))
@@ -349,11 +368,6 @@ class EagleNetwork:
         )
         self._embed = head.embed_rows or tables.embed
         self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))
-
-    @property
-    def features_size(self) -> int:
-        """Counts the numbers of all features of a token beside each other."""
-        return len(self.feature_layers) * self._head.feature_size
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """[rows, hidden_size]. Few tokens are mostly those of a moment ago: they are remembered."""
@@ -364,25 +378,6 @@ class EagleNetwork:
     def bound_to(self, cache: np.ndarray) -> EagleStep:
         """See BindsCaches."""
         return self._step.bound_to(cache)
-
-    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
-        """scores: [num_scored] of a row. (token of the target, kind of draft token), in falling
-        order. Raises ValueError for scores that no choice can be made by."""
-        peak = scores.max()
-        if not np.isfinite(peak):  # NaN, where any of them is
-            raise ValueError("logits that are not finite")
-        found = ranked(np.exp(scores - peak))
-        ids = self._head.token_ids
-        return found if ids is None else [(int(ids[token]), kind) for token, kind in found]
-
-    def targets(self, scored: np.ndarray) -> np.ndarray:
-        """Returns the target's ids of scored tokens."""
-        return scored if self._head.token_ids is None else self._head.token_ids[scored]
-
-    def spread(self, scores: np.ndarray) -> np.ndarray:
-        """scores: [..., num_scored] -> [..., vocab of the target] float32; tokens that it does not
-        score have -inf."""
-        return spread(scores, self._head.token_ids, self.config.vocab_size)
 
 
 def eagle_matrices(head: EagleHead, tables: TargetTables) -> dict[str, HeadMatrix]:

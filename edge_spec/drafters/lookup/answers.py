@@ -64,6 +64,9 @@ class KeptAnswers:
         self.indexes: Sequence[CorpusIndex] = ()
         self._path, self._vocabulary, self._keeps = path, vocabulary, keeps
         self._lock = Lock()  # of all below
+        self._is_saved = False
+        self._old: list[list[int]] = []  # what the file held when it was read
+        self._new: list[list[int]] = []  # what was added since
         self._first_line = json.dumps({"answers": 2, "vocabulary": vocabulary.sha256})
         self._read_file()
 
@@ -94,8 +97,7 @@ class KeptAnswers:
 
     def _read_file(self) -> None:
         """Begins with what the file holds, without its oldest answers where these are too many."""
-        self._new: list[list[int]] = []
-        self._old: list[list[int]] = []
+        self._old, self._new = [], []
         try:
             found = list(self._answers())
             self._old = _newest(found, MAX_TOKENS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_spec.drafters.heads.eagle_session import FeatureStore
+from edge_spec.drafters.heads.features import FeatureStore
 
 
 def rows(first: int, count: int) -> np.ndarray:

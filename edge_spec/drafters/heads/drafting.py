@@ -1,0 +1,346 @@
+"""Drafts with a trained head: a chain, a tree of its likeliest tokens, or samples.
+
+A head scores what follows a path of draft tokens. Serial heads, as EAGLE's and assistants, go on
+from what they made of the path without its last token. Independent heads know nothing of a path but
+its length, so that any of a head's tokens may follow any of those before: the tree holds the
+likeliest paths, by the product of the heads' own chances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import HeadScores
+from edge_spec.core.model import Forward, Model, Session
+from edge_spec.core.sampling import Sampler
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.draft.draft_tree import (
+    PRIORS,
+    SIBLING_KINDS,
+    SIBLINGS,
+    DraftChooser,
+    Line,
+    Path,
+    Reader,
+    candidates_after,
+    kinds_of,
+    sample_shape,
+)
+from edge_spec.drafters.draft.synced_session import AheadChoice
+from edge_spec.drafters.heads.features import WINDOW, TargetFeatures
+from edge_spec.drafters.heads.layers import HeadNetwork
+from edge_spec.drafters.lookup.recycling import top_tokens
+from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
+
+Scores = TypeVar("Scores")  # what a head says of one draft token
+Scores_contra = TypeVar("Scores_contra", contravariant=True)
+Step = TypeVar("Step")
+Step_co = TypeVar("Step_co", covariant=True)
+_MAX_ROWS = 64  # of a tree of samples that have children
+_ROWS_AT_ONCE = 256
+
+
+class ScoresTokens(Protocol[Scores_contra]):
+    """The weights of a serial head."""
+
+    vocab_size: int  # of the target
+    reported_acceptance: Sequence[float]  # see Drafter
+
+    def likeliest(self, scores: Scores_contra) -> list[tuple[int, int]]:
+        """(token of the target, kind of draft token), in falling order. Raises ValueError for
+        scores that no choice can be made by."""
+
+    def spread(self, scores: Scores_contra) -> np.ndarray:
+        """[vocab of the target] float32, -inf for tokens that are not scored."""
+
+
+class SerialDrafter(LearningDrafter, Generic[Scores]):
+    """Drafts with a head that makes each draft token of the one before it. network: drafters of
+    several conversations share it."""
+
+    def __init__(self, network: ScoresTokens[Scores], name: str) -> None:
+        super().__init__(PRIORS)
+        self.name, self.reported_acceptance = name, network.reported_acceptance
+        self.passes: int = 0
+        self._weights = network
+        self._chooser = DraftChooser(network.vocab_size, network.vocab_size)
+        self._known: dict[Path, Scores] = {}  # what was said in this round
+
+    def use_sampler(self, sampler: Sampler) -> None:
+        self._chooser.use_sampler(sampler)
+
+    def sibling_acceptance(self) -> Sequence[float]:
+        if not self._chooser.samples:
+            return ()
+        return [self._acceptance.estimate(kind) for kind in SIBLING_KINDS]
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        self.passes, self._known, samples = 0, {}, self._chooser.samples
+        self._growth = nothing(pending)
+        if budget.num_draft_tokens <= 0 or not self._is_ready:
+            return self._growth.tree
+        given = self.name, pending, budget, self._acceptance
+        root: Path = ()
+        if not budget.branches or (samples and not budget.shape):
+            line = Line(budget.num_draft_tokens, budget.min_reach, self._acceptance)
+            while line.goes_on:
+                line.add(self._choose(line.path))
+            self._growth = line.growth(pending, self.name, samples)
+        elif samples:
+            reader = Reader(self._score_tree, _MAX_ROWS)
+            self._growth = sample_shape(*given, reader, self._chooser.draw)
+        else:
+            self._growth = grow(*given, root, self._expand, budget.num_draft_tokens)
+        return self._growth.tree
+
+    @property
+    def _is_ready(self) -> bool:
+        """Says whether the head has what it drafts from."""
+        raise NotImplementedError
+
+    def _score(self, path: Path) -> Scores:
+        """Returns what the head says after these draft tokens, by a pass that goes on from those of
+        the path without its last token."""
+        raise NotImplementedError
+
+    def _scores(self, path: Path) -> Scores:
+        if path not in self._known:
+            self.passes += 1
+            self._known[path] = self._score(path)
+        return self._known[path]
+
+    # The scores of the tokens that a head scores are read alone where these decide.
+
+    def _choose(self, path: Path) -> AheadChoice:
+        scores = self._scores(path)
+        if self._chooser.reads_logits_alone:
+            return AheadChoice(*self._weights.likeliest(scores)[0], None)
+        return self._chooser.choose(self._weights.spread(scores), path)
+
+    def _expand(self, path: Path) -> list[Candidate[Path]]:
+        scores = self._scores(path)
+        if self._chooser.reads_logits_alone:
+            return candidates_after(path, self._weights.likeliest(scores))
+        return self._chooser.likeliest(self._weights.spread(scores), path)
+
+    def _score_tree(self, tree: TokenTree) -> np.ndarray:
+        """[rows, vocab]"""
+        paths = [tuple(tree.tokens[tree.path(row)[1:]].tolist()) for row in range(len(tree))]
+        return np.stack([self._weights.spread(self._scores(path)) for path in paths])
+
+
+class RowScores(NamedTuple):
+    """Holds what heads say of one draft token: see `HeadScores`."""
+
+    logits: np.ndarray  # [scored tokens]
+    likeliest: np.ndarray  # [some] int64
+    shares: np.ndarray  # [some]
+    state: np.ndarray | None  # [hidden_size], where asked for
+
+
+class IndependentDrafter(LearningDrafter):
+    """A head is asked when the tree first gets to its depth; where all are scored in one go, all
+    that the budget has room for are.
+
+    num_heads: draft tokens at most, one after the other. shares_output: whether those of all heads
+    are scored in one go.
+    """
+
+    def __init__(
+        self, network: HeadNetwork, name: str, num_heads: int, shares_output: bool = True
+    ) -> None:
+        super().__init__(PRIORS)
+        self.name, self.reported_acceptance = name, network.reported_acceptance
+        self.passes: int = 0
+        self._weights = network
+        self._num_heads, self._shares_output = num_heads, shares_output
+        self._count = 0  # of draft tokens, at most
+        self._told: dict[int, RowScores] = {}  # by head
+        self._likeliest: dict[Hashable, list[tuple[int, int]]] = {}
+        self._chooser = DraftChooser(network.vocab_size, network.vocab_size)
+
+    def use_sampler(self, sampler: Sampler) -> None:
+        self._chooser.use_sampler(sampler)
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        self._told, self._likeliest, self.passes = {}, {}, 0
+        self._count = budget.num_draft_tokens
+        if self._shares_output:  # what is deeper comes with the same pass
+            budget = replace(budget, min_reach=budget.worth_scoring)
+        root: Path = ()
+        self._growth = nothing(pending)
+        if budget.num_draft_tokens > 0 and self._is_ready:
+            self._growth = grow(self.name, pending, budget, self._acceptance, root, self._expand)
+        return self._growth.tree
+
+    @property
+    def _is_ready(self) -> bool:
+        """Says whether heads have what they draft from."""
+        raise NotImplementedError
+
+    def _ask(self, heads: Sequence[int]) -> HeadScores:
+        """Returns what these heads say after the pending token; where all are scored in one go,
+        they are the first ones."""
+        raise NotImplementedError
+
+    def _decided_by(self, path: Path) -> Hashable:
+        """Returns what decides which tokens are likely after these draft tokens."""
+        return len(path)
+
+    def _expand(self, path: Path) -> list[Candidate[Path]]:
+        if len(path) == self._num_heads:
+            return []
+        decided_by = self._decided_by(path)
+        if decided_by not in self._likeliest:
+            self._likeliest[decided_by] = self._ranked(self._row(len(path)), path)
+        return candidates_after(path, self._likeliest[decided_by])
+
+    def _row(self, index: int) -> RowScores:
+        """Returns what a head says."""
+        if index not in self._told:
+            all_heads = range(max(index + 1, min(self._num_heads, self._count)))
+            heads = all_heads if self._shares_output else [index]
+            self.passes += 1
+            found = self._ask(heads)
+            for row, head in enumerate(heads):
+                state = None if found.states is None else found.states[row]
+                told = found.logits[row], found.likeliest[row], found.shares[row]
+                self._told[head] = RowScores(*told, state)
+        return self._told[index]
+
+    def _ranked(self, row: RowScores, path: Path) -> list[tuple[int, int]]:
+        """(token, kind of draft token) of a row's likeliest tokens, in falling order."""
+        if self._chooser.reads_logits_alone:
+            return kinds_of(row.likeliest[:SIBLINGS], row.shares[:SIBLINGS])
+        return self._chooser.ranked(self._weights.spread(row.logits), ())
+
+
+def head_scores(logits: np.ndarray, count: int = SIBLINGS) -> HeadScores:
+    """logits: [heads, scored tokens]; count: of the likeliest ones. Shares are NaN where logits
+    are."""
+    likeliest = top_tokens(logits, min(count, logits.shape[1]))
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares = np.take_along_axis(powers, likeliest, axis=1) / powers.sum(axis=1, keepdims=True)
+    return HeadScores(logits, likeliest, shares)
+
+
+class ReadsFeatures(Protocol[Step_co]):
+    """The weights of a head that reads features."""
+
+    config: ModelConfig  # of its layers
+    feature_layers: Sequence[int]  # see `core.features`
+    features_size: int  # of all features of a token beside each other
+
+    def bound_to(self, cache: np.ndarray) -> Step_co:
+        """Returns what makes entries in a cache, [layers, 2, kv_heads, slots, head_dim]."""
+
+
+class TextEntries(Generic[Step]):
+    """The keys and values that a head has of a text: an entry of each feature of the target, and
+    room for more after them, which `step` makes. Slot 0 is the entry of feature `first`.
+
+    window: entries that a row sees. tokens_after: that an entry reads beside the features of the
+    token before them.
+    """
+
+    def __init__(
+        self,
+        network: ReadsFeatures[Step],
+        window: int = WINDOW,
+        tokens_after: int = 0,
+    ) -> None:
+        self.window = window
+        self.target = TargetFeatures(network.feature_layers, network.features_size, window)
+        self.first = self.end = 0  # features that there are entries of
+        config = network.config
+        shape = (config.num_layers, 2, config.num_kv_heads, 0, config.head_dim)
+        self._bind = network.bound_to
+        self._use(np.zeros(shape, np.float32))
+        self._tokens_after = tokens_after
+
+    @property
+    def num_slots(self) -> int:
+        return self.end - self.first
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.forget(self.target.begin(prompt) - self._tokens_after)
+
+    def forget(self, end: int) -> None:
+        """Forgets the entries from this one on."""
+        self.end = max(min(self.end, end), self.first)
+        if self.end == self.first:
+            self.first = self.end = 0
+
+    def missing(self, extra: int = 0) -> Iterator[tuple[int, int]]:
+        """Yields which entries of the text to make, from and to before, as many as a pass takes, at
+        most the text's last ones, as many as a row sees. extra: slots that the last pass needs
+        after them."""
+        store, end = self.target.store, len(self.target.text) - 1
+        if self.end < max(store.first, end - 2 * self.window):  # nobody knows what is between
+            self.first = self.end = max(store.first, end - self.window)
+        surplus = self.num_slots - self.window
+        if surplus > self.window:  # a text of twice the window is cut to it
+            self._use(self._cache[..., surplus:, :].copy())
+            self.first += surplus
+        self.make_room(end - self.end + extra)
+        while end - self.end > _ROWS_AT_ONCE:
+            yield self.end, self.end + _ROWS_AT_ONCE
+            self.end += _ROWS_AT_ONCE
+        yield self.end, end
+        self.end = end
+
+    def make_room(self, count: int) -> None:
+        """Makes room for more entries."""
+        missing = self.num_slots + count - self._cache.shape[3]
+        if missing > 0:
+            grown = max(missing, _ROWS_AT_ONCE)
+            self._use(np.pad(self._cache, [(0, 0)] * 3 + [(0, grown), (0, 0)]))
+
+    def _use(self, cache: np.ndarray) -> None:
+        self._cache, self.step = cache, self._bind(cache)
+
+
+class FeatureDrafter(LearningDrafter):
+    """What drafters have in common that keep entries of the target's features."""
+
+    _entries: TextEntries[Any]
+
+    @property
+    def _target(self) -> TargetFeatures:
+        return self._entries.target
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._target.is_ready
+
+    def attach(self, model: Model, session: Session) -> None:
+        """Raises UnsupportedModelError where the runtime does not give features."""
+        self._target.attach(session, self.name)
+        self._entries.forget(0)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self._entries.begin(prompt)
+
+    def take_features(self, position: int, features: np.ndarray) -> None:
+        """features: [tokens, features_size] of the tokens from `position` on."""
+        self._target.store.put(position, features)
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        super().observe(tree, out, verdict)
+        self._target.observe(out, verdict)
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        super().load_state_dict(state)
+        self._target.forget()
+        self._entries.forget(0)
+
+    def close(self) -> None:
+        self._target.close()
