@@ -23,10 +23,8 @@ from edge_spec.core.tree import TokenTree, Verdict, chain_first
 from edge_spec.drafters.protocol import (
     Budget,
     Drafter,
-    load_state_dicts,
-    load_stats_into,
-    state_dicts,
-    stats_of,
+    named,
+    part_of,
 )
 from edge_spec.drafters.tree_builder import (
     Growth,
@@ -82,10 +80,34 @@ class DrafterGroup(Drafter):
             drafter.rollback_draft(keep)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return state_dicts(self._drafters)
+        """Returns what each keeps of the conversation, such as a pool of n-grams, under its own
+        name."""
+        state: dict[str, np.ndarray] = {}
+        for drafter in self._drafters:
+            state |= named(drafter.name, drafter.state_dict())
+        return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        load_state_dicts(self._drafters, state)
+        """Restores drafters of the names that the snapshot was taken of; one that it holds nothing
+        of begins again. Raises KeyError or ValueError for others."""
+        known = {drafter.name for drafter in self._drafters}
+        unknown = {name.partition("/")[0] for name in state if "/" in name} - known
+        if unknown:
+            raise KeyError(f"no drafter {', '.join(sorted(unknown))} to restore")
+        for drafter in self._drafters:
+            own = part_of(state, drafter.name)
+            if own:
+                drafter.load_state_dict(own)
+
+    def stats(self) -> dict[str, np.ndarray]:
+        stats: dict[str, np.ndarray] = {}
+        for drafter in self._drafters:
+            stats |= drafter.stats()
+        return stats
+
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        for drafter in self._drafters:
+            drafter.load_stats(stats)
 
     def close(self) -> None:
         for drafter in self._drafters:
@@ -162,12 +184,12 @@ class CompositeDrafter(DrafterGroup):
         super().skip(tree, out, verdict)
 
     def stats(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.stats(), **stats_of(self._drafters)}
+        return {self.name: self._acceptance.stats(), **super().stats()}
 
     def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
         if self.name in stats:
             self._acceptance.load_stats(stats[self.name])
-        load_stats_into(self._drafters, stats)
+        super().load_stats(stats)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         return {"acceptance": self._acceptance.snapshot(), **super().state_dict()}

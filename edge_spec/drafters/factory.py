@@ -40,17 +40,18 @@ if TYPE_CHECKING:
     from edge_spec.drafters.lookup.corpus_index import CorpusIndex
 
 HeadNetwork = EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork  # of a trained head
-_Maker = TypeVar("_Maker", bound=Callable[["DrafterContext"], object])
+_Head = TypeVar("_Head", bound=HeadNetwork)
+_Made = Callable[["DrafterContext"], Drafter]
 
 _NOTHING = DrafterTraits()
 
 _log = logging.getLogger(__name__)
 
 
-def declares(traits: DrafterTraits) -> Callable[[_Maker], _Maker]:
+def declares(traits: DrafterTraits) -> Callable[[_Made], _Made]:
     """Says of a function what the drafters that it makes cost and need."""
 
-    def declare(make: _Maker) -> _Maker:
+    def declare(make: _Made) -> _Made:
         make.traits = traits  # type: ignore[attr-defined]
         return make
 
@@ -81,14 +82,34 @@ class DrafterContext:
     # row
 
 
-@declares(SuffixDrafter.traits)
-def suffix(context: DrafterContext) -> Drafter:
-    return SuffixDrafter()
+suffix = declares(SuffixDrafter.traits)(lambda context: SuffixDrafter())
+recycling = declares(RecyclingDrafter.traits)(lambda context: RecyclingDrafter())
+draft_model = declares(DraftModelDrafter.traits)(
+    lambda context: _cascade(context, [], "draft-model")
+)
+# The draft, with suffix lookup as its own drafter.
+cascade = declares(replace(DraftModelDrafter.traits, auto=True))(
+    lambda context: _cascade(context, [SuffixDrafter()], "cascade")
+)
+medusa = declares(replace(MedusaDrafter.traits, auto=True))(
+    lambda context: MedusaDrafter(_head(context, MedusaNetwork))
+)
+dflash = declares(replace(DFlashDrafter.traits, auto=True))(
+    lambda context: DFlashDrafter(_head(context, DFlashNetwork))
+)
+assistant = declares(replace(AssistantDrafter.traits, auto=True))(
+    lambda context: AssistantDrafter(_head(context, AssistantNetwork))
+)
+early_exit = declares(replace(SelfDrafter.traits, options=frozenset({"exit_layer"})))(
+    lambda context: _self_drafter(context, "early-exit")
+)
+layer_skip = declares(SelfDrafter.traits)(lambda context: _self_drafter(context, "layer-skip"))
 
 
-@declares(RecyclingDrafter.traits)
-def recycling(context: DrafterContext) -> Drafter:
-    return RecyclingDrafter()
+@declares(replace(EagleDrafter.traits, auto=True))
+def eagle(context: DrafterContext) -> Drafter:
+    head = _head(context, EagleNetwork)
+    return EagleDrafter(head) if head.masks is None else ParallelEagleDrafter(head)
 
 
 @declares(LookaheadDrafter.traits)
@@ -126,42 +147,6 @@ def answers(context: DrafterContext) -> Drafter:
     return AnswersDrafter(opened[path])
 
 
-@declares(DraftModelDrafter.traits)
-def draft_model(context: DrafterContext) -> Drafter:
-    return _cascade(context, [], "draft-model")
-
-
-@declares(replace(DraftModelDrafter.traits, auto=True))
-def cascade(context: DrafterContext) -> Drafter:
-    """The draft, with suffix lookup as its own drafter."""
-    return _cascade(context, [SuffixDrafter()], "cascade")
-
-
-@declares(replace(EagleDrafter.traits, auto=True))
-def eagle(context: DrafterContext) -> Drafter:
-    assert isinstance(context.head, EagleNetwork)
-    scores_several = context.head.masks is not None
-    return (ParallelEagleDrafter if scores_several else EagleDrafter)(context.head)
-
-
-@declares(replace(MedusaDrafter.traits, auto=True))
-def medusa(context: DrafterContext) -> Drafter:
-    assert isinstance(context.head, MedusaNetwork)
-    return MedusaDrafter(context.head)
-
-
-@declares(replace(DFlashDrafter.traits, auto=True))
-def dflash(context: DrafterContext) -> Drafter:
-    assert isinstance(context.head, DFlashNetwork)
-    return DFlashDrafter(context.head)
-
-
-@declares(replace(AssistantDrafter.traits, auto=True))
-def assistant(context: DrafterContext) -> Drafter:
-    assert isinstance(context.head, AssistantNetwork)
-    return AssistantDrafter(context.head)
-
-
 def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> Drafter:
     below = lowest
     for draft in reversed(context.drafts[1:]):
@@ -169,14 +154,9 @@ def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> D
     return context.drafts[0].make_drafter(below, name)
 
 
-@declares(replace(SelfDrafter.traits, options=frozenset({"exit_layer"})))
-def early_exit(context: DrafterContext) -> Drafter:
-    return _self_drafter(context, "early-exit")
-
-
-@declares(SelfDrafter.traits)
-def layer_skip(context: DrafterContext) -> Drafter:
-    return _self_drafter(context, "layer-skip")
+def _head(context: DrafterContext, kind: type[_Head]) -> _Head:
+    assert isinstance(context.head, kind)  # `load_drafters` has looked
+    return context.head
 
 
 def _self_drafter(context: DrafterContext, name: str) -> Drafter:
@@ -238,18 +218,16 @@ def auto_drafters(
     rows = 1 if drafts or head else cheap_rows  # beside these it was not compared
     declared = sorted(installed_traits().items(), key=lambda each: each[1].auto_rows)
     found = {name: each for name, each in declared if each.auto and each.auto_rows <= rows}
-    by_text = [name for name, each in found.items() if each.needs_text_alone]
-    by_draft = [name for name, each in found.items() if each.draft_model and not each.corpora]
-    by_corpora = [name for name, each in found.items() if each.corpora and not each.draft_model]
-    by_head = [name for name, each in found.items() if head and each.head == head]
-    by_answers = [name for name, each in declared if each.remembers and each.needs_text_alone]
-    return [
-        *by_text,
-        *(by_draft if drafts else []),
-        *by_head,
-        *(by_corpora if corpora else []),
-        *(by_answers if remember else []),
-    ]
+    chosen = [name for name, each in found.items() if each.needs_text_alone]
+    if drafts:
+        chosen += [name for name, each in found.items() if each.draft_model and not each.corpora]
+    if head:
+        chosen += [name for name, each in found.items() if each.head == head]
+    if corpora:
+        chosen += [name for name, each in found.items() if each.corpora and not each.draft_model]
+    if remember:
+        chosen += [name for name, each in declared if each.remembers and each.needs_text_alone]
+    return chosen
 
 
 def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:

@@ -204,15 +204,6 @@ def restored_prompt(tokens: np.ndarray) -> tuple[int, ...]:
     return tuple(tokens.tolist())
 
 
-def state_dicts(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
-    """Returns what the drafters keep of their conversation, such as a pool of n-grams, each under
-    its own name."""
-    state: dict[str, np.ndarray] = {}
-    for drafter in drafters:
-        state |= named(drafter.name, drafter.state_dict())
-    return state
-
-
 def named(name: str, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {f"{name}/{each}": array for each, array in state.items()}
 
@@ -222,30 +213,3 @@ def part_of(state: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]
     prefix = f"{name}/"
     own = {each: array for each, array in state.items() if each.startswith(prefix)}
     return {each.removeprefix(prefix): array for each, array in own.items()}
-
-
-def load_state_dicts(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -> None:
-    """Restores drafters of the names that the snapshot was taken of. Raises KeyError or ValueError
-    for others; one that it holds nothing of begins again."""
-    known = {drafter.name for drafter in drafters}
-    unknown = {name.partition("/")[0] for name in state if "/" in name} - known
-    if unknown:
-        raise KeyError(f"no drafter {', '.join(sorted(unknown))} to restore")
-    for drafter in drafters:
-        own = part_of(state, drafter.name)
-        if own:
-            drafter.load_state_dict(own)
-
-
-def stats_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
-    """Counts how often their draft tokens were right, over all texts."""
-    stats: dict[str, np.ndarray] = {}
-    for drafter in drafters:
-        stats |= drafter.stats()
-    return stats
-
-
-def load_stats_into(drafters: Sequence[Drafter], stats: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError for counts of another version."""
-    for drafter in drafters:
-        drafter.load_stats(stats)

@@ -177,17 +177,13 @@ class Rows:
         self.parents = [-1]
         self.kinds: list[int | None] = [None]
         self.confidence = [1.0]
-        self.reach = [1.0]
         self.draft_probs: list[np.ndarray | None] = [None]
 
-    def add(
-        self, parent: int, token: int, kind: int, chance: float, probs: np.ndarray | None = None
-    ) -> int:
+    def add(self, parent: int, token: int, kind: int, chance: float, probs: np.ndarray) -> int:
         self.tokens.append(token)
         self.parents.append(parent)
         self.kinds.append(kind)
         self.confidence.append(chance)
-        self.reach.append(self.reach[parent] * chance)
         self.draft_probs.append(probs)
         return len(self.tokens) - 1
 
@@ -198,27 +194,15 @@ class Rows:
             row = self.parents[row]
         return tuple(path[::-1])
 
-    def select(self, rows: Sequence[int]) -> TokenTree:
-        """Returns what the draft has to read: these rows, which contain the parents of each."""
+    def tree(self, drafter: str) -> TokenTree:
         return TokenTree(
             np.array(self.tokens, np.int32),
             np.array(self.parents, np.int32),
-            np.ones(len(self.tokens), np.float32),
-        ).select(rows)
-
-    def grown(self, drafter: str, num_rows: int, sampled: bool = False) -> Growth:
-        """The `num_rows` rows that are most likely to be reached and right."""
-        tree = TokenTree(
-            np.array(self.tokens, np.int32),
-            np.array(self.parents, np.int32),
             np.array(self.confidence, np.float32),
-            draft_probs=tuple(self.draft_probs) if sampled else (),
+            draft_probs=tuple(self.draft_probs),
             proposed_by=("", *(drafter,) * (len(self.tokens) - 1)),
             siblings=Siblings.WITHOUT_REPLACEMENT,
         )
-        # Stable, and no row is likelier than its parent: parents come before their children.
-        best = sorted(np.argsort(-np.array(self.reach), kind="stable")[:num_rows].tolist())
-        return Growth(tree.select(best), [self.kinds[row] for row in best])
 
 
 class Reader(NamedTuple):
@@ -256,9 +240,9 @@ def sample_shape(
     while True:
         inner = {node: row for node, row in level.items() if node in children}
         if not inner:
-            return rows.grown(drafter, budget.num_rows, sampled=True)
+            return Growth(rows.tree(drafter), rows.kinds)
         read = sorted([*read, *inner.values()])
-        logits = reader.score(rows.select(read))
+        logits = reader.score(rows.tree(drafter).select(read))
         level = {}
         for node, row in inner.items():
             drawn = draw(logits[read.index(row)], rows.path(row), len(children[node]))

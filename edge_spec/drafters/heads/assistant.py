@@ -13,16 +13,18 @@ from edge_spec.core.features import SharesKeysValues
 from edge_spec.core.heads import AssistantHead, AssistantLayer, HeadMatrix, TargetTables
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.draft.draft_tree import Path, ranked
+from edge_spec.drafters.draft.draft_tree import Path
 from edge_spec.drafters.heads.drafting import SerialDrafter
 from edge_spec.drafters.heads.layers import (
     FloatProducts,
     Heads,
     attend,
+    likeliest,
     one_blas_thread,
     output_matrix,
     own_matrix,
     rms_normed,
+    rotate,
 )
 from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
 from edge_spec.errors import UnsupportedModelError
@@ -88,13 +90,8 @@ class AssistantNetwork:
         return spread
 
     def likeliest(self, found: Drafted) -> list[tuple[int, int]]:
-        """(token, kind of draft token), in falling order. Raises ValueError for scores that no
-        choice can be made by."""
-        scores, tokens = found.scores[0], found.tokens[0]
-        peak = scores.max()
-        if not np.isfinite(peak):  # NaN, where any of them is
-            raise ValueError("logits that are not finite")
-        return [(int(tokens[at]), kind) for at, kind in ranked(np.exp(scores - peak))]
+        """See `layers.likeliest`."""
+        return likeliest(found.scores[0], found.tokens[0])
 
     def _layer(
         self,
@@ -107,7 +104,8 @@ class AssistantNetwork:
         prefix = f"layers.{index}."
         queries = self._products(prefix + "q", self._normed(stream, prefix + "input_norm"))
         queries = queries.reshape(len(stream), -1, layer.head_dim).swapaxes(0, 1)
-        queries = _turned(self._normed(queries, prefix + "q_norm"), layer, position)
+        queries = self._normed(queries, prefix + "q_norm")
+        queries = rotate(queries, position * _frequencies(layer))
         # `attend` divides by the root of a head's size, which queries here are not.
         queries = queries * np.float32(np.sqrt(layer.head_dim))
         mixed = attend(Heads(queries, *seen), None)
@@ -157,14 +155,6 @@ def assistant_matrices(head: AssistantHead) -> dict[str, HeadMatrix]:
     assert head.output_rows is not None
     ids = np.arange(head.config.vocab_size) if head.token_ids is None else head.token_ids
     return matrices | {"head": output_matrix(head.output_rows, ids)}
-
-
-def _turned(x: np.ndarray, layer: AssistantLayer, position: int) -> np.ndarray:
-    """x: [heads, rows, head_dim], halves paired (Su et al. 2021)."""
-    angles = position * _frequencies(layer)
-    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def _gelu(gate: np.ndarray) -> np.ndarray:

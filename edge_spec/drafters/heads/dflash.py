@@ -38,6 +38,7 @@ from edge_spec.drafters.heads.layers import (
     HeadNetwork,
     attend,
     layer_matrices,
+    logistic,
     own_matrix,
     scored_matrix,
 )
@@ -73,11 +74,11 @@ class TransitionWeights:
         assert state is not None  # see `DFlashHead.keeps_states`
         weight, bias = transitions.joined
         if transitions.kind is FollowsBy.GATED:
-            return None, _logistic(weight @ np.concatenate([state, row]) + bias) * row
+            return None, logistic(weight @ np.concatenate([state, row]) + bias) * row
         memory = np.zeros(transitions.rank, np.float32) if memory is None else memory
         made = weight @ np.concatenate([memory, row, state]) + bias
         gate, candidate, output = np.split(made, 3)
-        opened = _logistic(gate)
+        opened = logistic(gate)
         return opened * memory + (1 - opened) * np.tanh(candidate), np.tanh(output)
 
     def biases(self, made: np.ndarray, scored: np.ndarray) -> np.ndarray:
@@ -94,7 +95,7 @@ class TransitionWeights:
             return None
         weight = self._confidence.weight
         read = state if len(weight) == len(state) else np.concatenate([state, self._row(token)])
-        return float(_logistic(weight @ read + self._confidence.bias))
+        return float(logistic(weight @ read + self._confidence.bias))
 
     def _read(self, token: int) -> np.ndarray:
         if self._transitions is None:
@@ -136,11 +137,6 @@ class Following:
 
     def _last(self, path: Path) -> int:
         return path[-1] if path else self._pending
-
-
-def _logistic(x: np.ndarray) -> np.ndarray:
-    found: np.ndarray = 1 / (1 + np.exp(-np.clip(x, -80, None)))
-    return found
 
 
 class DFlashNetwork(HeadNetwork):
@@ -258,7 +254,7 @@ class DFlashDrafter(FeatureDrafter, IndependentDrafter):
             is_last = end == text_end
             rows = BlockRows(
                 block if is_last else block[:1],
-                self._target.store.get(np.arange(start, end)),
+                self._target.store.get(start, end),
                 start,
                 start - entries.first,
                 entries.window,

@@ -60,9 +60,8 @@ class ScoresTokens(Protocol[Scores_contra]):
         """[vocab of the target] float32, -inf for tokens that are not scored."""
 
 
-class SerialDrafter(LearningDrafter, Generic[Scores]):
-    """Drafts with a head that makes each draft token of the one before it. network: drafters of
-    several conversations share it."""
+class HeadDrafter(LearningDrafter, Generic[Scores]):
+    """network: drafters of several conversations share it."""
 
     def __init__(self, network: ScoresTokens[Scores], name: str) -> None:
         super().__init__(PRIORS)
@@ -70,10 +69,22 @@ class SerialDrafter(LearningDrafter, Generic[Scores]):
         self.passes: int = 0
         self._weights = network
         self._chooser = DraftChooser(network.vocab_size, network.vocab_size)
-        self._known: dict[Path, Scores] = {}  # what was said in this round
 
     def use_sampler(self, sampler: Sampler) -> None:
         self._chooser.use_sampler(sampler)
+
+    @property
+    def _is_ready(self) -> bool:
+        """Says whether the head has what it drafts from."""
+        raise NotImplementedError
+
+
+class SerialDrafter(HeadDrafter[Scores]):
+    """Drafts with a head that makes each draft token of the one before it."""
+
+    def __init__(self, network: ScoresTokens[Scores], name: str) -> None:
+        super().__init__(network, name)
+        self._known: dict[Path, Scores] = {}  # what was said in this round
 
     def sibling_acceptance(self) -> Sequence[float]:
         if not self._chooser.samples:
@@ -98,11 +109,6 @@ class SerialDrafter(LearningDrafter, Generic[Scores]):
         else:
             self._growth = grow(*given, root, self._expand, budget.num_draft_tokens)
         return self._growth.tree
-
-    @property
-    def _is_ready(self) -> bool:
-        """Says whether the head has what it drafts from."""
-        raise NotImplementedError
 
     def _score(self, path: Path) -> Scores:
         """Returns what the head says after these draft tokens, by a pass that goes on from those of
@@ -144,7 +150,7 @@ class RowScores(NamedTuple):
     state: np.ndarray | None  # [hidden_size], where asked for
 
 
-class IndependentDrafter(LearningDrafter):
+class IndependentDrafter(HeadDrafter[np.ndarray]):
     """A head is asked when the tree first gets to its depth; where all are scored in one go, all
     that the budget has room for are.
 
@@ -155,18 +161,11 @@ class IndependentDrafter(LearningDrafter):
     def __init__(
         self, network: HeadNetwork, name: str, num_heads: int, shares_output: bool = True
     ) -> None:
-        super().__init__(PRIORS)
-        self.name, self.reported_acceptance = name, network.reported_acceptance
-        self.passes: int = 0
-        self._weights = network
+        super().__init__(network, name)
         self._num_heads, self._shares_output = num_heads, shares_output
         self._count = 0  # of draft tokens, at most
         self._told: dict[int, RowScores] = {}  # by head
         self._likeliest: dict[Hashable, list[tuple[int, int]]] = {}
-        self._chooser = DraftChooser(network.vocab_size, network.vocab_size)
-
-    def use_sampler(self, sampler: Sampler) -> None:
-        self._chooser.use_sampler(sampler)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         self._told, self._likeliest, self.passes = {}, {}, 0
@@ -178,11 +177,6 @@ class IndependentDrafter(LearningDrafter):
         if budget.num_draft_tokens > 0 and self._is_ready:
             self._growth = grow(self.name, pending, budget, self._acceptance, root, self._expand)
         return self._growth.tree
-
-    @property
-    def _is_ready(self) -> bool:
-        """Says whether heads have what they draft from."""
-        raise NotImplementedError
 
     def _ask(self, heads: Sequence[int]) -> HeadScores:
         """Returns what these heads say after the pending token; where all are scored in one go,

@@ -51,7 +51,7 @@ class EagleEntries(TextEntries[EagleStep]):
         for start, end in self.missing(count):
             more = count if end == len(text) - 1 else 0
             tokens = [*text[start + 1 : end + 1]]
-            features = store.get(np.arange(start, end))
+            features = store.get(start, end)
             if masks is not None:
                 tokens += [masks.token] * more
                 features = np.concatenate([features, np.repeat(masks.features[None], more, axis=0)])
@@ -103,7 +103,7 @@ class EagleDrafter(FeatureDrafter, SerialDrafter[np.ndarray]):
         states, logits = entries.step(
             EntryRows(
                 self._network.embed(np.array(path[-1:])),
-                entries.target.store.none,
+                np.empty((0, self._network.features_size), np.float32),
                 self._made[path[:-1]][1][None],
                 _FIRST,
                 np.array([position]),

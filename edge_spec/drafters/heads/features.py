@@ -43,20 +43,9 @@ class FeatureStore:
     def has(self, position: int) -> bool:
         return self._first <= position < self.end
 
-    @property
-    def none(self) -> np.ndarray:
-        """[0, size] float32."""
-        return self._rows[:0]
-
-    def available(self, positions: np.ndarray) -> np.ndarray:
-        """positions: [rows] int -> [rows] bool."""
-        found: np.ndarray = (positions >= self._first) & (positions < self.end)
-        return found
-
-    def get(self, positions: np.ndarray) -> np.ndarray:
-        """[rows, size] of positions that are available."""
-        rows: np.ndarray = self._rows[positions - self._first]
-        return rows
+    def get(self, start: int, end: int) -> np.ndarray:
+        """[rows, size] from `start` to before `end`, which are there."""
+        return self._rows[start - self._first : end - self._first]
 
     def put(self, position: int, rows: np.ndarray) -> None:
         """rows: [tokens, size] of the tokens from `position` on."""

@@ -13,7 +13,7 @@ from edge_spec.core.heads import HeadBackend, HeadMatrix, HeadScores, MedusaHead
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.drafting import IndependentDrafter, head_scores
-from edge_spec.drafters.heads.layers import FloatProducts, HeadNetwork
+from edge_spec.drafters.heads.layers import FloatProducts, HeadNetwork, logistic
 from edge_spec.drafters.protocol import Cost, DrafterTraits
 
 
@@ -66,7 +66,7 @@ class MedusaFormulas:
         """state: [1, hidden_size]"""
         for block in range(self._num_blocks[head]):
             inner = self._products(f"{head}.{block}", state)
-            state = state + inner / (1 + np.exp(-np.clip(inner, -80, None)))
+            state = state + inner * logistic(inner)
         return state
 
 

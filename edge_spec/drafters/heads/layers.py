@@ -83,8 +83,9 @@ class HeadLayers:
         queries, keys, values, gates = np.split(found, ends)
         queries = self.normed(queries, prefix + "q_norm")
         keys = self.normed(keys, prefix + "k_norm")
-        turned = self._turned(np.concatenate([queries, keys]), positions)
-        opened = 1 / (1 + np.exp(-np.clip(gates, -80, None))) if len(gates) else None
+        angles = positions[:, None] * self._frequencies[None]
+        turned = rotate(np.concatenate([queries, keys]), angles, self._magnitude)
+        opened = logistic(gates) if len(gates) else None
         return Heads(turned[: ends[0]], turned[ends[0] :], values, opened)
 
     def leave(self, stream: np.ndarray, mixed: np.ndarray, layer: int) -> np.ndarray:
@@ -96,14 +97,14 @@ class HeadLayers:
         added = self._mlp(read, prefix)
         if self._experts is not None:
             shared = self._products(prefix + "shared_gate", read)
-            added = added / (1 + np.exp(-np.clip(shared, -80, None)))
+            added = added * logistic(shared)
             added += self._mixture(read, prefix, self._experts.used)
         left: np.ndarray = stream + added
         return left
 
     def _mlp(self, read: np.ndarray, prefix: str) -> np.ndarray:
         gate, up = np.split(self._products(prefix + "gate_up", read), 2, axis=1)
-        gated = gate / (1 + np.exp(-np.clip(gate, -80, None))) * up
+        gated = gate * logistic(gate) * up
         return self._products(prefix + "down", gated)
 
     def _mixture(self, read: np.ndarray, prefix: str, used: int) -> np.ndarray:
@@ -137,16 +138,6 @@ class HeadLayers:
         head_dim = self._config.head_dim
         # Of no rows, numpy could not tell how many heads there are.
         return rows.reshape(len(rows), rows.shape[1] // head_dim, head_dim).swapaxes(0, 1)
-
-    def _turned(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """x: [heads, rows, head_dim], halves paired of what is rotated (Su et al. 2021)."""
-        angles = positions[:, None] * self._frequencies[None]
-        cos = (np.cos(angles) * self._magnitude).astype(np.float32)
-        sin = (np.sin(angles) * self._magnitude).astype(np.float32)
-        rotated = self._config.rotated
-        first, second, rest = np.split(x, [rotated // 2, rotated], axis=-1)
-        turned = [first * cos - second * sin, second * cos + first * sin, rest]
-        return np.concatenate(turned, axis=-1)
 
 
 def layer_matrices(
@@ -188,6 +179,21 @@ def scored_matrix(head: EagleHead | DFlashHead, tables: TargetTables) -> HeadMat
     if head.head_rows is None:
         return output_matrix(tables.output_rows, ids)
     return output_matrix(head.head_rows, np.arange(len(ids)))
+
+
+def logistic(x: np.ndarray) -> np.ndarray:
+    found: np.ndarray = 1 / (1 + np.exp(-np.clip(x, -80, None)))
+    return found
+
+
+def rotate(x: np.ndarray, angles: np.ndarray, magnitude: float = 1.0) -> np.ndarray:
+    """x: [heads, rows, head_dim], of which the first 2 * len(angles) numbers are rotated, halves
+    paired (Su et al. 2021). angles: [rows or nothing, pairs]."""
+    cos = (np.cos(angles) * magnitude).astype(np.float32)
+    sin = (np.sin(angles) * magnitude).astype(np.float32)
+    pairs = angles.shape[-1]
+    first, second, rest = np.split(x, [pairs, 2 * pairs], axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
 def rms_normed(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
@@ -246,6 +252,16 @@ def _whole(matrix: HeadMatrix) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
+def likeliest(scores: np.ndarray, ids: np.ndarray | None) -> list[tuple[int, int]]:
+    """scores: [scored tokens], ids: theirs of the target; None: the same. Returns (token, kind of
+    draft token) in falling order. Raises ValueError for scores that no choice can be made by."""
+    peak = scores.max()
+    if not np.isfinite(peak):  # NaN, where any of them is
+        raise ValueError("logits that are not finite")
+    found = ranked(np.exp(scores - peak))
+    return found if ids is None else [(int(ids[token]), kind) for token, kind in found]
+
+
 class HeadNetwork:
     """What the weights of heads have in common, which keep no text. token_ids: [scored tokens] of
     the target; None: it scores all of them."""
@@ -257,13 +273,8 @@ class HeadNetwork:
         self.token_ids = token_ids
 
     def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
-        """scores: [scored tokens] of a row. (token of the target, kind of draft token), in falling
-        order. Raises ValueError for scores that no choice can be made by."""
-        peak = scores.max()
-        if not np.isfinite(peak):  # NaN, where any of them is
-            raise ValueError("logits that are not finite")
-        found, ids = ranked(np.exp(scores - peak)), self.token_ids
-        return found if ids is None else [(int(ids[token]), kind) for token, kind in found]
+        """scores: [scored tokens] of a row. See `likeliest`."""
+        return likeliest(scores, self.token_ids)
 
     def targets(self, scored: np.ndarray) -> np.ndarray:
         """Returns the target's ids of scored tokens."""
