@@ -29,10 +29,9 @@ from edge_spec.drafters.protocol import (
 from edge_spec.drafters.tree_builder import (
     Growth,
     LearntAcceptance,
-    MergedRow,
-    merge_rows,
+    TreeRows,
+    merge,
     nothing,
-    tree_of,
 )
 from edge_spec.errors import EdgeSpecError
 
@@ -167,11 +166,11 @@ class CompositeDrafter(DrafterGroup):
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         trees = [drafter.propose(pending, budget) for drafter in self._drafters]
-        merged = merge_rows(pending, trees)
-        if len(merged) == 1:
+        rows, chances = merge(pending, trees)
+        if len(rows) == 1:
             return TokenTree.chain(pending)
-        kinds, confidence = self._rated(merged, [tree.confidence.tolist() for tree in trees])
-        tree = tree_of(merged, confidence)
+        kinds, confidence = self._rated(rows, chances)
+        tree = rows.tree(confidence)
         self._growth = Growth(tree, kinds)
         return tree if budget.branches else chain_first(tree, budget.num_rows)
 
@@ -199,20 +198,20 @@ class CompositeDrafter(DrafterGroup):
         super().load_state_dict(state)
 
     def _rated(
-        self, merged: Sequence[MergedRow], trees: Sequence[Sequence[float]]
+        self, rows: TreeRows, chances: Sequence[Sequence[float]]
     ) -> tuple[list[int | None], list[float]]:
-        """The kind and the confidence of each row, the pending token's not read; trees: the
-        confidence of their rows."""
+        """The kind and the confidence of each row, the pending token's not read. chances: what
+        drafters say of each."""
         proposers: dict[int, set[str]] = {}  # of each row's children
-        for entry in merged:
-            proposers.setdefault(entry.parent, set()).update(entry.drafters)
+        for parent, drafters in zip(rows.parents, rows.drafters, strict=True):
+            proposers.setdefault(parent, set()).update(drafters)
         kinds: list[int | None] = []
         confidence = []
-        for entry in merged:
-            together = 1 - prod(1 - trees[which][row] for which, row in entry.sources)
+        for row, parent in enumerate(rows.parents):
+            together = 1 - prod(1 - chance for chance in chances[row])
             kind = None
-            if len(proposers[entry.parent]) > 1:
-                case = _AGREED if len(entry.drafters) > 1 else _CONTESTED
+            if len(proposers[parent]) > 1:
+                case = _AGREED if len(rows.drafters[row]) > 1 else _CONTESTED
                 kind = case * len(_PRIORS[0]) + bisect_right(_STEPS, together)
             kinds.append(kind)
             confidence.append(together if kind is None else self._acceptance.estimate(kind))

@@ -32,9 +32,8 @@ from edge_spec.drafters.tree_builder import (
     Growth,
     LearningDrafter,
     LearntAcceptance,
-    MergedRow,
+    TreeRows,
     nothing,
-    tree_of,
 )
 from edge_spec.errors import UsageError
 
@@ -227,7 +226,7 @@ class LookaheadDrafter(LearningDrafter):
         for rank, ngram in enumerate(ngrams if budget.branches else ngrams[:1]):
             kind, row = _WINDOW_DEPTHS + 2 * min(rank, _POOL_RANKS - 1), 0
             for i, token in enumerate(ngram[: budget.num_draft_tokens]):
-                row = rows.add(row, token, kind + (i > 0))
+                row = rows.draft(row, token, kind + (i > 0))
         self._growth = rows.growth()
         tree = self._growth.tree
         return likeliest(tree, budget.num_rows) if len(tree) > budget.num_rows else tree
@@ -268,11 +267,11 @@ class LookaheadDrafter(LearningDrafter):
         feet = [0]  # each column's last row
         for token in self._levels[0][1:]:
             kind = min(len(feet), _WINDOW_DEPTHS) - 1
-            feet.append(rows.add(feet[-1], token, kind, required=True))
+            feet.append(rows.draft(feet[-1], token, kind, required=True))
         for r, level in enumerate(self._levels[1:], start=1):
             for column, token in enumerate(level):
                 kind = min(column + r, _WINDOW_DEPTHS) - 1
-                feet[column] = rows.add(feet[column], token, kind, required=True)
+                feet[column] = rows.draft(feet[column], token, kind, required=True)
 
     def _newest_level(self, tree: TokenTree, out: Forward) -> list[int] | None:
         """The target's choice below each column, None where the window was not scored."""
@@ -308,32 +307,25 @@ def _follow(tree: TokenTree, row: int | None, tokens: Sequence[int]) -> int | No
     return row
 
 
-class _Rows:
-    """The rows of one round's tree: no two equal siblings, each of the likeliest kind."""
+class _Rows(TreeRows):
+    """The rows of one round's tree, each of the likeliest kind."""
 
     def __init__(self, pending: int, drafter: str, acceptance: LearntAcceptance) -> None:
+        super().__init__(pending)
         self._drafter = drafter
-        self._acceptance = acceptance
-        self._merged = [MergedRow(pending, -1)]
+        self._estimate = acceptance.estimate
         self._kinds = [0]
-        self._places: dict[tuple[int, int], int] = {}
 
-    def add(self, parent: int, token: int, kind: int, required: bool = False) -> int:
+    def draft(self, parent: int, token: int, kind: int, required: bool = False) -> int:
         """The row of this draft token."""
-        row = self._places.setdefault((parent, token), len(self._merged))
-        if row == len(self._merged):
-            self._merged.append(MergedRow(token, parent))
-            self._merged[row].drafters.append(self._drafter)
+        row = self.add(parent, token, self._drafter, required)
+        if row == len(self._kinds):
             self._kinds.append(kind)
-        estimate = self._acceptance.estimate
-        if estimate(kind) > estimate(self._kinds[row]):
-            self._kinds[row] = kind
-        self._merged[row].required |= required
+        self._kinds[row] = max(self._kinds[row], kind, key=self._estimate)
         return row
 
     def growth(self) -> Growth:
-        confidence = [self._acceptance.estimate(kind) for kind in self._kinds]
-        return Growth(tree_of(self._merged, confidence), self._kinds)
+        return Growth(self.tree(list(map(self._estimate, self._kinds))), self._kinds)
 
 
 DEFAULT_BLOCK = (

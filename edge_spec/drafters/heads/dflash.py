@@ -29,9 +29,9 @@ from edge_spec.drafters.heads.drafting import (
     FeatureDrafter,
     IndependentDrafter,
     RowScores,
-    TextEntries,
     head_scores,
 )
+from edge_spec.drafters.heads.features import TextEntries
 from edge_spec.drafters.heads.layers import (
     FloatProducts,
     HeadLayers,
@@ -220,7 +220,7 @@ class DFlashDrafter(FeatureDrafter, IndependentDrafter):
         self._network = network
         self._following: Following | None = None
         self._pending = 0
-        self._entries = TextEntries(network)
+        self._target = TextEntries(network)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         transitions = self._network.transitions
@@ -248,7 +248,7 @@ class DFlashDrafter(FeatureDrafter, IndependentDrafter):
         return found
 
     def _ask(self, heads: Sequence[int]) -> HeadScores:
-        entries, block = self._entries, self._network.embedded(self._pending)
+        entries, block = self._target, self._network.embedded(self._pending)
         text_end, first = len(self._target.text) - 1, self._network.scored.start
         for start, end in entries.missing():
             is_last = end == text_end

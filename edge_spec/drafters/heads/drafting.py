@@ -8,13 +8,12 @@ likeliest paths, by the product of the heads' own chances.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import HeadScores
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.sampling import Sampler
@@ -32,7 +31,7 @@ from edge_spec.drafters.draft.draft_tree import (
     sample_shape,
 )
 from edge_spec.drafters.draft.synced_session import AheadChoice
-from edge_spec.drafters.heads.features import WINDOW, TargetFeatures
+from edge_spec.drafters.heads.features import TextEntries
 from edge_spec.drafters.heads.layers import HeadNetwork
 from edge_spec.drafters.lookup.recycling import top_tokens
 from edge_spec.drafters.protocol import Budget
@@ -40,10 +39,7 @@ from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, no
 
 Scores = TypeVar("Scores")  # what a head says of one draft token
 Scores_contra = TypeVar("Scores_contra", contravariant=True)
-Step = TypeVar("Step")
-Step_co = TypeVar("Step_co", covariant=True)
 _MAX_ROWS = 64  # of a tree of samples that have children
-_ROWS_AT_ONCE = 256
 
 
 class ScoresTokens(Protocol[Scores_contra]):
@@ -225,90 +221,10 @@ def head_scores(logits: np.ndarray, count: int = SIBLINGS) -> HeadScores:
     return HeadScores(logits, likeliest, shares)
 
 
-class ReadsFeatures(Protocol[Step_co]):
-    """The weights of a head that reads features."""
-
-    config: ModelConfig  # of its layers
-    feature_layers: Sequence[int]  # see `core.features`
-    features_size: int  # of all features of a token beside each other
-
-    def bound_to(self, cache: np.ndarray) -> Step_co:
-        """Returns what makes entries in a cache, [layers, 2, kv_heads, slots, head_dim]."""
-
-
-class TextEntries(Generic[Step]):
-    """The keys and values that a head has of a text: an entry of each feature of the target, and
-    room for more after them, which `step` makes. Slot 0 is the entry of feature `first`.
-
-    window: entries that a row sees. tokens_after: that an entry reads beside the features of the
-    token before them.
-    """
-
-    def __init__(
-        self,
-        network: ReadsFeatures[Step],
-        window: int = WINDOW,
-        tokens_after: int = 0,
-    ) -> None:
-        self.window = window
-        self.target = TargetFeatures(network.feature_layers, network.features_size, window)
-        self.first = self.end = 0  # features that there are entries of
-        config = network.config
-        shape = (config.num_layers, 2, config.num_kv_heads, 0, config.head_dim)
-        self._bind = network.bound_to
-        self._use(np.zeros(shape, np.float32))
-        self._tokens_after = tokens_after
-
-    @property
-    def num_slots(self) -> int:
-        return self.end - self.first
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self.forget(self.target.begin(prompt) - self._tokens_after)
-
-    def forget(self, end: int) -> None:
-        """Forgets the entries from this one on."""
-        self.end = max(min(self.end, end), self.first)
-        if self.end == self.first:
-            self.first = self.end = 0
-
-    def missing(self, extra: int = 0) -> Iterator[tuple[int, int]]:
-        """Yields which entries of the text to make, from and to before, as many as a pass takes, at
-        most the text's last ones, as many as a row sees. extra: slots that the last pass needs
-        after them."""
-        store, end = self.target.store, len(self.target.text) - 1
-        if self.end < max(store.first, end - 2 * self.window):  # nobody knows what is between
-            self.first = self.end = max(store.first, end - self.window)
-        surplus = self.num_slots - self.window
-        if surplus > self.window:  # a text of twice the window is cut to it
-            self._use(self._cache[..., surplus:, :].copy())
-            self.first += surplus
-        self.make_room(end - self.end + extra)
-        while end - self.end > _ROWS_AT_ONCE:
-            yield self.end, self.end + _ROWS_AT_ONCE
-            self.end += _ROWS_AT_ONCE
-        yield self.end, end
-        self.end = end
-
-    def make_room(self, count: int) -> None:
-        """Makes room for more entries."""
-        missing = self.num_slots + count - self._cache.shape[3]
-        if missing > 0:
-            grown = max(missing, _ROWS_AT_ONCE)
-            self._use(np.pad(self._cache, [(0, 0)] * 3 + [(0, grown), (0, 0)]))
-
-    def _use(self, cache: np.ndarray) -> None:
-        self._cache, self.step = cache, self._bind(cache)
-
-
 class FeatureDrafter(LearningDrafter):
     """What drafters have in common that keep entries of the target's features."""
 
-    _entries: TextEntries[Any]
-
-    @property
-    def _target(self) -> TargetFeatures:
-        return self._entries.target
+    _target: TextEntries[Any]
 
     @property
     def _is_ready(self) -> bool:
@@ -317,11 +233,10 @@ class FeatureDrafter(LearningDrafter):
     def attach(self, model: Model, session: Session) -> None:
         """Raises UnsupportedModelError where the runtime does not give features."""
         self._target.attach(session, self.name)
-        self._entries.forget(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
-        self._entries.begin(prompt)
+        self._target.begin(prompt)
 
     def take_features(self, position: int, features: np.ndarray) -> None:
         """features: [tokens, features_size] of the tokens from `position` on."""
@@ -333,8 +248,7 @@ class FeatureDrafter(LearningDrafter):
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         super().load_state_dict(state)
-        self._target.forget()
-        self._entries.forget(0)
+        self._target.clear()
 
     def close(self) -> None:
         self._target.close()

@@ -22,10 +22,9 @@ from edge_spec.drafters.heads.drafting import (
     FeatureDrafter,
     IndependentDrafter,
     SerialDrafter,
-    TextEntries,
     head_scores,
 )
-from edge_spec.drafters.heads.features import WINDOW
+from edge_spec.drafters.heads.features import WINDOW, TextEntries
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Cost, DrafterTraits
 
@@ -46,7 +45,7 @@ class EagleEntries(TextEntries[EagleStep]):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Reads all of the text, and as many masks after it. Returns the states of the last pass's
         rows and the logits of the pending token's and of masks."""
-        text, store = self.target.text, self.target.store
+        text, store = self.text, self.store
         self.forget(len(text) - 2)  # the pending token's entry is scored anyway
         for start, end in self.missing(count):
             more = count if end == len(text) - 1 else 0
@@ -78,16 +77,16 @@ class EagleDrafter(FeatureDrafter, SerialDrafter[np.ndarray]):
     traits = DrafterTraits(
         trees=True, cost=Cost.PASS, samples=True, target_session=True, head="eagle"
     )
-    _entries: EagleEntries
+    _target: EagleEntries
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
         super().__init__(network, name)
         self._network = network
-        self._entries = EagleEntries(network)
+        self._target = EagleEntries(network)
         self._made: dict[Path, tuple[int, np.ndarray]] = {}  # slot and state of draft tokens
 
     def _score(self, path: Path) -> np.ndarray:
-        entries = self._entries
+        entries = self._target
         if not path:
             states, logits = entries.read_text()
             self._made = {(): (entries.num_slots - 1, states[-1])}
@@ -121,15 +120,15 @@ class ParallelEagleDrafter(FeatureDrafter, IndependentDrafter):
     """network: of a head that has `EagleHead.masks`; drafters of several conversations share it."""
 
     traits = DrafterTraits(trees=True, cost=Cost.PASS, target_session=True, head="eagle")
-    _entries: EagleEntries
+    _target: EagleEntries
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
         assert network.masks is not None
         super().__init__(network, name, network.masks.count)
         self._network, self._masks = network, network.masks
-        self._entries = EagleEntries(network)
+        self._target = EagleEntries(network)
 
     def _ask(self, heads: Sequence[int]) -> HeadScores:
-        _, logits = self._entries.read_text(self._masks, len(heads) - 1)
+        _, logits = self._target.read_text(self._masks, len(heads) - 1)
         found = head_scores(logits)
         return replace(found, likeliest=self._network.targets(found.likeliest))

@@ -1,13 +1,14 @@
-"""Keeps the target's features of the text that trained heads draft from."""
+"""Keeps what trained heads read of a text: the target's features, and keys and values of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import GivesFeatures
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.tree import Verdict
@@ -15,9 +16,12 @@ from edge_spec.errors import UnsupportedModelError
 
 WINDOW = 2048  # entries that a row sees: heads are trained on texts of this length
 _GROWTH = 256  # rows that are made room for at once
+_ROWS_AT_ONCE = 256
+Step = TypeVar("Step")
+Step_co = TypeVar("Step_co", covariant=True)
 # Who reads a session's features: the drafter that was attached last. One that takes its place is
 # attached before it is closed.
-_readers: WeakKeyDictionary[Any, TargetFeatures] = WeakKeyDictionary()
+_readers: WeakKeyDictionary[Any, TextEntries[Any]] = WeakKeyDictionary()
 
 
 class FeatureStore:
@@ -85,14 +89,47 @@ class FeatureStore:
         self._first, self._count = first, end - first
 
 
-class TargetFeatures:
-    """Keeps a store in step with the text. layers: whose features are read."""
+class ReadsFeatures(Protocol[Step_co]):
+    """The weights of a head that reads features."""
 
-    def __init__(self, layers: Sequence[int], size: int, window: int) -> None:
-        self.store = FeatureStore(size, window)
+    config: ModelConfig  # of its layers
+    feature_layers: Sequence[int]  # see `core.features`
+    features_size: int  # of all features of a token beside each other
+
+    def bound_to(self, cache: np.ndarray) -> Step_co:
+        """Returns what makes entries in a cache, [layers, 2, kv_heads, slots, head_dim]."""
+
+
+class TextEntries(Generic[Step]):
+    """What a head has read of a text: the target's features, and of each an entry of keys and
+    values, which `step` makes when they are needed. Slot 0 is the entry of feature `first`; after
+    those of the text there is room for more.
+
+    window: entries that a row sees. tokens_after: that an entry reads beside the features of the
+    token before them.
+    """
+
+    def __init__(
+        self,
+        network: ReadsFeatures[Step],
+        window: int = WINDOW,
+        tokens_after: int = 0,
+    ) -> None:
+        self.window = window
         self.text: list[int] = []  # with the pending token, the last
-        self._layers = layers
+        self.store = FeatureStore(network.features_size, window)
+        self.first = self.end = 0  # features that there are entries of
+        self._layers = network.feature_layers
         self._collecting: GivesFeatures | None = None
+        config = network.config
+        shape = (config.num_layers, 2, config.num_kv_heads, 0, config.head_dim)
+        self._bind = network.bound_to
+        self._use(np.zeros(shape, np.float32))
+        self._tokens_after = tokens_after
+
+    @property
+    def num_slots(self) -> int:
+        return self.end - self.first
 
     @property
     def is_ready(self) -> bool:
@@ -100,47 +137,76 @@ class TargetFeatures:
         snapshot, until the target's next pass."""
         return self.store.has(len(self.text) - 2)
 
-    def attach(self, session: Session, name: str) -> None:
-        """name: of the drafter. Raises UnsupportedModelError where the runtime does not give
-        features."""
+    def attach(self, session: Session, drafter: str) -> None:
+        """Raises UnsupportedModelError where the runtime does not give features."""
         if not isinstance(session, GivesFeatures):
             raise UnsupportedModelError(
-                f"the drafter {name} needs what the target's layers compute, which this "
+                f"the drafter {drafter} needs what the target's layers compute, which this "
                 "runtime does not give",
                 remedy="Use another --runtime, or another drafter.",
             )
         session.collect_features(self._layers, self._take)
         self._collecting, _readers[session] = session, self
-        self.store.clear()
+        self.clear()
 
-    def begin(self, prompt: Sequence[int]) -> int:
-        """Returns how many of its first tokens are those of the text before."""
-        agreed = 0
+    def begin(self, prompt: Sequence[int]) -> None:
+        agreed = 0  # leading tokens that are those of the text before
         for old, new in zip(self.text, prompt, strict=False):
             if old != new:
                 break
             agreed += 1
         self.store.begin(agreed, len(prompt) - 1)
         self.text = list(prompt)
-        return agreed
+        self.forget(agreed - self._tokens_after)
 
     def observe(self, out: Forward, verdict: Verdict) -> None:
         if out.features is not None and verdict.tokens:
             self._take(len(self.text) - 1, out.features[np.asarray(verdict.kept)])
         self.text += verdict.tokens
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.store.clear()
         self.text = []
+        self.forget(0)
 
     def close(self) -> None:
         session, self._collecting = self._collecting, None
         if session is not None and _readers.get(session) is self:
-            session.collect_features((), _ignore)
+            session.collect_features((), lambda position, found: None)
 
     def _take(self, position: int, found: np.ndarray) -> None:
         self.store.put(position, found.reshape(len(found), -1))
 
+    def forget(self, end: int) -> None:
+        """Forgets the entries from this one on."""
+        self.end = max(min(self.end, end), self.first)
+        if self.end == self.first:
+            self.first = self.end = 0
 
-def _ignore(position: int, found: np.ndarray) -> None:
-    """Takes nothing."""
+    def missing(self, extra: int = 0) -> Iterator[tuple[int, int]]:
+        """Yields which entries of the text to make, from and to before, as many as a pass takes, at
+        most the text's last ones, as many as a row sees. extra: slots that the last pass needs
+        after them."""
+        store, end = self.store, len(self.text) - 1
+        if self.end < max(store.first, end - 2 * self.window):  # nobody knows what is between
+            self.first = self.end = max(store.first, end - self.window)
+        surplus = self.num_slots - self.window
+        if surplus > self.window:  # a text of twice the window is cut to it
+            self._use(self._cache[..., surplus:, :].copy())
+            self.first += surplus
+        self.make_room(end - self.end + extra)
+        while end - self.end > _ROWS_AT_ONCE:
+            yield self.end, self.end + _ROWS_AT_ONCE
+            self.end += _ROWS_AT_ONCE
+        yield self.end, end
+        self.end = end
+
+    def make_room(self, count: int) -> None:
+        """Makes room for more entries."""
+        missing = self.num_slots + count - self._cache.shape[3]
+        if missing > 0:
+            grown = max(missing, _ROWS_AT_ONCE)
+            self._use(np.pad(self._cache, [(0, 0)] * 3 + [(0, grown), (0, 0)]))
+
+    def _use(self, cache: np.ndarray) -> None:
+        self._cache, self.step = cache, self._bind(cache)
