@@ -48,7 +48,7 @@ from simulate import read
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.composite import CompositeDrafter
+from edge_spec.drafters.composite import CompositeDrafter, DrafterGroup
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import (
@@ -56,8 +56,6 @@ from edge_spec.drafters.protocol import (
     Cost,
     Drafter,
     DrafterTraits,
-    load_stats_into,
-    stats_of,
 )
 from edge_spec.drafters.tree_builder import LearntAcceptance
 from edge_spec.engine.decoder import Decoder, GenerationLimits
@@ -257,7 +255,7 @@ class Session:
         costs = RowCosts(seconds) if self.known else RowCosts(USUAL, is_measured=False)
         draft_token_s: dict[str, float] = {}
         if kept is not None:
-            load_stats_into(drafters, kept.stats)
+            DrafterGroup(drafters).load_stats(kept.stats)
             costs = RowCosts(USUAL, is_measured=False)
             costs.recall(SECONDS.known(kept.key) or {})
             for drafter in drafters:
@@ -290,7 +288,7 @@ class Session:
                     times.observe(each)
                 times.end(len(text.tokens))
         if kept is not None:
-            kept.stats = stats_of(drafters)
+            kept.stats = DrafterGroup(drafters).stats()
         return taken
 
 

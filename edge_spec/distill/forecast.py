@@ -24,7 +24,7 @@ from edge_spec.core.heads import EagleHead, MedusaHead
 from edge_spec.core.model import Forward
 from edge_spec.core.model_info import TensorRows
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel, FeatureStore
+from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget
@@ -103,12 +103,12 @@ def time_head(path: Path, source: TensorRows) -> float:
     backend = head_backend(path, "", target.hidden_size, keeps=False)
     if isinstance(head, EagleHead):
         network = EagleNetwork(head, StoredTables(source), backend)
-        store = FeatureStore(network.features_size, WINDOW)
+        eagle = EagleDrafter(network)
         count = min(_CONTEXT, target.context_length - 1)
-        store.put(0, np.ones((count, network.features_size), np.float32))
-        session = EagleModel(network, store).open_session()
-        session.prefill([0] * count)
-        return _median_s(lambda: session.forward(TokenTree.chain(0)), _CHAIN)
+        eagle.begin([0] * (count + 1))
+        eagle.take_features(0, np.ones((count, network.features_size), np.float32))
+        chain = Budget(_CHAIN, _CHAIN + 1, branches=False)
+        return _median_s(lambda: eagle.propose(0, chain)) / _CHAIN
     assert isinstance(head, MedusaHead)  # no others are trained here
     drafter = MedusaDrafter(MedusaNetwork(head, backend))
     drafter.begin([0])

@@ -11,69 +11,29 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from edge_spec.core.metrics import PlainReason
-from edge_spec.core.model import STATE_TYPES, Forward
+from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.sampling import Constraint, Sampler, permitted
 from edge_spec.core.spaced_retries import SpacedRetries
 from edge_spec.core.tree import TokenTree, Verdict, chain_first
 from edge_spec.drafters.protocol import (
     Budget,
     Drafter,
-    TextCounts,
-    load_state_dicts,
-    load_stats_into,
-    state_dicts,
-    stats_of,
+    named,
+    part_of,
 )
 from edge_spec.drafters.tree_builder import (
     Growth,
     LearntAcceptance,
-    MergedRow,
-    merge_rows,
+    TreeRows,
+    merge,
     nothing,
-    tree_of,
 )
 from edge_spec.errors import EdgeSpecError
-
-_MEMBERS = {
-    name: member
-    for name, member in vars(Drafter).items()
-    if not name.startswith("_") and (callable(member) or isinstance(member, property))
-}
-# Calls that return nothing, and go to all.
-_CALLED = (
-    *("attach", "attach_again", "use_sampler", "recover", "prepare", "begin"),
-    *("observe", "skip"),
-    *("extend_draft", "rollback_draft", "close"),
-)
-
-
-class DrafterWrapper(Drafter):
-    """Passes every call on to another drafter through `_ask`, which a subclass may change.
-
-    drafter: of any class; what it does not have is as in `Drafter`.
-    """
-
-    def __init__(self, drafter: Any) -> None:
-        self.name = drafter.name
-        self.traits = getattr(drafter, "traits", Drafter.traits)
-        self._drafter = drafter
-
-    def _ask(self, name: str, *given: Any) -> Any:
-        """Returns what a method of the other drafter does, or the value of a property."""
-        if not hasattr(self._drafter, name):
-            return self._default(name, *given)
-        found = getattr(self._drafter, name)
-        return found if isinstance(_MEMBERS[name], property) else found(*given)
-
-    def _default(self, name: str, *given: Any) -> Any:
-        """Returns what a drafter says that has nothing of its own to say."""
-        found = _MEMBERS[name].__get__(self)
-        return found if isinstance(_MEMBERS[name], property) else found(*given)
 
 
 class DrafterGroup(Drafter):
@@ -82,17 +42,75 @@ class DrafterGroup(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
 
+    def attach(self, model: Model, session: Session) -> None:
+        for drafter in self._drafters:
+            drafter.attach(model, session)
+
+    def recover(self) -> None:
+        for drafter in self._drafters:
+            drafter.recover()
+
+    def use_sampler(self, sampler: Sampler) -> None:
+        for drafter in self._drafters:
+            drafter.use_sampler(sampler)
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            drafter.prepare(prompt)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            drafter.begin(prompt)
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        for drafter in self._drafters:
+            drafter.observe(tree, out, verdict)
+
+    def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        for drafter in self._drafters:
+            drafter.skip(tree, out, verdict)
+
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        for drafter in self._drafters:
+            drafter.extend_draft(tree, out, verdict)
+
+    def rollback_draft(self, keep: int) -> None:
+        for drafter in self._drafters:
+            drafter.rollback_draft(keep)
+
     def state_dict(self) -> dict[str, np.ndarray]:
-        return state_dicts(self._drafters)
+        """Returns what each keeps of the conversation, such as a pool of n-grams, under its own
+        name."""
+        state: dict[str, np.ndarray] = {}
+        for drafter in self._drafters:
+            state |= named(drafter.name, drafter.state_dict())
+        return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        load_state_dicts(self._drafters, state)
+        """Restores drafters of the names that the snapshot was taken of; one that it holds nothing
+        of begins again. Raises KeyError or ValueError for others."""
+        known = {drafter.name for drafter in self._drafters}
+        unknown = {name.partition("/")[0] for name in state if "/" in name} - known
+        if unknown:
+            raise KeyError(f"no drafter {', '.join(sorted(unknown))} to restore")
+        for drafter in self._drafters:
+            own = part_of(state, drafter.name)
+            if own:
+                drafter.load_state_dict(own)
 
     def stats(self) -> dict[str, np.ndarray]:
-        return stats_of(self._drafters)
+        stats: dict[str, np.ndarray] = {}
+        for drafter in self._drafters:
+            stats |= drafter.stats()
+        return stats
 
     def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        load_stats_into(self._drafters, stats)
+        for drafter in self._drafters:
+            drafter.load_stats(stats)
+
+    def close(self) -> None:
+        for drafter in self._drafters:
+            drafter.close()
 
 
 class Stage(DrafterGroup):
@@ -114,30 +132,6 @@ class Stage(DrafterGroup):
         logits: [rows, vocab] of the draft, valid during this call."""
 
 
-def as_drafter(drafter: Any) -> Drafter:
-    """Gives it all members of a `Drafter`, whatever class it is of."""
-    return drafter if isinstance(drafter, Drafter) else DrafterWrapper(drafter)
-
-
-def _passed_on(name: str) -> Callable[..., Any]:
-    return lambda self, *given: self._ask(name, *given)
-
-
-def _to_all(name: str) -> Callable[..., None]:
-    def tell(self: DrafterGroup, *given: Any) -> None:
-        for drafter in self._drafters:
-            getattr(drafter, name)(*given)
-
-    return tell
-
-
-for _name, _member in _MEMBERS.items():
-    _call = _passed_on(_name)
-    setattr(DrafterWrapper, _name, property(_call) if isinstance(_member, property) else _call)
-for _name in _CALLED:
-    setattr(DrafterGroup, _name, _to_all(_name))
-
-
 # Kinds of draft token: contested by a sibling that only others proposed, or made by several
 # drafters; each by steps of the chance that at least one of its drafters is right, if they were
 # independent: they are not, and agreement says less than that. Measured over greedy texts of a 135M
@@ -152,7 +146,7 @@ _PRIORS = (
 
 
 class CompositeDrafter(DrafterGroup):
-    """Asks all of its drafters for each tree."""
+    """Asks all of its drafters for each tree: those that look up what they draft."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
@@ -172,11 +166,11 @@ class CompositeDrafter(DrafterGroup):
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         trees = [drafter.propose(pending, budget) for drafter in self._drafters]
-        merged = merge_rows(pending, trees)
-        if len(merged) == 1:
+        rows, chances = merge(pending, trees)
+        if len(rows) == 1:
             return TokenTree.chain(pending)
-        kinds, confidence = self._rated(merged, [tree.confidence.tolist() for tree in trees])
-        tree = tree_of(merged, confidence)
+        kinds, confidence = self._rated(rows, chances)
+        tree = rows.tree(confidence)
         self._growth = Growth(tree, kinds)
         return tree if budget.branches else chain_first(tree, budget.num_rows)
 
@@ -187,24 +181,6 @@ class CompositeDrafter(DrafterGroup):
     def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth = nothing(verdict.next_token)
         super().skip(tree, out, verdict)
-
-    @property
-    def anticipates(self) -> bool:
-        return any(drafter.anticipates for drafter in self._drafters)
-
-    @property
-    def was_ready(self) -> bool:
-        return any(drafter.was_ready for drafter in self._drafters)
-
-    def anticipate(self, stopped: Callable[[], bool]) -> None:
-        for drafter in self._drafters:
-            if drafter.anticipates:
-                drafter.anticipate(stopped)
-
-    @property
-    def text_counts(self) -> TextCounts:
-        counts = [drafter.text_counts for drafter in self._drafters]
-        return TextCounts(*map(sum, zip(*counts, strict=True)))
 
     def stats(self) -> dict[str, np.ndarray]:
         return {self.name: self._acceptance.stats(), **super().stats()}
@@ -222,20 +198,20 @@ class CompositeDrafter(DrafterGroup):
         super().load_state_dict(state)
 
     def _rated(
-        self, merged: Sequence[MergedRow], trees: Sequence[Sequence[float]]
+        self, rows: TreeRows, chances: Sequence[Sequence[float]]
     ) -> tuple[list[int | None], list[float]]:
-        """The kind and the confidence of each row, the pending token's not read; trees: the
-        confidence of their rows."""
+        """The kind and the confidence of each row, the pending token's not read. chances: what
+        drafters say of each."""
         proposers: dict[int, set[str]] = {}  # of each row's children
-        for entry in merged:
-            proposers.setdefault(entry.parent, set()).update(entry.drafters)
+        for parent, drafters in zip(rows.parents, rows.drafters, strict=True):
+            proposers.setdefault(parent, set()).update(drafters)
         kinds: list[int | None] = []
         confidence = []
-        for entry in merged:
-            together = 1 - prod(1 - trees[which][row] for which, row in entry.sources)
+        for row, parent in enumerate(rows.parents):
+            together = 1 - prod(1 - chance for chance in chances[row])
             kind = None
-            if len(proposers[entry.parent]) > 1:
-                case = _AGREED if len(entry.drafters) > 1 else _CONTESTED
+            if len(proposers[parent]) > 1:
+                case = _AGREED if len(rows.drafters[row]) > 1 else _CONTESTED
                 kind = case * len(_PRIORS[0]) + bisect_right(_STEPS, together)
             kinds.append(kind)
             confidence.append(together if kind is None else self._acceptance.estimate(kind))
@@ -245,10 +221,12 @@ class CompositeDrafter(DrafterGroup):
 _LONGEST_REST = 64  # answers, for a drafter that keeps failing
 _ROUNDING = 1e-4  # of a sum of float32 probabilities
 
+_Found = TypeVar("_Found")
+_Exceptions = tuple[type[Exception], ...]
 _log = logging.getLogger(__name__)
 
 
-class GuardedDrafter(DrafterWrapper):
+class GuardedDrafter(Drafter):
     """Another drafter, dropped for the rest of the answer when it raises or proposes what no target
     can score. Why is logged once and kept in `fault`. What the answer's constraint forbids is cut
     off.
@@ -257,21 +235,79 @@ class GuardedDrafter(DrafterWrapper):
     for twice as many answers, so that a device that is gone costs next to nothing.
 
     vocab_size: of the target. KeyboardInterrupt and the like pass, and what the user has to know:
-    an EdgeSpecError of `attach`, a KeyError or ValueError for what is no state of such a drafter.
+    an EdgeSpecError of the first `attach`, a KeyError or ValueError for what is no state of such a
+    drafter.
     """
 
-    def __init__(self, drafter: Any, vocab_size: int) -> None:
-        super().__init__(drafter)
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self.name, self.traits = drafter.name, drafter.traits
+        self.reported_acceptance = drafter.reported_acceptance
         self.fault: str | None = None
+        self._drafter = drafter
         self._vocab_size = vocab_size
+        self._is_attached = False
         self._constraint: Constraint | None = None
         self._rests = SpacedRetries(1, _LONGEST_REST)  # in answers, from one try to the next
 
+    def attach(self, model: Model, session: Session) -> None:
+        refusal = () if self._is_attached else (EdgeSpecError,)
+        self._try(lambda: self._drafter.attach(model, session), None, refusal)
+        self._is_attached = True
+
     def use_sampler(self, sampler: Sampler) -> None:
         self._constraint = sampler.constraint
-        self._ask("use_sampler", sampler)
+        self._try(lambda: self._drafter.use_sampler(sampler), None)
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        self._try(lambda: self._drafter.prepare(prompt), None)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._try(lambda: self._drafter.begin(prompt), None)
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        tree = self._try(lambda: self._propose(pending, budget), None)
+        return TokenTree.chain(pending) if tree is None else tree
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._try(lambda: self._drafter.observe(tree, out, verdict), None)
+
+    def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._try(lambda: self._drafter.skip(tree, out, verdict), None)
+
+    def sibling_acceptance(self) -> Sequence[float]:
+        return self._try(self._drafter.sibling_acceptance, ())
+
+    def anticipate(self, stopped: Callable[[], bool]) -> None:
+        self._try(lambda: self._drafter.anticipate(stopped), None)
+
+    @property
+    def idle_reason(self) -> PlainReason | None:
+        reason = self._try(lambda: self._drafter.idle_reason, None)
+        return reason if self.fault is None else PlainReason.DRAFT_FAILED
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return self._try(self._drafter.state_dict, {})
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        if state:
+            refusal = (KeyError, ValueError)
+            self._try(lambda: self._drafter.load_state_dict(state), None, refusal)
+
+    def stats(self) -> dict[str, np.ndarray]:
+        return self._try(self._drafter.stats, {})
+
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        self._try(lambda: self._drafter.load_stats(stats), None, (ValueError,))
+
+    def close(self) -> None:
+        """Closes one that was dropped, too."""
+        try:
+            self._drafter.close()
+        except Exception as error:
+            self._drop(error)
 
     def recover(self) -> None:
+        """One that has failed is tried again, when its rest is over."""
         if self.fault is None:  # it has come through an answer
             self._rests.reset()
             return
@@ -280,7 +316,7 @@ class GuardedDrafter(DrafterWrapper):
             return
         self._rests.rest()
         try:
-            if not super()._ask("reopen"):
+            if not self._drafter.reopen():
                 return
         except Exception as error:
             _log.info("the drafter %s stays away: %s", self.name, error)
@@ -288,70 +324,35 @@ class GuardedDrafter(DrafterWrapper):
         self.fault = None
         _log.info("the drafter %s is asked again", self.name)
 
-    @property
-    def idle_reason(self) -> PlainReason | None:
+    def _try(
+        self, work: Callable[[], _Found], otherwise: _Found, passed_on: _Exceptions = ()
+    ) -> _Found:
+        """Returns what `work` returns; `otherwise` where the drafter is, or now gets, dropped."""
         if self.fault is not None:
-            return PlainReason.DRAFT_FAILED
-        reason: PlainReason | None = self._ask("idle_reason")
-        return reason
+            return otherwise
+        try:
+            found = work()
+            drafter = self._drafter
+            self.passes, self.text_counts = drafter.passes, drafter.text_counts
+            self.anticipates, self.was_ready = drafter.anticipates, drafter.was_ready
+            return found
+        except passed_on:
+            raise
+        except Exception as error:
+            self._drop(error)
+            return otherwise
 
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        if self.fault is None:
-            try:
-                tree = self._checked(super()._ask("propose", pending, budget), pending)
-                if tree.draft_probs and not (budget.branches or tree.is_chain):
-                    # Whether it does could depend on what was sampled, and with it the rule.
-                    raise ValueError("sampled rows that branch where they must not")
-                return tree if self._constraint is None else permitted(tree, self._constraint)
-            except Exception as error:
-                self._drop(error)
-        return TokenTree.chain(pending)
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        if state:
-            self._ask("load_state_dict", state)
-
-    def _ask(self, name: str, *given: Any) -> Any:
-        """Returns the default where the drafter is, or now gets, dropped."""
-        if self.fault is None or name in _ALSO_DROPPED:
-            try:
-                found = super()._ask(name, *given)
-                return _CHECKS[name](found) if name in _CHECKS else found
-            except _PASSED_ON.get(name, ()):
-                raise
-            except Exception as error:
-                self._drop(error)
-        return self._default(name, *given)
-
-    def _checked(self, tree: TokenTree, pending: int) -> TokenTree:
+    def _propose(self, pending: int, budget: Budget) -> TokenTree:
         """Raises ValueError for a tree that would end the generation or change its text."""
-        if tree.tokens.ndim != 1 or tree.parents.ndim != 1 or tree.confidence.ndim != 1:
-            raise ValueError("tokens, parents or confidence that are no list")
-        if int(tree.tokens[0]) != pending:
-            raise ValueError(f"row 0 holds token {tree.tokens[0]} instead of {pending}")
-        if len(tree) == 1:
-            return tree
-        if not all(isinstance(name, str) for name in tree.proposed_by):
-            raise ValueError("proposed_by that are no names")
-        if {tree.tokens.dtype.kind, tree.parents.dtype.kind} != {"i"}:
-            raise ValueError("tokens or parents that are no integers")
-        tokens = tree.tokens.tolist()
-        if not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
-            raise ValueError(f"tokens beyond the vocabulary of {self._vocab_size}")
-        if not all(0 <= confidence <= 1 for confidence in tree.confidence.tolist()):
-            raise ValueError("a confidence outside 0 to 1")
-        if tree.draft_probs:
-            _check_draft_probs(tree, self._vocab_size)
-            _check_siblings(tree)
-        for needed, parent in zip(tree.required, tree.parents.tolist(), strict=False):
-            if needed and parent > 0 and not tree.required[parent]:
-                raise ValueError("a row that is needed below one that is not")
-        return tree
+        tree = self._drafter.propose(pending, budget)
+        check_tree(tree, pending, budget, self._vocab_size)
+        return tree if self._constraint is None else permitted(tree, self._constraint)
 
     def _drop(self, error: Exception) -> None:
         if self.fault is not None:
             return
         self.fault = " ".join(f"{type(error).__name__}: {error}".split())
+        self.anticipates = self.was_ready = False
         _log.warning(
             "the drafter %s failed and is not asked again in this answer (%s); "
             "the text stays correct",
@@ -361,71 +362,49 @@ class GuardedDrafter(DrafterWrapper):
         )
 
 
-def _chances(chances: Sequence[float]) -> Sequence[float]:
-    """Raises ValueError for what are no probabilities."""
-    if not all(0 <= chance <= 1 for chance in chances):
-        raise ValueError("an acceptance outside 0 to 1")
-    return chances
+def check_tree(tree: TokenTree, pending: int, budget: Budget, vocab_size: int) -> None:
+    """Raises ValueError for a tree that would end the generation or change its text."""
+    if tree.tokens.ndim != 1 or tree.parents.ndim != 1 or tree.confidence.ndim != 1:
+        raise ValueError("tokens, parents or confidence that are no list")
+    if int(tree.tokens[0]) != pending:
+        raise ValueError(f"row 0 holds token {tree.tokens[0]} instead of {pending}")
+    if len(tree) == 1:
+        return
+    if not all(isinstance(name, str) for name in tree.proposed_by):
+        raise ValueError("proposed_by that are no names")
+    if {tree.tokens.dtype.kind, tree.parents.dtype.kind} != {"i"}:
+        raise ValueError("tokens or parents that are no integers")
+    tokens = tree.tokens.tolist()
+    if not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise ValueError(f"tokens beyond the vocabulary of {vocab_size}")
+    if not all(0 <= confidence <= 1 for confidence in tree.confidence.tolist()):
+        raise ValueError("a confidence outside 0 to 1")
+    for needed, parent in zip(tree.required, tree.parents.tolist(), strict=False):
+        if needed and parent > 0 and not tree.required[parent]:
+            raise ValueError("a row that is needed below one that is not")
+    if tree.draft_probs:
+        _check_samples(tree, vocab_size)
+        if not (budget.branches or tree.is_chain):
+            # Whether it does could depend on what was sampled, and with it the rule.
+            raise ValueError("sampled rows that branch where they must not")
 
 
-def _keepable(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Raises ValueError for what `write_snapshot` would refuse."""
-    for name, array in state.items():
-        if (
-            not isinstance(array, np.ndarray)
-            or array.dtype.newbyteorder("<").str not in STATE_TYPES
-        ):
-            raise ValueError(f"a snapshot whose {name} is no array of {', '.join(STATE_TYPES)}")
-    return dict(state)
-
-
-def _counts(stats: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Raises ValueError for what are no arrays of numbers by name."""
-    for name, counts in stats.items():
-        is_numbers = isinstance(counts, np.ndarray) and counts.dtype.kind in "iuf"
-        if not isinstance(name, str) or not is_numbers or not np.isfinite(counts).all():
-            raise ValueError(f"counts of {name} that are none")
-    return dict(stats)
-
-
-def _check_draft_probs(tree: TokenTree, vocab_size: int) -> None:
+def _check_samples(tree: TokenTree, vocab_size: int) -> None:
     """A sample is accepted by what it was sampled from: where that is no distribution, the text
-    would have another one than the target's. Raises ValueError."""
+    would have another one than the target's. And it counts only after its siblings before it, so a
+    policy must never find it likelier than these and keep it without them. Raises ValueError."""
     checked: set[int] = set()  # siblings share theirs
-    for token, probs in zip(tree.tokens.tolist(), tree.draft_probs, strict=True):
-        if probs is None:
-            continue
-        if probs.shape != (vocab_size,) or not probs[token] > 0:
-            raise ValueError("a token that was not sampled from its draft_probs")
-        if id(probs) in checked:
-            continue
-        checked.add(id(probs))
-        # The sum of a NaN and anything is one.
-        if not (abs(float(probs.sum()) - 1) <= _ROUNDING and float(probs.min()) >= 0):
-            raise ValueError("draft_probs that are no distribution")
-
-
-def _check_siblings(tree: TokenTree) -> None:
-    """A sampled row counts only after its siblings before it, so a policy must never find it
-    likelier than these and keep it without them. Raises ValueError."""
-    last: dict[int, float] = {}
-    for row, parent in enumerate(tree.parents.tolist()):
-        confidence = float(tree.confidence[row])
-        if tree.draft_probs[row] is not None and confidence > last.get(parent, 1.0):
-            raise ValueError("a sampled row with more confidence than its sibling before it")
+    last: dict[int, float] = {}  # confidence of siblings
+    for row, probs in enumerate(tree.draft_probs):
+        parent, confidence = int(tree.parents[row]), float(tree.confidence[row])
+        if probs is not None:
+            if probs.shape != (vocab_size,) or not probs[tree.tokens[row]] > 0:
+                raise ValueError("a token that was not sampled from its draft_probs")
+            if id(probs) not in checked:
+                checked.add(id(probs))
+                # The sum of a NaN and anything is one.
+                if not (abs(float(probs.sum()) - 1) <= _ROUNDING and float(probs.min()) >= 0):
+                    raise ValueError("draft_probs that are no distribution")
+            if confidence > last.get(parent, 1.0):
+                raise ValueError("a sampled row with more confidence than its sibling before it")
         last[parent] = confidence
-
-
-# Asked of a drafter that was dropped, too: counts add up, and what is open has to be closed.
-_ALSO_DROPPED = ("text_counts", "close")
-_PASSED_ON: Mapping[str, tuple[type[Exception], ...]] = {
-    "attach": (EdgeSpecError,),
-    "load_state_dict": (KeyError, ValueError),
-    "load_stats": (ValueError,),
-}
-_CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "sibling_acceptance": _chances,
-    "reported_acceptance": _chances,
-    "state_dict": _keepable,
-    "stats": _counts,
-}

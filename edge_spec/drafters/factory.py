@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_spec.core import entry_points
 from edge_spec.core.modes import JacobiInit
-from edge_spec.drafters.composite import as_drafter
 from edge_spec.drafters.draft.draft_model import Draft, DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
 from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork
@@ -41,18 +40,18 @@ if TYPE_CHECKING:
     from edge_spec.drafters.lookup.corpus_index import CorpusIndex
 
 HeadNetwork = EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork  # of a trained head
-_Maker = TypeVar("_Maker", bound=Callable[["DrafterContext"], object])
+_Head = TypeVar("_Head", bound=HeadNetwork)
+_Made = Callable[["DrafterContext"], Drafter]
 
 _NOTHING = DrafterTraits()
-_RENAMED = {"ngram-cache": "answers"}
 
 _log = logging.getLogger(__name__)
 
 
-def declares(traits: DrafterTraits) -> Callable[[_Maker], _Maker]:
+def declares(traits: DrafterTraits) -> Callable[[_Made], _Made]:
     """Says of a function what the drafters that it makes cost and need."""
 
-    def declare(make: _Maker) -> _Maker:
+    def declare(make: _Made) -> _Made:
         make.traits = traits  # type: ignore[attr-defined]
         return make
 
@@ -83,14 +82,34 @@ class DrafterContext:
     # row
 
 
-@declares(SuffixDrafter.traits)
-def suffix(context: DrafterContext) -> Drafter:
-    return SuffixDrafter()
+suffix = declares(SuffixDrafter.traits)(lambda context: SuffixDrafter())
+recycling = declares(RecyclingDrafter.traits)(lambda context: RecyclingDrafter())
+draft_model = declares(DraftModelDrafter.traits)(
+    lambda context: _cascade(context, [], "draft-model")
+)
+# The draft, with suffix lookup as its own drafter.
+cascade = declares(replace(DraftModelDrafter.traits, auto=True))(
+    lambda context: _cascade(context, [SuffixDrafter()], "cascade")
+)
+medusa = declares(replace(MedusaDrafter.traits, auto=True))(
+    lambda context: MedusaDrafter(_head(context, MedusaNetwork))
+)
+dflash = declares(replace(DFlashDrafter.traits, auto=True))(
+    lambda context: DFlashDrafter(_head(context, DFlashNetwork))
+)
+assistant = declares(replace(AssistantDrafter.traits, auto=True))(
+    lambda context: AssistantDrafter(_head(context, AssistantNetwork))
+)
+early_exit = declares(replace(SelfDrafter.traits, options=frozenset({"exit_layer"})))(
+    lambda context: _self_drafter(context, "early-exit")
+)
+layer_skip = declares(SelfDrafter.traits)(lambda context: _self_drafter(context, "layer-skip"))
 
 
-@declares(RecyclingDrafter.traits)
-def recycling(context: DrafterContext) -> Drafter:
-    return RecyclingDrafter()
+@declares(replace(EagleDrafter.traits, auto=True))
+def eagle(context: DrafterContext) -> Drafter:
+    head = _head(context, EagleNetwork)
+    return EagleDrafter(head) if head.masks is None else ParallelEagleDrafter(head)
 
 
 @declares(LookaheadDrafter.traits)
@@ -115,7 +134,7 @@ def corpus(context: DrafterContext) -> Drafter:
 @declares(DrafterTraits(remembers=True))
 def answers(context: DrafterContext) -> Drafter:
     """Raises UsageError where there is no place for its file."""
-    from edge_spec.drafters.lookup.answers import CorpusDrafter, KeptAnswers
+    from edge_spec.drafters.lookup.answers import AnswersDrafter, KeptAnswers
 
     if context.answers_file is None:
         raise UsageError(
@@ -125,47 +144,7 @@ def answers(context: DrafterContext) -> Drafter:
     if path not in opened:
         vocabulary = replace(Vocabulary.of(context.tokens()), size=context.vocab_size)
         opened.setdefault(path, KeptAnswers(path, vocabulary, context.keeps_answers))
-    return CorpusDrafter(answers=opened[path].beside(), name="answers")
-
-
-@declares(DraftModelDrafter.traits)
-def draft_model(context: DrafterContext) -> Drafter:
-    return _cascade(context, [], "draft-model")
-
-
-@declares(replace(DraftModelDrafter.traits, auto=True))
-def cascade(context: DrafterContext) -> Drafter:
-    """The draft, with suffix lookup as its own drafter."""
-    return _cascade(context, [SuffixDrafter()], "cascade")
-
-
-@declares(replace(EagleDrafter.traits, auto=True))
-def eagle(context: DrafterContext) -> Drafter:
-    if not isinstance(context.head, EagleNetwork):
-        raise missing_head("eagle")
-    scores_several = context.head.masks is not None
-    return (ParallelEagleDrafter if scores_several else EagleDrafter)(context.head)
-
-
-@declares(replace(MedusaDrafter.traits, auto=True))
-def medusa(context: DrafterContext) -> Drafter:
-    if not isinstance(context.head, MedusaNetwork):
-        raise missing_head("medusa")
-    return MedusaDrafter(context.head)
-
-
-@declares(replace(DFlashDrafter.traits, auto=True))
-def dflash(context: DrafterContext) -> Drafter:
-    if not isinstance(context.head, DFlashNetwork):
-        raise missing_head("dflash")
-    return DFlashDrafter(context.head)
-
-
-@declares(replace(AssistantDrafter.traits, auto=True))
-def assistant(context: DrafterContext) -> Drafter:
-    if not isinstance(context.head, AssistantNetwork):
-        raise missing_head("assistant")
-    return AssistantDrafter(context.head)
+    return AnswersDrafter(opened[path])
 
 
 def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> Drafter:
@@ -175,14 +154,9 @@ def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> D
     return context.drafts[0].make_drafter(below, name)
 
 
-@declares(replace(SelfDrafter.traits, options=frozenset({"exit_layer"})))
-def early_exit(context: DrafterContext) -> Drafter:
-    return _self_drafter(context, "early-exit")
-
-
-@declares(SelfDrafter.traits)
-def layer_skip(context: DrafterContext) -> Drafter:
-    return _self_drafter(context, "layer-skip")
+def _head(context: DrafterContext, kind: type[_Head]) -> _Head:
+    assert isinstance(context.head, kind)  # `load_drafters` has looked
+    return context.head
 
 
 def _self_drafter(context: DrafterContext, name: str) -> Drafter:
@@ -216,15 +190,9 @@ def traits_of(chosen: str) -> dict[str, DrafterTraits]:
         return {}
     points = entry_points.installed("drafters")
     return {
-        name: _traits(entry_points.load("drafters", points[now])) if now in points else _NOTHING
+        name: _traits(entry_points.load("drafters", points[name])) if name in points else _NOTHING
         for name in names
-        for now in (_RENAMED.get(name, name),)  # plans of before may still have the old one
     }
-
-
-def remembers(chosen: str) -> bool:
-    """Says whether one of these keeps answers for later runs. Raises as `traits_of` does."""
-    return any(traits.remembers for traits in traits_of(chosen).values())
 
 
 def installed_traits() -> dict[str, DrafterTraits]:
@@ -250,27 +218,16 @@ def auto_drafters(
     rows = 1 if drafts or head else cheap_rows  # beside these it was not compared
     declared = sorted(installed_traits().items(), key=lambda each: each[1].auto_rows)
     found = {name: each for name, each in declared if each.auto and each.auto_rows <= rows}
-    by_text = [name for name, each in found.items() if each.needs_text_alone]
-    by_draft = [name for name, each in found.items() if each.draft_model and not each.corpora]
-    by_corpora = [name for name, each in found.items() if each.corpora and not each.draft_model]
-    by_head = [name for name, each in found.items() if head and each.head == head]
-    by_answers = [name for name, each in declared if each.remembers and each.needs_text_alone]
-    return [
-        *by_text,
-        *(by_draft if drafts else []),
-        *by_head,
-        *(by_corpora if corpora else []),
-        *(by_answers if remember else []),
-    ]
-
-
-def require_current_names(chosen: str) -> None:
-    """Raises UsageError where one of the names, joined by commas, is a name of before."""
-    for name in chosen.split(","):
-        if now := _RENAMED.get(name.strip()):
-            raise UsageError(
-                f"the drafter {name.strip()} is called {now} now", remedy=f"Choose {now}."
-            )
+    chosen = [name for name, each in found.items() if each.needs_text_alone]
+    if drafts:
+        chosen += [name for name, each in found.items() if each.draft_model and not each.corpora]
+    if head:
+        chosen += [name for name, each in found.items() if each.head == head]
+    if corpora:
+        chosen += [name for name, each in found.items() if each.corpora and not each.draft_model]
+    if remember:
+        chosen += [name for name, each in declared if each.remembers and each.needs_text_alone]
+    return chosen
 
 
 def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
@@ -291,7 +248,6 @@ def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
         )
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")
-    require_current_names(chosen)
     makers = [entry_points.load_plugin("drafters", name) for name in wanted]
     return [_made(name, make, context) for name, make in zip(wanted, makers, strict=True)]
 
@@ -307,7 +263,12 @@ def _made(name: str, make: Callable[[DrafterContext], Any], context: DrafterCont
             f"the drafter {name} needs a text",
             remedy="Name a file or directory with --corpus PATH.",
         )
-    drafter = as_drafter(make(context))
+    drafter = make(context)
+    if not isinstance(drafter, Drafter):
+        raise UsageError(
+            f"the drafter {name} is of a class that does not inherit from Drafter",
+            remedy="Have it inherit from edge_spec.drafters.protocol.Drafter.",
+        )
     if hasattr(make, "traits"):
         drafter.traits = declared
     return drafter

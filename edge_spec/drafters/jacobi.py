@@ -27,8 +27,14 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.modes import JacobiInit
 from edge_spec.core.tree import TokenTree, Verdict, likeliest
-from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits, continues, restored_prompt
-from edge_spec.drafters.tree_builder import Growth, LearntAcceptance, MergedRow, nothing, tree_of
+from edge_spec.drafters.protocol import Budget, DrafterTraits, continues, restored_prompt
+from edge_spec.drafters.tree_builder import (
+    Growth,
+    LearningDrafter,
+    LearntAcceptance,
+    TreeRows,
+    nothing,
+)
 from edge_spec.errors import UsageError
 
 
@@ -182,29 +188,28 @@ _PRIORS = (0.02, 0.13, 0.20, 0.34, 0.74, 0.28, 0.72, 0.12, 0.60, 0.06, 0.50)
 DEFAULT_SIZE = WindowSize(2, 3, 2)
 
 
-class LookaheadDrafter(Drafter):
+class LookaheadDrafter(LearningDrafter):
     name = "lookahead"
     traits = DrafterTraits(trees=True, options=frozenset({"lookahead"}))
 
     def __init__(
         self, size: WindowSize = DEFAULT_SIZE, fill: JacobiInit = JacobiInit.RANDOM, seed: int = 0
     ) -> None:
+        super().__init__(_PRIORS)
         self._size = size
         self._filler = Filler(fill, seed)
-        self._acceptance = LearntAcceptance(_PRIORS)
         self._pool = NgramPool(size.ngram, size.draft_tokens)
         self._prompt: tuple[int, ...] = ()
         # _levels[r][j]: row r, column j, a draft token for position j + r; the pending token is at
         # 0.
         self._levels: list[list[int]] = []
-        self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Keeps the pool if the prompt continues the conversation."""
         if not continues(self._prompt, prompt):
             self._pool.clear()
         self._prompt = tuple(prompt)
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
         self._filler.begin(prompt)
         self._pool.begin(prompt)
         self._levels = [[]]
@@ -221,13 +226,13 @@ class LookaheadDrafter(Drafter):
         for rank, ngram in enumerate(ngrams if budget.branches else ngrams[:1]):
             kind, row = _WINDOW_DEPTHS + 2 * min(rank, _POOL_RANKS - 1), 0
             for i, token in enumerate(ngram[: budget.num_draft_tokens]):
-                row = rows.add(row, token, kind + (i > 0))
+                row = rows.draft(row, token, kind + (i > 0))
         self._growth = rows.growth()
         tree = self._growth.tree
         return likeliest(tree, budget.num_rows) if len(tree) > budget.num_rows else tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         self._filler.extend(verdict.tokens)
         self._pool.read(verdict.tokens)
         num_tokens = len(verdict.tokens)
@@ -245,7 +250,7 @@ class LookaheadDrafter(Drafter):
     def state_dict(self) -> dict[str, np.ndarray]:
         """The pool and what was learnt; the window is rebuilt within N rounds."""
         return {
-            "acceptance": self._acceptance.snapshot(),
+            **super().state_dict(),
             "prompt": np.array(self._prompt, np.int32),
             "pool": self._pool.snapshot(),
         }
@@ -255,18 +260,18 @@ class LookaheadDrafter(Drafter):
         pool = NgramPool(self._size.ngram, self._size.draft_tokens)
         pool.restore(state["pool"])
         prompt = restored_prompt(state["prompt"])
-        self._acceptance.restore(state["acceptance"])
+        super().load_state_dict(state)
         self._pool, self._prompt = pool, prompt
 
     def _add_window(self, rows: _Rows) -> None:
         feet = [0]  # each column's last row
         for token in self._levels[0][1:]:
             kind = min(len(feet), _WINDOW_DEPTHS) - 1
-            feet.append(rows.add(feet[-1], token, kind, required=True))
+            feet.append(rows.draft(feet[-1], token, kind, required=True))
         for r, level in enumerate(self._levels[1:], start=1):
             for column, token in enumerate(level):
                 kind = min(column + r, _WINDOW_DEPTHS) - 1
-                feet[column] = rows.add(feet[column], token, kind, required=True)
+                feet[column] = rows.draft(feet[column], token, kind, required=True)
 
     def _newest_level(self, tree: TokenTree, out: Forward) -> list[int] | None:
         """The target's choice below each column, None where the window was not scored."""
@@ -302,32 +307,25 @@ def _follow(tree: TokenTree, row: int | None, tokens: Sequence[int]) -> int | No
     return row
 
 
-class _Rows:
-    """The rows of one round's tree: no two equal siblings, each of the likeliest kind."""
+class _Rows(TreeRows):
+    """The rows of one round's tree, each of the likeliest kind."""
 
     def __init__(self, pending: int, drafter: str, acceptance: LearntAcceptance) -> None:
+        super().__init__(pending)
         self._drafter = drafter
-        self._acceptance = acceptance
-        self._merged = [MergedRow(pending, -1)]
+        self._estimate = acceptance.estimate
         self._kinds = [0]
-        self._places: dict[tuple[int, int], int] = {}
 
-    def add(self, parent: int, token: int, kind: int, required: bool = False) -> int:
+    def draft(self, parent: int, token: int, kind: int, required: bool = False) -> int:
         """The row of this draft token."""
-        row = self._places.setdefault((parent, token), len(self._merged))
-        if row == len(self._merged):
-            self._merged.append(MergedRow(token, parent))
-            self._merged[row].drafters.append(self._drafter)
+        row = self.add(parent, token, self._drafter, required)
+        if row == len(self._kinds):
             self._kinds.append(kind)
-        estimate = self._acceptance.estimate
-        if estimate(kind) > estimate(self._kinds[row]):
-            self._kinds[row] = kind
-        self._merged[row].required |= required
+        self._kinds[row] = max(self._kinds[row], kind, key=self._estimate)
         return row
 
     def growth(self) -> Growth:
-        confidence = [self._acceptance.estimate(kind) for kind in self._kinds]
-        return Growth(tree_of(self._merged, confidence), self._kinds)
+        return Growth(self.tree(list(map(self._estimate, self._kinds))), self._kinds)
 
 
 DEFAULT_BLOCK = (
@@ -350,7 +348,7 @@ class _Drafted(IntEnum):
 _JACOBI_PRIORS = ((0.22, 0.50), (0.05, 0.10), (0.08, 0.08))
 
 
-class JacobiDrafter(Drafter):
+class JacobiDrafter(LearningDrafter):
     """block: draft tokens a round, fewer where the budget says so."""
 
     name = "jacobi"
@@ -359,17 +357,15 @@ class JacobiDrafter(Drafter):
     def __init__(
         self, fill: JacobiInit = JacobiInit.NGRAM, block: int = DEFAULT_BLOCK, seed: int = 0
     ) -> None:
+        super().__init__([prior for pair in _JACOBI_PRIORS for prior in pair])
         self._block = block
         self._filler = Filler(fill, seed)
-        self._draft_tokens: list[
-            tuple[int, _Drafted]
-        ] = []  # from the position after the pending token
-        self._acceptance = LearntAcceptance([prior for pair in _JACOBI_PRIORS for prior in pair])
-        self._growth = nothing(0)
+        # From the position after the pending token.
+        self._draft_tokens: list[tuple[int, _Drafted]] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._draft_tokens = []
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
         self._filler.begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
@@ -391,7 +387,7 @@ class JacobiDrafter(Drafter):
         return chain
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         self._filler.extend(verdict.tokens)
         refined: list[tuple[int, _Drafted]] = []  # for the position after each scored draft token
         row = 0
@@ -407,14 +403,8 @@ class JacobiDrafter(Drafter):
         updated = [*self._draft_tokens[:1], *refined, *self._draft_tokens[len(refined) + 1 :]]
         self._draft_tokens = updated[len(verdict.tokens) :]
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {"acceptance": self._acceptance.snapshot()}
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        self._acceptance.restore(state["acceptance"])
-
-
-class SpareRowDrafter(Drafter):
+class SpareRowDrafter(LearningDrafter):
     """Proposes one token where the second row is free, else nothing: passes are padded to widths
     whose rows agree, so a plain step may take that row anyway.
 
@@ -424,16 +414,14 @@ class SpareRowDrafter(Drafter):
     """
 
     name = "spare-row"
-    traits = DrafterTraits()
 
     def __init__(self) -> None:
+        super().__init__(_SPARE_PRIORS)
         self._known: int | None = None  # what may follow the pending token
-        self._acceptance = LearntAcceptance(_SPARE_PRIORS)
-        self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._known = None
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
         self._acceptance.begin_text()
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
@@ -449,7 +437,11 @@ class SpareRowDrafter(Drafter):
         return chain
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         wrong = len(verdict.accepted_rows) + 1  # of a chain
         known = tree.is_chain and wrong < len(tree)
         self._known = int(out.logits[wrong].argmax()) if known else None
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Nothing: where a snapshot is restored there may be no spare row."""
+        return {}

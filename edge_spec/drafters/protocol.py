@@ -103,12 +103,8 @@ class Drafter:
     traits: DrafterTraits = DrafterTraits()
 
     def attach(self, model: Model, session: Session) -> None:
-        """Gives the target's own session, before the first `begin`. Raises an EdgeSpecError where
-        the two do not offer what the drafter needs."""
-
-    def attach_again(self, model: Model, session: Session) -> None:
-        """Gives the session that takes the place of one that has failed."""
-        self.attach(model, session)
+        """Gives the target's own session, before the first `begin` and whenever another takes its
+        place. Raises an EdgeSpecError where the two do not offer what the drafter needs."""
 
     def use_sampler(self, sampler: Sampler) -> None:
         """Tells before `begin` how the target's tokens are chosen."""
@@ -136,16 +132,10 @@ class Drafter:
         accepted; empty where the drafter does not sample."""
         return ()
 
-    @property
-    def passes(self) -> int | None:
-        """Tells how many passes of its model the last proposal took; None: one for each level."""
-        return None
-
-    @property
-    def reported_acceptance(self) -> Sequence[float]:
-        """Tells how often its draft tokens were right where it was made, by position, each after
-        all before it; empty where nobody has reported it."""
-        return ()
+    passes: int | None = None  # of its model that the last proposal took; None: one for each level
+    # How often its draft tokens were right where it was made, by position, each after all before
+    # it; empty where nobody has reported it.
+    reported_acceptance: Sequence[float] = ()
 
     # A stage of a cascade drafts after draft tokens, which may be taken back.
 
@@ -157,21 +147,12 @@ class Drafter:
 
     # Between `propose` and `observe`, on another thread, while the target scores a tree.
 
-    @property
-    def anticipates(self) -> bool:
-        """Says whether there is something to go on from in this round."""
-        return False
-
-    @property
-    def was_ready(self) -> bool:
-        """Says whether the last proposal began with a draft token that was made meanwhile."""
-        return False
+    anticipates = False  # whether there is something to go on from in this round
+    was_ready = False  # whether the last proposal began with a draft token that was made meanwhile
 
     def anticipate(self, stopped: Callable[[], bool]) -> None:
         """Drafts on for likely outcomes, until `stopped`, which is asked between two passes. It
         proposes nothing, and changes no draft token, only when it is made."""
-
-    # Failing, and coming back.
 
     def recover(self) -> None:
         """Tells that an answer begins, for one that has failed to try again."""
@@ -186,10 +167,7 @@ class Drafter:
         """Why it drafts nothing for the rest of the answer, where that is so."""
         return None
 
-    @property
-    def text_counts(self) -> TextCounts:
-        """Counts draft tokens that are text, over all generations."""
-        return TextCounts()
+    text_counts = TextCounts()  # of draft tokens that are text, over all generations
 
     # What outlives a generation.
 
@@ -226,15 +204,6 @@ def restored_prompt(tokens: np.ndarray) -> tuple[int, ...]:
     return tuple(tokens.tolist())
 
 
-def state_dicts(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
-    """Returns what the drafters keep of their conversation, such as a pool of n-grams, each under
-    its own name."""
-    state: dict[str, np.ndarray] = {}
-    for drafter in drafters:
-        state |= named(drafter.name, drafter.state_dict())
-    return state
-
-
 def named(name: str, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {f"{name}/{each}": array for each, array in state.items()}
 
@@ -244,30 +213,3 @@ def part_of(state: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]
     prefix = f"{name}/"
     own = {each: array for each, array in state.items() if each.startswith(prefix)}
     return {each.removeprefix(prefix): array for each, array in own.items()}
-
-
-def load_state_dicts(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -> None:
-    """Restores drafters of the names that the snapshot was taken of. Raises KeyError or ValueError
-    for others; one that it holds nothing of begins again."""
-    known = {drafter.name for drafter in drafters}
-    unknown = {name.partition("/")[0] for name in state if "/" in name} - known
-    if unknown:
-        raise KeyError(f"no drafter {', '.join(sorted(unknown))} to restore")
-    for drafter in drafters:
-        own = part_of(state, drafter.name)
-        if own:
-            drafter.load_state_dict(own)
-
-
-def stats_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
-    """Counts how often their draft tokens were right, over all texts."""
-    stats: dict[str, np.ndarray] = {}
-    for drafter in drafters:
-        stats |= drafter.stats()
-    return stats
-
-
-def load_stats_into(drafters: Sequence[Drafter], stats: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError for counts of another version."""
-    for drafter in drafters:
-        drafter.load_stats(stats)

@@ -4,14 +4,15 @@ siblings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.protocol import Budget
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.protocol import Budget, Drafter
 
 PRIOR_WEIGHT = 60.0  # outcomes that a prior counts for
 MEMORY = 512.0  # outcomes after which the older ones count half, and so on
@@ -148,6 +149,34 @@ def nothing(pending: int) -> Growth:
     return Growth(TokenTree.chain(pending), (0,))
 
 
+class LearningDrafter(Drafter):
+    """Learns from every outcome how likely its kinds of draft tokens are to be right: see
+    `LearntAcceptance`. A proposal is kept in `_growth`."""
+
+    def __init__(self, priors: Sequence[float]) -> None:
+        self._acceptance = LearntAcceptance(priors)
+        self._growth = nothing(0)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._growth = nothing(prompt[-1])
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth.teach(self._acceptance, verdict.tokens)
+
+    def stats(self) -> dict[str, np.ndarray]:
+        return {self.name: self._acceptance.stats()}
+
+    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
+        if self.name in stats:
+            self._acceptance.load_stats(stats[self.name])
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {"acceptance": self._acceptance.snapshot()}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        self._acceptance.restore(state["acceptance"])
+
+
 def grow(
     drafter: str,
     pending: int,
@@ -249,56 +278,65 @@ def _tree(
     )
 
 
-class MergedRow:
-    """A row of the result: its token, its parent's row, and the rows that it stands for."""
+class TreeRows:
+    """A tree that grows: row 0 is the pending token, parents come first, and no row has two
+    children with the same token."""
 
-    def __init__(self, token: int, parent: int) -> None:
-        self.token = token
-        self.parent = parent
-        self.sources: list[tuple[int, int]] = []  # (which tree, its row)
-        self.drafters: list[str] = []
-        self.required = False
+    def __init__(self, pending: int) -> None:
+        self.tokens = [pending]
+        self.parents = [-1]
+        self.drafters: list[list[str]] = [[]]  # of each row
+        self._required = [False]
+        self._rows: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, token: int, drafter: str, required: bool = False) -> int:
+        """Returns the row of this token below this parent."""
+        row = self._rows.setdefault((parent, token), len(self))
+        if row == len(self):
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.drafters.append([])
+            self._required.append(False)
+        if drafter not in self.drafters[row]:
+            self.drafters[row].append(drafter)
+        self._required[row] |= required
+        return row
+
+    def tree(self, confidence: Sequence[float]) -> TokenTree:
+        """confidence: of each row, the pending one's not read; siblings' are scaled to a sum of 1
+        where they exceed it, since at most one of them is right."""
+        below = [0.0] * len(self)
+        for row in range(1, len(self)):
+            below[self.parents[row]] += confidence[row]
+        pairs = zip(self.parents[1:], confidence[1:], strict=True)
+        scaled = [1.0, *(chance / max(1.0, below[parent]) for parent, chance in pairs)]
+        return TokenTree(
+            np.array(self.tokens, np.int32),
+            np.array(self.parents, np.int32),
+            np.array(scaled, np.float32),
+            proposed_by=tuple(map("+".join, self.drafters)),
+            required=tuple(self._required) if any(self._required) else (),
+        )
 
 
-def merge_rows(pending: int, trees: Sequence[TokenTree]) -> list[MergedRow]:
-    """The rows of all trees, parents first. Every path of every tree is a path of the result, and
-    no row has two children with the same token."""
-    merged = [MergedRow(pending, -1)]
-    rows: dict[tuple[int, int], int] = {}
-    for which, tree in enumerate(trees):
+def merge(pending: int, trees: Sequence[TokenTree]) -> tuple[TreeRows, list[list[float]]]:
+    """The rows of all trees, and the confidence that each of the trees has in a row. Every path of
+    every tree is a path of the result."""
+    rows = TreeRows(pending)
+    chances: list[list[float]] = [[]]
+    for tree in trees:
         drafters = tree.proposed_by or ("",) * len(tree)
+        required = tree.required or (False,) * len(tree)
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        confidence = tree.confidence.tolist()
         new_row = [0]
         for row in range(1, len(tree)):
-            place = new_row[parents[row]], tokens[row]
-            if place not in rows:
-                rows[place] = len(merged)
-                merged.append(MergedRow(token=place[1], parent=place[0]))
-            new_row.append(rows[place])
-            entry = merged[rows[place]]
-            entry.sources.append((which, row))
-            if drafters[row] not in entry.drafters:
-                entry.drafters.append(drafters[row])
-            entry.required |= bool(tree.required and tree.required[row])
-    return merged
-
-
-def tree_of(merged: Sequence[MergedRow], confidence: Sequence[float]) -> TokenTree:
-    """confidence: of each row, the pending one's not read; siblings' are scaled to a sum of 1
-    where they exceed it, since at most one of them is right."""
-    below = [0.0] * len(merged)
-    for row, entry in enumerate(merged):
-        if row:
-            below[entry.parent] += confidence[row]
-    scaled = [
-        confidence[row] / max(1.0, below[entry.parent]) if row else 1.0
-        for row, entry in enumerate(merged)
-    ]
-    required = tuple(entry.required for entry in merged)
-    return TokenTree(
-        np.array([entry.token for entry in merged], np.int32),
-        np.array([entry.parent for entry in merged], np.int32),
-        np.array(scaled, np.float32),
-        proposed_by=tuple("+".join(entry.drafters) for entry in merged),
-        required=required if any(required) else (),
-    )
+            place = new_row[parents[row]]
+            new_row.append(rows.add(place, tokens[row], drafters[row], bool(required[row])))
+            if new_row[row] == len(chances):
+                chances.append([])
+            chances[new_row[row]].append(confidence[row])
+    return rows, chances

@@ -188,7 +188,7 @@ class DrafterSwitch:
                 offered = [] if self._offered is None else [self._offered[1]]
             for speculation in [self.speculation, *self._put_by, *offered]:
                 for drafter in speculation.drafters:
-                    drafter.attach_again(self._parts.model, session)
+                    drafter.attach(self._parts.model, session)
 
     def stats(self) -> dict[str, list[float]]:
         return self._stats | self.speculation.stats()

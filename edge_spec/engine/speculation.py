@@ -15,19 +15,12 @@ from edge_spec.core.metrics import NoOverlap
 from edge_spec.core.model import Capabilities
 from edge_spec.core.modes import DEFAULT_DRAFT_TOKENS, DraftOverlap
 from edge_spec.drafters import factory
-from edge_spec.drafters.composite import CompositeDrafter, GuardedDrafter
+from edge_spec.drafters.composite import CompositeDrafter, DrafterGroup, GuardedDrafter
 from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.jacobi import SpareRowDrafter
 from edge_spec.drafters.lookup.suffix import PredictionDrafter
-from edge_spec.drafters.protocol import (
-    Cost,
-    Drafter,
-    load_state_dicts,
-    load_stats_into,
-    state_dicts,
-    stats_of,
-)
+from edge_spec.drafters.protocol import Cost, Drafter
 from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.scheduler.adaptive import AdaptivePolicy
@@ -58,6 +51,10 @@ class Speculation:
     replays: bool = False  # near ties of wider passes are decided by plain steps
     plain_samples: bool = False  # and sampled texts are decoded plain then
 
+    @property
+    def _all(self) -> DrafterGroup:
+        return DrafterGroup(self.drafters)
+
     def close(self) -> None:
         if self.anticipation is not None:
             self.anticipation.close()
@@ -67,23 +64,23 @@ class Speculation:
     def stats(self) -> dict[str, list[float]]:
         """Returns how often draft tokens of each kind were right, by drafter; of use to the next
         session."""
-        return {name: counts.ravel().tolist() for name, counts in stats_of(self.drafters).items()}
+        return {name: counts.ravel().tolist() for name, counts in self._all.stats().items()}
 
     def load_stats(self, stats: Mapping[str, Sequence[float]]) -> None:
         """Leaves out what is of another version."""
         counts = {name: np.array(values) for name, values in stats.items()}
         try:
-            load_stats_into(self.drafters, counts)
+            self._all.load_stats(counts)
         except ValueError as error:
             _log.info("what was learnt is of another version: %s", error)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Returns what the drafters keep of their conversation."""
-        return state_dicts(self.drafters)
+        return self._all.state_dict()
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises KeyError or ValueError for the state of other drafters."""
-        load_state_dicts(self.drafters, state)
+        self._all.load_state_dict(state)
 
 
 @dataclass(frozen=True)

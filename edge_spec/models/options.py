@@ -216,7 +216,6 @@ def _problems(options: LoadOptions) -> Iterator[_Problem]:
 
 def _unused(options: LoadOptions) -> Iterator[_Problem]:
     """An option for a drafter that was not asked for would silently do nothing."""
-    factory.require_current_names(options.drafter)
     asked = factory.traits_of(options.drafter).values()
     auto = options.drafter.strip() == "auto"
     told = [

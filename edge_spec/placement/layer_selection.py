@@ -27,7 +27,6 @@ _EXITS = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 5 / 6)  # of the layers
 _SKIPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the sublayers
 _NO_INFLUENCE = 1e-6
 _TIMED = 5  # passes
-_FLIPPED = 2  # sublayers that a new try changes
 _LONGEST = 8  # draft tokens of a round, in forecasts
 _FORECAST = attrgetter("forecast")
 
@@ -156,8 +155,7 @@ class _Window:
 
 
 class PartSearch:
-    """Looks for the part that drafts best on a text. Of a set of skipped sublayers it then tries a
-    few changes at a time.
+    """Looks for the part that drafts best on a text.
 
     costs: measures the whole model's rows, once. choose: what to begin with.
     """
@@ -167,21 +165,10 @@ class PartSearch:
     ) -> None:
         self._costs = costs
         self._choose = choose
-        self._random = np.random.default_rng(0)
 
     def first(self, model: Model, text: Sequence[int]) -> TargetPart:
         with Judge(model, [text], self._costs()) as judge:
             return self._choose(judge)
-
-    def better(self, model: Model, text: Sequence[int], part: TargetPart) -> TargetPart:
-        assert isinstance(part, ChosenPart)
-        if part.exit is not None:
-            return part
-        with Judge(model, [text], self._costs()) as judge:
-            known = judge.skip(frozenset(part.skipped))  # on this text
-            flipped = self._random.integers(0, 2 * model.config.num_layers, _FLIPPED).tolist()
-            tried = judge.skip(frozenset(part.skipped).symmetric_difference(flipped))
-        return tried if tried.forecast > known.forecast else part
 
 
 def best_exit(judge: Judge) -> ChosenPart:

@@ -16,7 +16,7 @@ from edge_spec.core.heads import AssistantHead
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork, AssistantSession
+from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork, Drafted
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -59,24 +59,31 @@ def opened(
     return open_target
 
 
-def session_of(
+def drafted_after(
     head: AssistantHead, name: str, folder: Path, model: Model, length: int = 6
-) -> AssistantSession:
-    """Of an assistant that goes on from the first tokens of the text."""
+) -> Callable[[int], Drafted]:
+    """Of an assistant that goes on from the first tokens of the text: each call from the one
+    before."""
     tables = StoredTables(open_checkpoint(families.write_hf(name, folder / "tables")))
     read = families.texts()[0].tolist()
-    target = model.open_session()
+    target, network = model.open_session(), AssistantNetwork(head, tables)
     assert isinstance(target, SharesKeysValues)
-    target.share_keys_values(AssistantNetwork(head, tables).sources)
+    target.share_keys_values(network.sources)
     target.prefill(read[: length - 1])
     out = target.forward(TokenTree.chain(read[length - 1]))
     target.commit([0])
     assert out.hidden is not None
-    found = AssistantSession(AssistantNetwork(head, tables))
-    found.attach(target)
-    found.go_on_from(length, out.hidden[0].copy())
-    found.prefill(read[:length])
-    return found
+    state = out.hidden[:1].copy()
+    seen = [target.keys_values(layer) for layer in network.sources]
+    near = network.near([each for each in seen if each is not None], length)
+
+    def draft(token: int) -> Drafted:
+        nonlocal state
+        found = network.draft(np.array([token]), state, length, near)
+        state = found.states
+        return found
+
+    return draft
 
 
 @pytest.mark.parametrize("in_clusters", [False, True])
@@ -92,14 +99,13 @@ def test_drafts_are_those_of_transformers(
     model = opened(name)
     head = open_head(path, model.config)
     assert isinstance(head, AssistantHead)
-    session = session_of(head, name, tmp_path, model)
+    draft = drafted_after(head, name, tmp_path, model)
     kept = f"{name}{' in clusters' if in_clusters else ''}"
     token = families.texts()[0, 6]
     tolerance = TOLERANCES[request.node.callspec.params["opened"]]
     for expected, chosen in zip(DRAFTED[kept], DRAFTED[f"{kept} tokens"], strict=True):
-        scores, tokens = session.forward(TokenTree.chain(int(token))).logits[0]
-        session.commit([0])
-        ids = tokens.astype(np.int64)
+        found = draft(int(token))
+        scores, ids = found.scores[0], found.tokens[0]
         np.testing.assert_allclose(scores, expected[ids], atol=tolerance, rtol=0)
         token = ids[scores.argmax()]
         assert token == chosen
@@ -122,11 +128,10 @@ def test_beyond_the_window_drafts_are_those_of_llama_cpp(
     model = opened("gemma4")
     head = open_head(path, model.config)
     assert isinstance(head, AssistantHead)
-    session = session_of(head, "gemma4", tmp_path, model, length)
+    draft = drafted_after(head, "gemma4", tmp_path, model, length)
     token = read[length]
     for each in expected:
-        scores, _ = session.forward(TokenTree.chain(token)).logits[0]
-        session.commit([0])
+        scores = draft(token).scores[0]
         np.testing.assert_allclose(scores, each, atol=TOLERANCES["llamacpp"], rtol=0)
         token = int(each.argmax())
     model.close()

@@ -14,7 +14,8 @@ import pytest
 import edge_spec
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.heads.independent import BlockDrafter
+from edge_spec.drafters.heads.dflash import DFlashDrafter
+from edge_spec.drafters.heads.eagle import ParallelEagleDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Growth
 from edge_spec.errors import EdgeSpecError
@@ -71,20 +72,21 @@ def test_greedy_texts_are_those_of_plain_decoding(
     opened: Callable[..., Any] = partial(edge_spec.load, str(path), runtime=runtime, threads=1)
     with opened(drafter="none") as engine:
         plain = [token.id for token in engine.generate(PROMPT, max_tokens=40).tokens]
-    proposed, observed = BlockDrafter.propose, BlockDrafter.observe
+    drafters = ParallelEagleDrafter if kind == "eagle" else DFlashDrafter
+    proposed, observed = drafters.propose, drafters.observe
 
-    def propose(self: BlockDrafter, pending: int, budget: Budget) -> TokenTree:
+    def propose(self: Any, pending: int, budget: Budget) -> TokenTree:
         tree, at = proposed(self, pending, budget), len(self._target.text) - len(PROMPT)
         if at % 2 or len(tree) == 1:
             return tree
         return TokenTree.chain(pending, plain[at : at + 2], drafter=self.name)
 
-    def observe(self: BlockDrafter, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+    def observe(self: Any, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth = Growth(tree, (None,) * len(tree))
         observed(self, tree, out, verdict)
 
-    monkeypatch.setattr(BlockDrafter, "propose", propose)
-    monkeypatch.setattr(BlockDrafter, "observe", observe)
+    monkeypatch.setattr(drafters, "propose", propose)
+    monkeypatch.setattr(drafters, "observe", observe)
     head = _write(kind, tmp_path / "head")
     assert is_head(head)
     with opened(draft=str(head)) as engine:

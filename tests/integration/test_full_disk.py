@@ -132,12 +132,9 @@ def test_what_is_learnt_is_not_saved_and_one_line_says_so(
     for turn in range(2):
         before = contents(tmp_path)
         with limited():
-            answers.begin([1])
-            answers.extend(np.random.default_rng(turn).integers(0, 300, 2000).tolist())
-            answers.close()
-            assert not answers.save()
+            answers.add(np.random.default_rng(turn).integers(0, 300, 2000).tolist(), 0)
         assert contents(tmp_path) == before
-        assert answers.save()
+        answers.add([1, turn], 0)
         assert contents(tmp_path) != before
     assert len(caplog.messages) == 1 and "cannot be saved" in caplog.text
 

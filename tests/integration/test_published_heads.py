@@ -17,8 +17,8 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead, HeadBackend
 from edge_spec.drafters.draft.synced_session import Path as Drafted
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
+from edge_spec.drafters.heads.drafting import RowScores
 from edge_spec.drafters.heads.eagle import ParallelEagleDrafter
-from edge_spec.drafters.heads.independent import BlockDrafter, RowScores
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
@@ -80,7 +80,9 @@ def write(directory: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     return directory
 
 
-def drafter_of(path: Path, tensors: Tensors, backend: HeadBackend | None) -> BlockDrafter:
+def drafter_of(
+    path: Path, tensors: Tensors, backend: HeadBackend | None
+) -> RecordingDFlash | RecordingEagle:
     head, tables = open_head(path, TARGET), Tables(tensors)
     drafter: RecordingDFlash | RecordingEagle
     if isinstance(head, DFlashHead):

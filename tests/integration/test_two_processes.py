@@ -46,13 +46,9 @@ sys.stdin.readline()
 prepare_model(Source(model, lambda what, fraction: told.append(what)), "ort",
         lambda what, fraction: told.append(what))
 for time in range(times):
-    answers.begin([299])
-    answers.extend([number, time])
-    answers.close()
+    answers.add([299, number, time], 0)
     tokens = np.full(5000, 10 * number + 1, np.int32)
     write_snapshot(folder / "chat.snapshot", Snapshot(described, tokens, {}, {}))
-while not answers.save():
-    pass
 print(any("Converting" in what for what in told))
 """
 

@@ -106,14 +106,6 @@ def test_a_drafter_named_twice_is_a_usage_error() -> None:
         factory.load_drafters("suffix, suffix", SETTING)
 
 
-def test_a_drafter_of_another_name_is_named() -> None:
-    with pytest.raises(UsageError, match="ngram-cache is called answers now"):
-        factory.load_drafters("suffix,ngram-cache", SETTING)
-    with pytest.raises(UsageError, match="ngram-cache is called answers now"):
-        LoadOptions(drafter="suffix,ngram-cache")  # so before anything is fetched or converted
-    assert factory.remembers("ngram-cache")  # as in a plan of before
-
-
 @pytest.mark.parametrize("name", ["corpus", "answers", "draft-model"])
 def test_a_drafter_that_lacks_something_says_what(name: str) -> None:
     with pytest.raises(UsageError, match=f"the drafter {name} needs a"):

@@ -274,36 +274,6 @@ _PRIOR_WEIGHT = 12.0  # draft tokens that it counts for
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
-class _OpenEnds:
-    """Learns what is left of the draft's confidence in the last token that it drafts, which what
-    follows may join: the draft token "inter" is one token, and so is "interest"."""
-
-    def __init__(self) -> None:
-        self._rate = OutcomeRate(_OPEN_END, _PRIOR_WEIGHT)
-
-    @property
-    def factor(self) -> float:
-        return min(1.0, self._rate.right / self._rate.seen)
-
-    def observe(self, confidence: float, right: bool) -> None:
-        self._rate.observe(right, seen=confidence)
-
-    def snapshot(self) -> np.ndarray:
-        """[2] float64: how many were expected to be right, and how many were."""
-        return np.array([self._rate.seen, self._rate.right])
-
-    def restore(self, counts: np.ndarray) -> None:
-        """Raises ValueError for what are no such counts."""
-        if (
-            counts.shape != (2,)
-            or not np.isfinite(counts).all()
-            or min(counts) < 0
-            or not counts[0]
-        ):
-            raise ValueError("counts of open ends that are none")
-        self._rate.seen, self._rate.right = counts.tolist()
-
-
 class _Proposal(NamedTuple):
     tokens: list[int]
     lengths: list[int]  # characters that each token completes
@@ -331,7 +301,6 @@ class CrossTokenizerDrafter(Drafter):
     traits = DrafterTraits(cost=Cost.PASS, draft_model=True)
 
     def __init__(self, inner: Drafter, target: TextCodec, draft: TextCodec) -> None:
-        self._text_counts = TextCounts()
         self._inner = inner
         self._draft = PartCodec(draft)
         self._text = TokenAlignment(PartCodec(target), self._draft)
@@ -339,7 +308,9 @@ class CrossTokenizerDrafter(Drafter):
         self._last = 0  # of those ids
         self._asked: TokenTree | None = None  # inner's draft token since then
         self._proposal = _NOTHING
-        self._open_ends = _OpenEnds()
+        # What is left of the confidence in the last token that is drafted, which what follows
+        # may join: the draft token "inter" is one token, and so is "interest".
+        self._open_ends = OutcomeRate(_OPEN_END, _PRIOR_WEIGHT)
 
     def reopen(self) -> bool:
         return self._inner.reopen()
@@ -366,7 +337,7 @@ class CrossTokenizerDrafter(Drafter):
         open_end = None
         if tokens == all_tokens and tokens and not candidate.is_closed:
             open_end = confidence[-1]
-            confidence[-1] *= self._open_ends.factor
+            confidence[-1] *= min(1.0, self._open_ends.right / self._open_ends.seen)
         self._proposal = _Proposal(tokens, [len(piece) for piece in pieces], open_end)
         return TokenTree.chain(pending, tokens, confidence, self.name)
 
@@ -375,19 +346,20 @@ class CrossTokenizerDrafter(Drafter):
         self._count(proposal, tree, verdict)
         decided = list(verdict.tokens[: len(proposal.tokens)])
         if proposal.open_end is not None and decided[:-1] == proposal.tokens[:-1]:
-            self._open_ends.observe(proposal.open_end, decided == proposal.tokens)
+            self._open_ends.observe(decided == proposal.tokens, seen=proposal.open_end)
         self._text.extend(verdict.tokens)
-
-    @property
-    def text_counts(self) -> TextCounts:
-        return self._text_counts
 
     def state_dict(self) -> dict[str, np.ndarray]:
         inner = named("inner", self._inner.state_dict())
-        return {"open_ends": self._open_ends.snapshot(), **inner}
+        expected_right = np.array([self._open_ends.seen, self._open_ends.right])
+        return {"open_ends": expected_right, **inner}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        self._open_ends.restore(state["open_ends"])
+        counts = state["open_ends"]
+        is_known = counts.shape == (2,) and np.isfinite(counts).all() and min(counts) >= 0
+        if not is_known or not counts[0]:
+            raise ValueError("counts of open ends that are none")
+        self._open_ends.seen, self._open_ends.right = counts.tolist()
         self._inner.load_state_dict(part_of(state, "inner"))
         self._told = None
 
@@ -447,7 +419,7 @@ class CrossTokenizerDrafter(Drafter):
             self._inner.observe(tree, _NO_SCORES, verdict)
 
     def _count(self, proposal: _Proposal, tree: TokenTree, verdict: Verdict) -> None:
-        proposed, accepted = self._text_counts
+        proposed, accepted = self.text_counts
         row = 0
         for token, length in zip(proposal.tokens, proposal.lengths, strict=True):
             child = tree.child(row, token)
@@ -456,7 +428,7 @@ class CrossTokenizerDrafter(Drafter):
             row = child
             proposed += length
             accepted += length if row in verdict.accepted_rows else 0
-        self._text_counts = TextCounts(proposed, accepted)
+        self.text_counts = TextCounts(proposed, accepted)
 
 
 def _confidence_of(candidate: _Drafted, pieces: Sequence[str]) -> list[float]:

@@ -43,7 +43,7 @@ from edge_spec.drafters.draft.synced_session import (
     SyncedSession,
 )
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits, named, part_of
-from edge_spec.drafters.tree_builder import Candidate, Growth, LearntAcceptance, grow, nothing
+from edge_spec.drafters.tree_builder import Candidate, Growth, LearningDrafter, grow, nothing
 from edge_spec.errors import HungError
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _REPORTED = 4  # draft tokens of a chain, of which earlier answers are taken to 
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
-class DraftModelDrafter(Drafter):
+class DraftModelDrafter(LearningDrafter):
     """Keeps a session of the draft in step with the text.
 
     vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
@@ -60,7 +60,7 @@ class DraftModelDrafter(Drafter):
     anticipates: it reads on while the target verifies, on a session that nobody else needs
     meanwhile; not the trees that it samples level by level. reopened: opens a session in the place
     of one that has failed, or raises. acceptance: how often a draft token of its was right in
-    earlier answers, where that is known. chooser: by default one of its logits.
+    earlier answers, where that is known.
     """
 
     traits = DrafterTraits(trees=True, cost=Cost.PASS, samples=True, draft_model=True)
@@ -77,32 +77,22 @@ class DraftModelDrafter(Drafter):
         name: str = "draft-model",
         reopened: Callable[[], Session] | None = None,
         acceptance: float | None = None,
-        chooser: DraftChooser | None = None,
     ) -> None:
+        super().__init__(PRIORS)
         self.name = name
-        self._reported = () if acceptance is None else (acceptance,) * _REPORTED
+        if acceptance is not None:
+            self.reported_acceptance = (acceptance,) * _REPORTED
         self._reopened = reopened
         self._vocab_size = min(draft.config.vocab_size, vocab_size)
-        self._chooser = chooser or DraftChooser(draft.config.vocab_size, vocab_size)
+        self._chooser = DraftChooser(draft.config.vocab_size, vocab_size)
         self._text = SyncedSession(
             session, draft.config.context_length, draft.capabilities.max_rows, shared
         )
         self._level = level or Stage(())
         self._trees = draft.capabilities.trees
-        self._acceptance = LearntAcceptance(PRIORS)
-        self._growth = nothing(0)
         self._told_full = False
         self._ahead = DraftAheadCache() if anticipates else None
-        self._anticipates = self._was_ready = False
-        self._passes = 0  # of the last proposal
-
-    @property
-    def anticipates(self) -> bool:
-        return self._anticipates
-
-    @property
-    def was_ready(self) -> bool:
-        return self._was_ready
+        self.passes: int = 0
 
     def use_sampler(self, sampler: Sampler) -> None:
         self._chooser.use_sampler(sampler)
@@ -131,7 +121,7 @@ class DraftModelDrafter(Drafter):
             self._level.prepare(prompt)
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
         self._text.begin(self._readable(prompt))
         self._level.begin(prompt)
         self._forget()
@@ -140,7 +130,7 @@ class DraftModelDrafter(Drafter):
         # The draft reads the text and all draft tokens but the last.
         count = min(budget.num_draft_tokens, self._text.room)
         assumed = self._text.draft_tokens
-        self._was_ready, self._passes = False, 0
+        self.was_ready, self.passes = False, 0
         if count <= 0:
             self._tell_full()
             self._growth = nothing(pending)
@@ -151,15 +141,15 @@ class DraftModelDrafter(Drafter):
         else:
             self._growth = self._chain(pending, count, budget.min_reach)
         by_level = branches and self._chooser.samples
-        self._anticipates = self._ahead is not None and not by_level
+        self.anticipates = self._ahead is not None and not by_level
         self.rollback_draft(len(assumed))
         return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         self._text.extend(self._readable(verdict.tokens))
         self._level.observe(tree, out, verdict)
-        self._anticipates = False
+        self.anticipates = False
         if self._ahead is not None:
             self._ahead.follow(verdict.tokens)
 
@@ -168,17 +158,10 @@ class DraftModelDrafter(Drafter):
             estimate, longest = self._acceptance.estimate, self._text.room - 1
             self._ahead.grow(self._read, estimate, longest, stopped)
 
-    def stats(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.stats()}
-
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        if self.name in stats:
-            self._acceptance.load_stats(stats[self.name])
-
     def state_dict(self) -> dict[str, np.ndarray]:
         """Returns what was learnt, the draft's cache, and the state of the level below."""
         return {
-            "acceptance": self._acceptance.snapshot(),
+            **super().state_dict(),
             **named("text", self._text.snapshot()),
             **named("level", self._level.state_dict()),
         }
@@ -186,7 +169,7 @@ class DraftModelDrafter(Drafter):
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         self._level.load_state_dict(part_of(state, "level"))
         self._text.restore(part_of(state, "text"))
-        self._acceptance.restore(state["acceptance"])
+        super().load_state_dict(state)
         self._growth = nothing(0)
         self._forget()
 
@@ -194,14 +177,6 @@ class DraftModelDrafter(Drafter):
         if not (self._chooser.samples and self._trees):
             return ()
         return [self._acceptance.estimate(kind) for kind in SIBLING_KINDS]
-
-    @property
-    def passes(self) -> int | None:
-        return self._passes
-
-    @property
-    def reported_acceptance(self) -> Sequence[float]:
-        return self._reported
 
     def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
@@ -219,12 +194,7 @@ class DraftModelDrafter(Drafter):
             self._take_over(line, self._ahead)
         while line.goes_on:
             self._write(line)
-        choices = line.choices
-        tokens = [choice.token for choice in choices]
-        tree = TokenTree.chain(pending, tokens, line.confidence, self.name)
-        if self._chooser.samples:
-            tree = replace(tree, draft_probs=(None, *(choice.draft_probs for choice in choices)))
-        return Growth(tree, (None, *(choice.kind for choice in choices)))
+        return line.growth(pending, self.name, self._chooser.samples)
 
     def _take_over(self, line: Line, ahead: DraftAheadCache) -> None:
         while line.goes_on:
@@ -236,7 +206,7 @@ class DraftModelDrafter(Drafter):
             verdict = Verdict(written, (), exhausted=True)
             self._level.extend_draft(TokenTree.chain(self._text.last), _NO_SCORES, verdict)
             self._text.candidate(written)
-            self._was_ready = True
+            self.was_ready = True
 
     def _write(self, line: Line) -> None:
         """Reads one pass; the level below drafts for the draft as it drafts for the target."""
@@ -282,7 +252,7 @@ class DraftModelDrafter(Drafter):
             reading = self._read(path)
             self._ahead.add(path, reading)
         elif not path:
-            self._was_ready = True
+            self.was_ready = True
         return candidates_after(path, reading.likeliest)
 
     def _read(self, path: Path) -> Reading:
@@ -298,11 +268,11 @@ class DraftModelDrafter(Drafter):
         return logits
 
     def _read_rows(self, tree: TokenTree) -> np.ndarray:
-        self._passes += 1
+        self.passes += 1
         return self._text.score(tree)
 
     def _forget(self) -> None:
-        self._anticipates = self._was_ready = False
+        self.anticipates = self.was_ready = False
         if self._ahead is not None:
             self._ahead.clear()
 

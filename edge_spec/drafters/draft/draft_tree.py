@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -54,6 +55,17 @@ class Line:
     def goes_on(self) -> bool:
         return self.room > 0 and self._reach >= self._min_reach
 
+    @property
+    def path(self) -> Path:
+        return tuple(choice.token for choice in self.choices)
+
+    def growth(self, pending: int, drafter: str, sampled: bool) -> Growth:
+        tree = TokenTree.chain(pending, self.path, self.confidence, drafter)
+        if sampled:
+            probs = (choice.draft_probs for choice in self.choices)
+            tree = replace(tree, draft_probs=(None, *probs))
+        return Growth(tree, (None, *(choice.kind for choice in self.choices)))
+
     def add(self, choice: AheadChoice) -> None:
         self.choices.append(choice)
         self.confidence.append(self._acceptance.estimate(choice.kind))
@@ -100,6 +112,11 @@ class DraftChooser:
         self._sampler = sampler
         self.samples = sampler.sampled_drafts
 
+    @property
+    def reads_logits_alone(self) -> bool:
+        """Says whether the order of the logits is that of the choice."""
+        return self._sampler.prefers_by_logits
+
     def choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
         """logits: [vocab of the draft] after the text and the draft tokens `path`."""
         return self._choice(self._preference(logits, path))
@@ -111,7 +128,11 @@ class DraftChooser:
 
     def likeliest(self, logits: np.ndarray, path: Path) -> list[Candidate[Path]]:
         """Returns the candidates that a tree may branch into."""
-        return candidates_after(path, ranked(self._preference(logits, path)))
+        return candidates_after(path, self.ranked(logits, path))
+
+    def ranked(self, logits: np.ndarray, path: Sequence[int]) -> list[tuple[int, int]]:
+        """(token, kind of draft token) of what is likeliest, in falling order."""
+        return ranked(self._preference(logits, path))
 
     def draw(self, logits: np.ndarray, path: Path, count: int) -> Draw:
         """Samples up to `count` different tokens, each from what those before it left."""
@@ -156,17 +177,13 @@ class Rows:
         self.parents = [-1]
         self.kinds: list[int | None] = [None]
         self.confidence = [1.0]
-        self.reach = [1.0]
         self.draft_probs: list[np.ndarray | None] = [None]
 
-    def add(
-        self, parent: int, token: int, kind: int, chance: float, probs: np.ndarray | None = None
-    ) -> int:
+    def add(self, parent: int, token: int, kind: int, chance: float, probs: np.ndarray) -> int:
         self.tokens.append(token)
         self.parents.append(parent)
         self.kinds.append(kind)
         self.confidence.append(chance)
-        self.reach.append(self.reach[parent] * chance)
         self.draft_probs.append(probs)
         return len(self.tokens) - 1
 
@@ -177,27 +194,15 @@ class Rows:
             row = self.parents[row]
         return tuple(path[::-1])
 
-    def select(self, rows: Sequence[int]) -> TokenTree:
-        """Returns what the draft has to read: these rows, which contain the parents of each."""
+    def tree(self, drafter: str) -> TokenTree:
         return TokenTree(
             np.array(self.tokens, np.int32),
             np.array(self.parents, np.int32),
-            np.ones(len(self.tokens), np.float32),
-        ).select(rows)
-
-    def grown(self, drafter: str, num_rows: int, sampled: bool = False) -> Growth:
-        """The `num_rows` rows that are most likely to be reached and right."""
-        tree = TokenTree(
-            np.array(self.tokens, np.int32),
-            np.array(self.parents, np.int32),
             np.array(self.confidence, np.float32),
-            draft_probs=tuple(self.draft_probs) if sampled else (),
+            draft_probs=tuple(self.draft_probs),
             proposed_by=("", *(drafter,) * (len(self.tokens) - 1)),
             siblings=Siblings.WITHOUT_REPLACEMENT,
         )
-        # Stable, and no row is likelier than its parent: parents come before their children.
-        best = sorted(np.argsort(-np.array(self.reach), kind="stable")[:num_rows].tolist())
-        return Growth(tree.select(best), [self.kinds[row] for row in best])
 
 
 class Reader(NamedTuple):
@@ -235,9 +240,9 @@ def sample_shape(
     while True:
         inner = {node: row for node, row in level.items() if node in children}
         if not inner:
-            return rows.grown(drafter, budget.num_rows, sampled=True)
+            return Growth(rows.tree(drafter), rows.kinds)
         read = sorted([*read, *inner.values()])
-        logits = reader.score(rows.select(read))
+        logits = reader.score(rows.tree(drafter).select(read))
         level = {}
         for node, row in inner.items():
             drawn = draw(logits[read.index(row)], rows.path(row), len(children[node]))

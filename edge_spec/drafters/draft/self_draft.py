@@ -8,19 +8,17 @@ searched on the text at hand, unless it was settled before (`edge-spec tune-skip
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from edge_spec.core.model import Forward, Model, SelfDrafting, Session
-from edge_spec.core.sampling import Sampler
+from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.errors import UnsupportedModelError
 
 WINDOW = 48  # tokens at the end of a text that a choice of layers is judged on
-_SHARE = 0.02  # of a generation's time that may go into looking for better layers
 
 _log = logging.getLogger(__name__)
 
@@ -43,35 +41,23 @@ class Search(Protocol):
     def first(self, model: Model, text: Sequence[int]) -> TargetPart:
         """Raises UsageError where the model cannot be run in part."""
 
-    def better(self, model: Model, text: Sequence[int], part: TargetPart) -> TargetPart:
-        """The same part, or one that was tried now and is better."""
-
 
 class SelfDrafter(Drafter):
-    """Waits for WINDOW tokens of text to choose its layers by, where it was not given a part."""
+    """Waits for WINDOW tokens of text to choose its layers by, where it was not given a part. A
+    part that gains nothing is not asked for draft tokens."""
 
     traits = DrafterTraits(cost=Cost.PASS, samples=True, target_session=True, target_layers=True)
 
-    def __init__(
-        self,
-        name: str,
-        search: Search,
-        part: TargetPart | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, name: str, search: Search, part: TargetPart | None = None) -> None:
         self.name = name
         self._search = search
         self._part = part
-        self._clock = clock
         self._drafter: DraftModelDrafter | None = None
         self._model: Model | None = None
         self._target: SelfDrafting | None = None
         self._view: Session | None = None
-        self._sampler: Sampler | None = None
+        self._sampler = Sampler(SamplingParams(), ())
         self._text: list[int] = []
-        self._settled = part is not None
-        self._try_s = self._searched_s = 0.0  # seconds of the last try, and of all
-        self._since = clock()
 
     def attach(self, model: Model, session: Session) -> None:
         """Raises UnsupportedModelError where the runtime cannot run a model in part, UsageError
@@ -84,11 +70,9 @@ class SelfDrafter(Drafter):
             )
         self.close()
         self._model, self._target = model, session
-        if self._part is not None:
-            self._say(self._part)
-            self._open(self._part)
-        else:  # says at once, not in the middle of a text, where the model has no parts
+        if self._part is None:  # says at once, not in the middle of a text, if there are no parts
             session.open_skipping(frozenset()).close()
+        self._open()
 
     def use_sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -97,29 +81,24 @@ class SelfDrafter(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._text = list(prompt)
-        self._since, self._searched_s = self._clock(), 0.0
-        if self._part is None and len(prompt) > WINDOW:
-            self._find()
         if self._drafter is not None:
             self._drafter.begin(prompt)
+        elif self._part is None:
+            self._open()
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         if self._drafter is None:
             return TokenTree.chain(pending)
-        return self._drafter.propose(pending, budget)
+        tree = self._drafter.propose(pending, budget)
+        self.passes = self._drafter.passes
+        return tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._text += verdict.tokens
         if self._drafter is not None:
             self._drafter.observe(tree, out, verdict)
-        if self._part is not None:
-            self._improve()
-        elif len(self._text) > WINDOW:
-            self._find()
-
-    @property
-    def passes(self) -> int | None:
-        return self._drafter.passes if self._drafter is not None else None
+        elif self._part is None:
+            self._open()
 
     def sibling_acceptance(self) -> Sequence[float]:
         return self._drafter.sibling_acceptance() if self._drafter is not None else ()
@@ -129,43 +108,21 @@ class SelfDrafter(Drafter):
             self._view.close()
         self._view = self._drafter = None
 
-    def _find(self) -> None:
-        assert self._model is not None  # attached before the first text
-        start = self._clock()
-        part = self._search.first(self._model, self._text)
-        self._say(part)
-        self._open(part)
-        self._try_s = self._clock() - start
-
-    def _improve(self) -> None:
-        """Tries another set as often as the time for it allows."""
-        assert self._model is not None and self._part is not None
-        start = self._clock()
-        if self._settled or self._searched_s + self._try_s > _SHARE * (start - self._since):
+    def _open(self) -> None:
+        """Opens the part, which is chosen now where there is none and enough text."""
+        assert self._model is not None and self._target is not None  # attached before
+        if self._part is None and len(self._text) > WINDOW:
+            self._part = self._search.first(self._model, self._text)
+        if self._part is None:
             return
-        better = self._search.better(self._model, self._text, self._part)
-        if better is not self._part:
-            _log.info("%s: %s", self.name, better)
-            self._open(better)
-        self._try_s = self._clock() - start
-        self._searched_s += self._try_s
-
-    def _say(self, part: TargetPart) -> None:
-        (_log.info if part.forecast > 1 else _log.warning)("%s: %s", self.name, part)
-
-    def _open(self, part: TargetPart) -> None:
-        """A part that gains nothing is not asked for draft tokens."""
-        assert self._model is not None and self._target is not None
-        self.close()
-        self._part = part
-        if part.forecast <= 1:
+        (_log.info if self._part.forecast > 1 else _log.warning)("%s: %s", self.name, self._part)
+        if self._part.forecast <= 1:
             return
-        self._view = part.open(self._target)
+        self._view = self._part.open(self._target)
         vocab_size = self._model.config.vocab_size
         self._drafter = DraftModelDrafter(
             self._model, self._view, vocab_size, shared=True, name=self.name
         )
-        if self._sampler is not None:
-            self._drafter.use_sampler(self._sampler)
+        self._drafter.use_sampler(self._sampler)
         if self._text:
             self._drafter.begin(self._text)

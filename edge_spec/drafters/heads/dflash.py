@@ -25,15 +25,22 @@ from edge_spec.core.heads import (
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_tree import FIRST, SIBLINGS, kind_of
 from edge_spec.drafters.draft.synced_session import Path
-from edge_spec.drafters.heads.independent import BlockDrafter, RowScores, head_scores
+from edge_spec.drafters.heads.drafting import (
+    FeatureDrafter,
+    IndependentDrafter,
+    RowScores,
+    head_scores,
+)
+from edge_spec.drafters.heads.features import TextEntries
 from edge_spec.drafters.heads.layers import (
     FloatProducts,
     HeadLayers,
+    HeadNetwork,
     attend,
     layer_matrices,
+    logistic,
     own_matrix,
     scored_matrix,
-    spread,
 )
 from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
 
@@ -67,11 +74,11 @@ class TransitionWeights:
         assert state is not None  # see `DFlashHead.keeps_states`
         weight, bias = transitions.joined
         if transitions.kind is FollowsBy.GATED:
-            return None, _logistic(weight @ np.concatenate([state, row]) + bias) * row
+            return None, logistic(weight @ np.concatenate([state, row]) + bias) * row
         memory = np.zeros(transitions.rank, np.float32) if memory is None else memory
         made = weight @ np.concatenate([memory, row, state]) + bias
         gate, candidate, output = np.split(made, 3)
-        opened = _logistic(gate)
+        opened = logistic(gate)
         return opened * memory + (1 - opened) * np.tanh(candidate), np.tanh(output)
 
     def biases(self, made: np.ndarray, scored: np.ndarray) -> np.ndarray:
@@ -88,7 +95,7 @@ class TransitionWeights:
             return None
         weight = self._confidence.weight
         read = state if len(weight) == len(state) else np.concatenate([state, self._row(token)])
-        return float(_logistic(weight @ read + self._confidence.bias))
+        return float(logistic(weight @ read + self._confidence.bias))
 
     def _read(self, token: int) -> np.ndarray:
         if self._transitions is None:
@@ -132,29 +139,20 @@ class Following:
         return path[-1] if path else self._pending
 
 
-def _logistic(x: np.ndarray) -> np.ndarray:
-    found: np.ndarray = 1 / (1 + np.exp(-np.clip(x, -80, None)))
-    return found
-
-
-class DFlashNetwork:
-    """A head's weights, and what computes with them; it keeps no text. tables: the target's.
-    backend: what computes its steps; by default numpy does, in float32."""
+class DFlashNetwork(HeadNetwork):
+    """tables: the target's. backend: what computes its steps; by default numpy does, in float32."""
 
     kind = DFlashHead.drafted_by
-    reported_acceptance: Sequence[float] = ()  # see Drafter
-    shares_output = True  # all rows are scored at once
 
     def __init__(
         self, head: DFlashHead, tables: TargetTables, backend: HeadBackend | None = None
     ) -> None:
+        super().__init__(head.config.vocab_size, head.token_ids)
         self.config = head.config
-        self.feature_layers = head.feature_layers
+        self.feature_layers: Sequence[int] = head.feature_layers
         self.features_size = len(head.feature_layers) * head.feature_size
         self.scored = head.scored
-        self.num_heads = len(head.scored)
         self.transitions = TransitionWeights.of(head)
-        self._token_ids = head.token_ids
         matrices = {"fc": own_matrix(head.tensors, ["fc"])}
         for layer in range(head.config.num_layers):
             matrices |= layer_matrices(head.tensors, f"layers.{layer}.")
@@ -174,14 +172,6 @@ class DFlashNetwork:
     def embedded(self, pending: int) -> np.ndarray:
         """[block_size, hidden_size] of the block after this token."""
         return np.concatenate([self._embed(np.array([pending])), self._masks])
-
-    def targets(self, scored: np.ndarray) -> np.ndarray:
-        """Returns the target's ids of scored tokens."""
-        return scored if self._token_ids is None else self._token_ids[scored]
-
-    def spread(self, scores: np.ndarray) -> np.ndarray:
-        """See IndependentHeads."""
-        return spread(scores, self._token_ids, self.config.vocab_size)
 
 
 class DFlashFormulas:
@@ -220,23 +210,23 @@ class DFlashFormulas:
         return replace(found, states=scored) if self._keeps_states else found
 
 
-class DFlashDrafter(BlockDrafter):
+class DFlashDrafter(FeatureDrafter, IndependentDrafter):
     """network: of the head; drafters of several conversations share it."""
 
     traits = DrafterTraits(cost=Cost.PASS, target_session=True, head="dflash")
 
     def __init__(self, network: DFlashNetwork, name: str = "dflash") -> None:
+        super().__init__(network, name, len(network.scored))
         self._network = network
         self._following: Following | None = None
-        super().__init__(network, network, name)
+        self._pending = 0
+        self._target = TextEntries(network)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         transitions = self._network.transitions
         self._following = None if transitions is None else Following(transitions, pending)
+        self._pending = pending
         return super().propose(pending, budget)
-
-    def _bind(self, cache: np.ndarray) -> None:
-        self._step = self._network.bound_to(cache)
 
     def _decided_by(self, path: Path) -> Hashable:
         return len(path) if self._following is None else self._following.decided_by(path)
@@ -246,7 +236,7 @@ class DFlashDrafter(BlockDrafter):
         if following is not None:
             weighed, biases = following.weighed(row, path)
             chance = following.chance(row, path)
-            if not self._sampler.prefers_by_logits:
+            if not self._chooser.reads_logits_alone:
                 logits = row.logits.copy()
                 logits[row.likeliest] += biases
                 weighed = weighed._replace(logits=logits)
@@ -257,15 +247,18 @@ class DFlashDrafter(BlockDrafter):
             found[0] = found[0][0], kind_of(FIRST, chance)
         return found
 
-    def _read(self, start: int, end: int, num_asked: int) -> HeadScores:
-        block = self._network.embedded(self._pending)
-        first = self._network.scored.start
-        rows = BlockRows(
-            block if num_asked else block[:1],
-            self._target.store.get(np.arange(start, end)),
-            start,
-            start - self._first,
-            self._window,
-            range(first, first + num_asked),
-        )
-        return self._step(rows)
+    def _ask(self, heads: Sequence[int]) -> HeadScores:
+        entries, block = self._target, self._network.embedded(self._pending)
+        text_end, first = len(self._target.text) - 1, self._network.scored.start
+        for start, end in entries.missing():
+            is_last = end == text_end
+            rows = BlockRows(
+                block if is_last else block[:1],
+                self._target.store.get(start, end),
+                start,
+                start - entries.first,
+                entries.window,
+                range(first, first + len(heads) if is_last else first),
+            )
+            found: HeadScores = entries.step(rows)
+        return found

@@ -83,8 +83,9 @@ class HeadLayers:
         queries, keys, values, gates = np.split(found, ends)
         queries = self.normed(queries, prefix + "q_norm")
         keys = self.normed(keys, prefix + "k_norm")
-        turned = self._turned(np.concatenate([queries, keys]), positions)
-        opened = 1 / (1 + np.exp(-np.clip(gates, -80, None))) if len(gates) else None
+        angles = positions[:, None] * self._frequencies[None]
+        turned = rotate(np.concatenate([queries, keys]), angles, self._magnitude)
+        opened = logistic(gates) if len(gates) else None
         return Heads(turned[: ends[0]], turned[ends[0] :], values, opened)
 
     def leave(self, stream: np.ndarray, mixed: np.ndarray, layer: int) -> np.ndarray:
@@ -96,14 +97,14 @@ class HeadLayers:
         added = self._mlp(read, prefix)
         if self._experts is not None:
             shared = self._products(prefix + "shared_gate", read)
-            added = added / (1 + np.exp(-np.clip(shared, -80, None)))
+            added = added * logistic(shared)
             added += self._mixture(read, prefix, self._experts.used)
         left: np.ndarray = stream + added
         return left
 
     def _mlp(self, read: np.ndarray, prefix: str) -> np.ndarray:
         gate, up = np.split(self._products(prefix + "gate_up", read), 2, axis=1)
-        gated = gate / (1 + np.exp(-np.clip(gate, -80, None))) * up
+        gated = gate * logistic(gate) * up
         return self._products(prefix + "down", gated)
 
     def _mixture(self, read: np.ndarray, prefix: str, used: int) -> np.ndarray:
@@ -137,16 +138,6 @@ class HeadLayers:
         head_dim = self._config.head_dim
         # Of no rows, numpy could not tell how many heads there are.
         return rows.reshape(len(rows), rows.shape[1] // head_dim, head_dim).swapaxes(0, 1)
-
-    def _turned(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """x: [heads, rows, head_dim], halves paired of what is rotated (Su et al. 2021)."""
-        angles = positions[:, None] * self._frequencies[None]
-        cos = (np.cos(angles) * self._magnitude).astype(np.float32)
-        sin = (np.sin(angles) * self._magnitude).astype(np.float32)
-        rotated = self._config.rotated
-        first, second, rest = np.split(x, [rotated // 2, rotated], axis=-1)
-        turned = [first * cos - second * sin, second * cos + first * sin, rest]
-        return np.concatenate(turned, axis=-1)
 
 
 def layer_matrices(
@@ -190,14 +181,19 @@ def scored_matrix(head: EagleHead | DFlashHead, tables: TargetTables) -> HeadMat
     return output_matrix(head.head_rows, np.arange(len(ids)))
 
 
-def spread(scores: np.ndarray, token_ids: np.ndarray | None, vocab_size: int) -> np.ndarray:
-    """scores: [..., scored tokens] -> [..., vocab of the target], -inf for tokens that are not
-    scored. token_ids: the scored ones; None: all of them."""
-    if token_ids is None:
-        return scores
-    found = np.full((*scores.shape[:-1], vocab_size), -np.inf, np.float32)
-    found[..., token_ids] = scores
+def logistic(x: np.ndarray) -> np.ndarray:
+    found: np.ndarray = 1 / (1 + np.exp(-np.clip(x, -80, None)))
     return found
+
+
+def rotate(x: np.ndarray, angles: np.ndarray, magnitude: float = 1.0) -> np.ndarray:
+    """x: [heads, rows, head_dim], of which the first 2 * len(angles) numbers are rotated, halves
+    paired (Su et al. 2021). angles: [rows or nothing, pairs]."""
+    cos = (np.cos(angles) * magnitude).astype(np.float32)
+    sin = (np.sin(angles) * magnitude).astype(np.float32)
+    pairs = angles.shape[-1]
+    first, second, rest = np.split(x, [pairs, 2 * pairs], axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
 def rms_normed(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
@@ -254,6 +250,44 @@ class FloatProducts:
 def _whole(matrix: HeadMatrix) -> np.ndarray:
     parts = [read() for read in matrix.parts]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def likeliest(scores: np.ndarray, ids: np.ndarray | None) -> list[tuple[int, int]]:
+    """scores: [scored tokens], ids: theirs of the target; None: the same. Returns (token, kind of
+    draft token) in falling order. Raises ValueError for scores that no choice can be made by."""
+    peak = scores.max()
+    if not np.isfinite(peak):  # NaN, where any of them is
+        raise ValueError("logits that are not finite")
+    found = ranked(np.exp(scores - peak))
+    return found if ids is None else [(int(ids[token]), kind) for token, kind in found]
+
+
+class HeadNetwork:
+    """What the weights of heads have in common, which keep no text. token_ids: [scored tokens] of
+    the target; None: it scores all of them."""
+
+    reported_acceptance: Sequence[float] = ()  # see Drafter
+
+    def __init__(self, vocab_size: int, token_ids: np.ndarray | None) -> None:
+        self.vocab_size = vocab_size  # of the target
+        self.token_ids = token_ids
+
+    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
+        """scores: [scored tokens] of a row. See `likeliest`."""
+        return likeliest(scores, self.token_ids)
+
+    def targets(self, scored: np.ndarray) -> np.ndarray:
+        """Returns the target's ids of scored tokens."""
+        return scored if self.token_ids is None else self.token_ids[scored]
+
+    def spread(self, scores: np.ndarray) -> np.ndarray:
+        """scores: [..., scored tokens] -> [..., vocab of the target] float32; tokens that are not
+        scored have -inf."""
+        if self.token_ids is None:
+            return scores
+        found = np.full((*scores.shape[:-1], self.vocab_size), -np.inf, np.float32)
+        found[..., self.token_ids] = scores
+        return found
 
 
 _KEPT_ROWS = 2048  # of an embedding: 32 MB of the widest heads
@@ -323,24 +357,20 @@ class _FormulaStep:
         return formulas.goes_on_from(stream), formulas.logits(stream[rows.scored])
 
 
-class EagleNetwork:
-    """It keeps no text. tables: the target's. backend: what computes its steps; by default numpy
-    does, in float32."""
+class EagleNetwork(HeadNetwork):
+    """tables: the target's. backend: what computes its steps; by default numpy does, in float32."""
 
     kind = EagleHead.drafted_by
-    reported_acceptance: Sequence[float] = ()  # see Drafter
-    shares_output = True  # what one pass scores is scored at once
 
     def __init__(
         self, head: EagleHead, tables: TargetTables, backend: HeadBackend | None = None
     ) -> None:
+        super().__init__(head.config.vocab_size, head.token_ids)
         self.config = head.config
-        self.feature_layers = head.feature_layers
+        self.feature_layers: Sequence[int] = head.feature_layers
+        self.features_size = len(head.feature_layers) * head.feature_size
         self.window = head.window
         self.masks = head.masks
-        self.num_heads = 1 if head.masks is None else head.masks.count
-        self.num_scored = head.config.vocab_size if head.token_ids is None else len(head.token_ids)
-        self._head = head
         matrices = eagle_matrices(head, tables)
         self._step: BindsCaches = (
             EagleFormulas(head, FloatProducts(matrices))
@@ -349,11 +379,6 @@ class EagleNetwork:
         )
         self._embed = head.embed_rows or tables.embed
         self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))
-
-    @property
-    def features_size(self) -> int:
-        """Counts the numbers of all features of a token beside each other."""
-        return len(self.feature_layers) * self._head.feature_size
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         """[rows, hidden_size]. Few tokens are mostly those of a moment ago: they are remembered."""
@@ -364,25 +389,6 @@ class EagleNetwork:
     def bound_to(self, cache: np.ndarray) -> EagleStep:
         """See BindsCaches."""
         return self._step.bound_to(cache)
-
-    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
-        """scores: [num_scored] of a row. (token of the target, kind of draft token), in falling
-        order. Raises ValueError for scores that no choice can be made by."""
-        peak = scores.max()
-        if not np.isfinite(peak):  # NaN, where any of them is
-            raise ValueError("logits that are not finite")
-        found = ranked(np.exp(scores - peak))
-        ids = self._head.token_ids
-        return found if ids is None else [(int(ids[token]), kind) for token, kind in found]
-
-    def targets(self, scored: np.ndarray) -> np.ndarray:
-        """Returns the target's ids of scored tokens."""
-        return scored if self._head.token_ids is None else self._head.token_ids[scored]
-
-    def spread(self, scores: np.ndarray) -> np.ndarray:
-        """scores: [..., num_scored] -> [..., vocab of the target] float32; tokens that it does not
-        score have -inf."""
-        return spread(scores, self._head.token_ids, self.config.vocab_size)
 
 
 def eagle_matrices(head: EagleHead, tables: TargetTables) -> dict[str, HeadMatrix]:

@@ -15,254 +15,178 @@ occurrences and that share.
 
 from __future__ import annotations
 
+import json
 import logging
-import time
+import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from threading import RLock
-from typing import Annotated, Literal
+from threading import Lock
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, CorpusIndex, CorpusMatch, index_of
-from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.drafters.tree_builder import Candidate, LearntAcceptance, grow, nothing
-from edge_spec.storage.atomic import cache_directory, locked
-from edge_spec.storage.measurements import (
-    DamagedError,
-    read_sealed,
-    tell_unkept,
-    write_sealed,
-)
+from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
+from edge_spec.storage.atomic import atomic_file, cache_directory, locked
+from edge_spec.storage.measurements import DamagedError, tell_unkept
 from edge_spec.text.vocabulary import Vocabulary
 
 MAX_TOKENS = 250_000  # of all answers: below 2 MB; the oldest go
-MAX_UNSAVED_TOKENS = 32_768  # likewise, of those that cannot be saved
+MAX_NEW_TOKENS = 32_768  # of those since the file was read: sorting them takes some milliseconds
 CONTEXT_TOKENS = 3  # of a prompt, before its answer
-SAVE_AFTER_S = 60.0  # between two saves; what is newer than that is lost to a kill
-LOCK_TIMEOUT_S = 1.0  # a save holds the lock for some tenths of a second at most
+LOCK_TIMEOUT_S = 1.0  # a write holds the lock for some tenths of a second at most
 
+_MAX_BYTES = 4_000_000
 _PRIVATE = 0o600  # it tells what was written
-_SUFFIXES = (".json", ".corpus")  # the second of versions before this one, which is not read
+_ANSWER = TypeAdapter(list[int])
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class _File:
-    version: Literal[1]  # raise it when answers mean something else
-    vocabulary: str  # its sha256
-    answers: list[list[Annotated[int, Field(ge=0)]]]
-
-
-@cache
-def _file() -> TypeAdapter[_File]:
-    return TypeAdapter(_File)
-
-
 class KeptAnswers:
-    """Records the answers of one conversation for all that share a store. Use it from one thread at
-    a time; others of the store may be used in other threads.
+    """The answers of a model, in a file that several processes may share. Any thread may call.
 
-    path: the file; its directory is made where it is missing. keeps: whether anything is saved.
-    clock: seconds. A file that is damaged or belongs to another vocabulary is logged once and begun
-    again. Several processes may share a file.
-    """
+    A line of the file is an answer, after a first line that names the vocabulary. Each answer is
+    appended when it has ended; lines that a kill or a disk has damaged are passed over.
 
-    def __init__(
-        self,
-        path: Path,
-        vocabulary: Vocabulary,
-        keeps: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._store = _Store(path, vocabulary, keeps, clock)
-        self._answer: list[int] = []  # the one that is being written, after its context
-        self._num_context = 0
-        self._begun_after = 0  # times that the file was forgotten
-
-    def beside(self) -> KeptAnswers:
-        """Returns a recorder for another conversation, which drafts from the same answers."""
-        other = copy(self)
-        other._answer, other._num_context = [], 0
-        return other
-
-    @property
-    def indexes(self) -> Sequence[CorpusIndex]:
-        """Returns what was written before this answer."""
-        return self._store.indexes
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Ends the answer before, and saves where the last save is SAVE_AFTER_S ago."""
-        if len(self._answer) > self._num_context:
-            self._store.add(self._answer, self._begun_after)
-        self._answer = list(prompt[-CONTEXT_TOKENS:])
-        self._num_context = len(self._answer)
-        self._store.save_in_time()
-        self._begun_after = self._store.num_forgotten
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Tells what has been written of the answer."""
-        self._answer.extend(tokens)
-
-    def close(self) -> None:
-        """Ends the answer and saves; more may follow."""
-        self.begin(())
-        self.save()
-
-    def save(self) -> bool:
-        """Adds the answers that have ended to the file, each once; beyond MAX_TOKENS the oldest go.
-
-        Returns False where they stay for the next time. Raises nothing: why is logged once.
-        """
-        return self._store.save()
-
-
-class _Store:
-    """The answers of a file, and those of this process, which `save` adds to the file. Any thread
-    may call.
-
+    path: its directory is made where it is missing. keeps: whether anything is saved.
     num_forgotten: how many times the file was found to be removed.
     """
 
-    def __init__(
-        self, path: Path, vocabulary: Vocabulary, keeps: bool, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, path: Path, vocabulary: Vocabulary, keeps: bool = True) -> None:
         self.num_forgotten = 0
-        self._path = path
-        self._vocabulary = vocabulary
-        self._keeps = keeps
-        self._clock = clock
-        self._lock = RLock()  # of all below
-        self._last_save_s = clock()
-        self._warned: set[str] = set()
-        self._new: list[list[int]] = []  # answers that are not saved, the oldest first
-        # Replaced as a whole: rounds look at it without the lock, which a save holds for long.
-        self._indexes: Mapping[str, CorpusIndex] = {}
-        with suppress(OSError):  # what versions before this one kept
-            path.with_suffix(".corpus").unlink()
-        try:
-            self._indexes = self._indexed("saved", self._read())
-        except OSError as error:
-            self._warn(f"earlier answers are not used: cannot read {path}: {error.strerror}")
+        # Replaced as a whole: rounds look at it without the lock.
+        self.indexes: Sequence[CorpusIndex] = ()
+        self._path, self._vocabulary, self._keeps = path, vocabulary, keeps
+        self._lock = Lock()  # of all below
+        self._is_saved = False
+        self._old: list[list[int]] = []  # what the file held when it was read
+        self._new: list[list[int]] = []  # what was added since
+        self._first_line = json.dumps({"answers": 2, "vocabulary": vocabulary.sha256})
+        self._read_file()
 
-    @property
-    def indexes(self) -> Sequence[CorpusIndex]:
-        return tuple(self._indexes.values())
+    def look_for_file(self) -> None:
+        """Forgets all answers where the file was removed."""
+        with self._lock:
+            if self._is_saved and not self._path.exists():
+                self._is_saved, self._old, self._new, self.indexes = False, [], [], ()
+                self.num_forgotten += 1
 
     def add(self, answer: Sequence[int], begun_after: int) -> None:
-        """begun_after: `num_forgotten` when the answer began. One of before is forgotten, too."""
+        """Keeps an answer that is not known yet. begun_after: `num_forgotten` when it began: one of
+        before is forgotten, too. What cannot be saved drafts until this process ends."""
+        self.look_for_file()
         with self._lock:
-            self._look_for_file()
-            if begun_after < self.num_forgotten:
+            new = list(answer)[-MAX_NEW_TOKENS:]
+            if begun_after < self.num_forgotten or new in self._old or new in self._new:
                 return
-            self._new = _newest(_once([*self._new, list(answer)]), MAX_UNSAVED_TOKENS)
-            self._indexes = {**self._indexes, **self._indexed("new", self._new)}
+            self._new.append(new)
+            is_saved = self._keeps and self._append(new)
+            if sum(map(len, self._new)) <= MAX_NEW_TOKENS:
+                self._index()
+            elif is_saved:
+                self._read_file()
+            else:
+                self._new = _newest(self._new, MAX_NEW_TOKENS)
+                self._index()
 
-    def save_in_time(self) -> None:
-        """Saves where the last save is SAVE_AFTER_S ago."""
-        with self._lock:
-            self._look_for_file()
-            if self._new and self._clock() - self._last_save_s > SAVE_AFTER_S:
-                self._save()
+    def _read_file(self) -> None:
+        """Begins with what the file holds, without its oldest answers where these are too many."""
+        self._old, self._new = [], []
+        try:
+            found = list(self._answers())
+            self._old = _newest(found, MAX_TOKENS)
+            if len(self._old) < len(found):
+                with locked(self._path, LOCK_TIMEOUT_S), atomic_file(self._path, _PRIVATE) as work:
+                    work.write_text("\n".join([self._first_line, *map(str, self._old)]))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except DamagedError as error:
+            _log.warning("earlier answers start again: %s: %s", self._path, error)
+            with suppress(OSError):
+                self._path.unlink()
+        except OSError as error:
+            reason = error.strerror
+            _log.warning("earlier answers are not used: cannot read %s: %s", self._path, reason)
+        self._is_saved = bool(self._old)
+        self._index()
 
-    def save(self) -> bool:
-        with self._lock:
-            self._look_for_file()
-            return self._save()
+    def _answers(self) -> Iterator[list[int]]:
+        """Yields those of the file. Raises DamagedError, OSError."""
+        first_line, *lines = _lines(self._path)
+        if first_line != self._first_line:
+            raise DamagedError("it is of another tokenizer")
+        for line in lines:
+            with suppress(ValidationError):
+                answer = _ANSWER.validate_json(line)
+                if answer and 0 <= min(answer) <= max(answer) < self._vocabulary.size:
+                    yield answer
 
-    def _look_for_file(self) -> None:
-        """Forgets all answers where the file was removed."""
-        if "saved" in self._indexes and not self._path.exists():
-            self._indexes, self._new = {}, []
-            self.num_forgotten += 1
-
-    def _save(self) -> bool:
-        self._last_save_s = self._clock()  # also after a failure: not at every answer again
-        if not (self._new and self._keeps):
-            return not self._new
+    def _append(self, answer: Sequence[int]) -> bool:
+        """Returns whether the answer was saved. Why not is logged once."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_APPEND | os.O_CREAT | os.O_WRONLY
             with locked(self._path, LOCK_TIMEOUT_S):
-                answers = _newest(_once([*self._read(), *self._new]), MAX_TOKENS)
-                kept = _File(1, self._vocabulary.sha256, answers)
-                write_sealed(self._path, _file(), kept, _PRIVATE)
-                self._indexes = self._indexed("saved", answers)
-        except TimeoutError:
-            self._warn(f"another process saves {self._path}; the new answers wait")
-        except OSError as error:
-            tell_unkept(self._path, error)  # the new answers stay in memory
-        else:
-            self._new.clear()
-            self._warned.clear()
-            return True
-        return False
+                file = os.open(self._path, flags, _PRIVATE)
+                try:
+                    size = os.fstat(file).st_size
+                    line = f"\n{list(answer)}" if size else f"{self._first_line}\n{list(answer)}"
+                    if os.write(file, line.encode()) < len(line):
+                        os.ftruncate(file, size)
+                        if not size:
+                            self._path.unlink()
+                        raise OSError("it was not written whole")
+                finally:
+                    os.close(file)
+        except OSError as error:  # TimeoutError, too
+            tell_unkept(self._path, error)
+            return False
+        self._is_saved = True
+        return True
 
-    def _read(self) -> list[list[int]]:
-        """Raises OSError where the file is there but cannot be read."""
-        try:
-            kept = read_sealed(self._path, _file())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except DamagedError as error:
-            self._warn(f"earlier answers start again: {self._path} is damaged: {error}")
-            return []
-        if kept.vocabulary != self._vocabulary.sha256:
-            self._warn(f"earlier answers start again: {self._path} is of another tokenizer")
-            return []
-        return [each for each in kept.answers if each and max(each) < self._vocabulary.size]
-
-    def _indexed(self, name: str, answers: Sequence[list[int]]) -> dict[str, CorpusIndex]:
-        return {name: index_of(answers, self._vocabulary.size)} if answers else {}
-
-    def _warn(self, line: str) -> None:
-        """Logs each line once, until a save succeeds."""
-        if line not in self._warned:
-            self._warned.add(line)
-            _log.warning("%s", line)
+    def _index(self) -> None:
+        kept = (self._old, self._new)
+        self.indexes = [index_of(each, self._vocabulary.size) for each in kept if each]
 
 
-def _once(answers: Iterable[list[int]]) -> list[list[int]]:
-    """Keeps the latest of equal answers, so that a question asked often takes no more room."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for answer in answers:
-        key = tuple(answer)
-        found.pop(key, None)
-        found[key] = answer
-    return list(found.values())
+def _lines(path: Path) -> list[str]:
+    """Returns the lines of a file of answers. Raises DamagedError for another one, OSError."""
+    with path.open("rb") as file:
+        raw = file.read(_MAX_BYTES + 1)
+    if len(raw) > _MAX_BYTES:
+        raise DamagedError(f"it has more than {_MAX_BYTES:,} bytes")
+    lines = raw.decode(errors="replace").split("\n")
+    if not lines[0].startswith('{"answers": 2, '):
+        raise DamagedError("it holds no answers of this version")
+    return lines
 
 
 def _newest(answers: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-    """The last ones of `max_tokens` in all, separators included; the end of one that is longer."""
+    """The last ones of `max_tokens` in all, separators included."""
     found: list[list[int]] = []
     left = max_tokens
     for answer in reversed(answers):
-        if len(answer) + 1 > left:
+        left -= len(answer) + 1
+        if left < 0:
             break
         found.append(answer)
-        left -= len(answer) + 1
-    return found[::-1] or [answers[-1][1 - max_tokens :]]
+    return found[::-1]
 
 
 def kept_files() -> list[Path]:
     """Returns those of all models: each is named by its model, and an identity after a hyphen."""
-    with suppress(OSError):
-        found = (cache_directory() / "answers").iterdir()
-        return sorted(path for path in found if path.suffix in _SUFFIXES)
-    return []
+    return sorted((cache_directory() / "answers").glob("*.json"))
 
 
 def check_answers(path: Path) -> None:
     """Raises DamagedError for a file that is not as `KeptAnswers` writes it, OSError."""
-    read_sealed(path, _file())
+    _lines(path)
 
 
 def forget(path: Path) -> int:
@@ -296,31 +220,19 @@ _LENGTH_MATTERS = (0.1, 0.3, 0.3, 0.3, 0.6, 1.0)  # by share
 _Matches = tuple[tuple[CorpusIndex, CorpusMatch], ...]
 
 
-class CorpusDrafter(Drafter):
-    """Texts count as one: the longest match decides, wherever it occurs.
+class CorpusDrafter(LearningDrafter):
+    """Texts count as one: the longest match decides, wherever it occurs."""
 
-    indexes: of texts that stay as they are. answers: those of before, to which what is written here
-    is added.
-    """
+    name = "corpus"
 
-    def __init__(
-        self,
-        indexes: Sequence[CorpusIndex] = (),
-        answers: KeptAnswers | None = None,
-        name: str = "corpus",
-    ) -> None:
-        self.name = name
-        self._texts = tuple(indexes)
-        self._answers = answers
-        self._acceptance = LearntAcceptance(_priors())
+    def __init__(self, indexes: Sequence[CorpusIndex] = ()) -> None:
+        super().__init__(_priors())
+        self._indexes = indexes
         self._text: list[int] = []  # the last MAX_MATCH tokens, the pending one included
-        self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
-        if self._answers is not None:
-            self._answers.begin(prompt)
         self._text = list(prompt[-MAX_MATCH:])
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         found = self._longest()
@@ -331,31 +243,48 @@ class CorpusDrafter(Drafter):
         return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         self._text = [*self._text, *verdict.tokens][-MAX_MATCH:]
-        if self._answers is not None:
-            self._answers.extend(verdict.tokens)
-
-    def close(self) -> None:
-        """Saves the answers; the drafter stays usable."""
-        if self._answers is not None:
-            self._answers.close()
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Returns what was learnt, "acceptance" [4, kinds] float64; texts are in their files."""
-        return {"acceptance": self._acceptance.snapshot()}
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises KeyError or ValueError for the snapshot of another drafter."""
-        self._acceptance.restore(state["acceptance"])
 
     def _longest(self) -> _Matches:
-        answers = self._answers.indexes if self._answers is not None else ()
-        found = [(index, index.match(self._text)) for index in (*self._texts, *answers)]
+        found = [(index, index.match(self._text)) for index in self._indexes]
         length = max((match.length for _, match in found), default=0)
         if length < MIN_MATCH:
             return ()
         return tuple(pair for pair in found if pair[1].length == length)
+
+
+class AnswersDrafter(CorpusDrafter):
+    """Drafts from the answers of before, to which each of its conversation is added at its end."""
+
+    name = "answers"
+
+    def __init__(self, answers: KeptAnswers) -> None:
+        super().__init__()
+        self._answers = answers
+        self._answer: list[int] = []  # the one that is being written, after its context
+        self._num_context = 0
+        self._begun_after = 0  # times that answers were forgotten
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._end_answer(prompt[-CONTEXT_TOKENS:])
+        super().begin(prompt)
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        super().observe(tree, out, verdict)
+        self._answer.extend(verdict.tokens)
+
+    def close(self) -> None:
+        """Keeps the answer that was written last."""
+        self._end_answer(())
+
+    def _end_answer(self, context: Sequence[int]) -> None:
+        if len(self._answer) > self._num_context:
+            self._answers.add(self._answer, self._begun_after)
+        self._answer, self._num_context = list(context), len(context)
+        self._answers.look_for_file()
+        self._begun_after = self._answers.num_forgotten
+        self._indexes = self._answers.indexes
 
 
 def _expand(found: _Matches) -> list[Candidate[_Matches]]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits, continues, restored_prompt
-from edge_spec.drafters.tree_builder import Candidate, LearntAcceptance, grow, nothing
+from edge_spec.drafters.protocol import Budget, DrafterTraits, continues, restored_prompt
+from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
 TOP_TOKENS = 8
 # Below 2 MB whatever the vocabulary; the tokens scored longest ago are forgotten.
@@ -67,16 +67,15 @@ def top_tokens(logits: np.ndarray, count: int) -> np.ndarray:
     return found
 
 
-class RecyclingDrafter(Drafter):
+class RecyclingDrafter(LearningDrafter):
     name = "recycling"
     traits = DrafterTraits(trees=True, auto=True, auto_rows=8)
 
     def __init__(self) -> None:
-        self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
+        super().__init__([prior for row in _PRIORS for prior in row])
         # Of each token, the latest last: [2, draft tokens] int32, their ids and kinds.
         self._table: OrderedDict[int, np.ndarray] = OrderedDict()
         self._prompt: tuple[int, ...] = ()
-        self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forgets the table unless the prompt continues the conversation."""
@@ -84,14 +83,14 @@ class RecyclingDrafter(Drafter):
             self._table.clear()
             self._acceptance.begin_text()
         self._prompt = tuple(prompt)
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         self._growth = grow(self.name, pending, budget, self._acceptance, pending, self._expand)
         return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         logits = out.logits[: len(tree)]
         best = top_tokens(logits, min(TOP_TOKENS, logits.shape[1]))
         values = logits[np.arange(len(tree))[:, None], best]
@@ -114,17 +113,10 @@ class RecyclingDrafter(Drafter):
         """What the target thought likely here is not looked for: that is what takes time."""
         self._growth = nothing(verdict.next_token)
 
-    def stats(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.stats()}
-
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        if self.name in stats:
-            self._acceptance.load_stats(stats[self.name])
-
     def state_dict(self) -> dict[str, np.ndarray]:
         entries = list(self._table.values())
         return {
-            "acceptance": self._acceptance.snapshot(),
+            **super().state_dict(),
             "prompt": np.array(self._prompt, np.int32),
             "tokens": np.array(list(self._table), np.int32),
             "entries": np.stack(entries) if entries else np.empty((0, 2, 0), np.int32),
@@ -141,7 +133,7 @@ class RecyclingDrafter(Drafter):
             or not np.isin(entries[:, 1], range(_NUM_KINDS)).all()
         ):
             raise ValueError(f"a table of shape {entries.shape} for tokens of {tokens.shape}")
-        self._acceptance.restore(state["acceptance"])
+        super().load_state_dict(state)
         self._prompt = prompt
         rows = (entry.astype(np.int32) for entry in entries)  # each on its own, as above
         self._table = OrderedDict(zip(tokens.tolist(), rows, strict=True))

@@ -25,7 +25,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits, restored_prompt
-from edge_spec.drafters.tree_builder import Candidate, LearntAcceptance, grow, nothing
+from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
 # How many of the suffixes that end at a token are counted there, longest first: bounds the work
 # in texts that repeat one token for ever.
@@ -173,18 +173,17 @@ def kind_of_candidate(candidate: Continuation) -> int:
     return row * len(_PRIORS[0]) + column
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(LearningDrafter):
     name = "suffix"
     traits = DrafterTraits(auto=True)
 
     def __init__(self) -> None:
+        super().__init__([prior for row in _PRIORS for prior in row])
         self._index = SuffixIndex()
-        self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
-        self._growth = nothing(0)
         self._assumed: list[SuffixMatch] = []  # the match after each assumed token
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
         self._assumed.clear()
         known = self._index.tokens
         if not self._index.is_whole or known != list(prompt[: len(known)]):
@@ -199,7 +198,7 @@ class SuffixDrafter(Drafter):
         return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         self._assumed.clear()
         self._index.extend(verdict.tokens)
 
@@ -218,23 +217,13 @@ class SuffixDrafter(Drafter):
     def rollback_draft(self, keep: int) -> None:
         del self._assumed[keep:]
 
-    def stats(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.stats()}
-
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        if self.name in stats:
-            self._acceptance.load_stats(stats[self.name])
-
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {
-            "acceptance": self._acceptance.snapshot(),
-            "text": np.array(self._index.tokens, np.int32),
-        }
+        return {**super().state_dict(), "text": np.array(self._index.tokens, np.int32)}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Changes nothing where it raises."""
         text = restored_prompt(state["text"])
-        self._acceptance.restore(state["acceptance"])
+        super().load_state_dict(state)
         self._index = SuffixIndex()
         self._index.extend(text)
 
@@ -330,23 +319,22 @@ class PredictedText:
         return count
 
 
-class PredictionDrafter(Drafter):
+class PredictionDrafter(LearningDrafter):
     """Drafts for one answer: what is learnt of a prediction says nothing of the next one."""
 
     name = "prediction"
 
     def __init__(self, tokens: Sequence[int]) -> None:
+        super().__init__(_PREDICTED_PRIORS)
         self._prediction = PredictedText(tokens)
         self._num_known: int | None = None  # tokens of prompt and answer
-        self._acceptance = LearntAcceptance(_PREDICTED_PRIORS)
-        self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Follows an answer that other drafters began."""
         if self._num_known is not None:
             self._prediction.follow(prompt[self._num_known :])
         self._num_known = len(prompt)
-        self._growth = nothing(prompt[-1])
+        super().begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         place = self._prediction.place
@@ -357,7 +345,7 @@ class PredictionDrafter(Drafter):
         return self._growth.tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._growth.teach(self._acceptance, verdict.tokens)
+        super().observe(tree, out, verdict)
         self._prediction.follow(verdict.tokens)
         self._num_known = (self._num_known or 0) + len(verdict.tokens)
 
@@ -391,13 +379,7 @@ class ForcedDrafter(Drafter):
     def use_sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        pass
-
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         constraint = self._sampler.constraint if self._sampler is not None else None
         tokens = [] if constraint is None else constraint.forced()[: budget.num_draft_tokens]
         return TokenTree.chain(pending, tokens, [_CONFIDENCE] * len(tokens), self.name)
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        pass

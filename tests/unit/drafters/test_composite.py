@@ -14,7 +14,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.drafters.tree_builder import merge_rows, tree_of
+from edge_spec.drafters.tree_builder import merge
 
 BUDGET = Budget(num_draft_tokens=4, num_rows=16)
 
@@ -65,8 +65,8 @@ def paths(tree: TokenTree) -> dict[tuple[int, ...], int]:
 def test_a_merged_tree_has_every_path_once_and_remembers_who_proposed_it(
     trees: list[TokenTree],
 ) -> None:
-    merged = merge_rows(9, trees)
-    tree = tree_of(merged, [0.3] * len(merged))
+    rows, chances = merge(9, trees)
+    tree = rows.tree([0.3] * len(rows))
     wanted = {path for each in trees for path in paths(each)} | {(9,)}
     assert len(tree) == len(wanted) and paths(tree).keys() == wanted
     for path, row in paths(tree).items():
@@ -76,7 +76,7 @@ def test_a_merged_tree_has_every_path_once_and_remembers_who_proposed_it(
             for r in range(1, len(each))
             if tuple(each.tokens[each.path(r)].tolist()) == path
         ]
-        assert merged[row].sources == [(which, r) for which, _, r in theirs]
+        assert not row or chances[row] == [each.confidence[r] for _, each, r in theirs]
         names = dict.fromkeys(each.proposed_by[r] for _, each, r in theirs)
         assert tree.proposed_by[row] == "+".join(names)
         if row and tree.required:
@@ -99,8 +99,8 @@ def test_the_merged_tree_accepts_what_any_of_its_trees_would(
             longest = max(
                 longest, len(draft_tokens) * (list(draft_tokens) == text[: len(draft_tokens)])
             )
-    merged = merge_rows(9, trees)
-    assert accepted(tree_of(merged, [0.5] * len(merged))) == longest
+    rows, _ = merge(9, trees)
+    assert accepted(rows.tree([0.5] * len(rows))) == longest
 
 
 def test_every_drafter_sees_the_prompt_and_each_outcome() -> None:

@@ -128,26 +128,16 @@ def make_sampling(context):
 
 
 class Plain:
-    """As drafters were before there was a class to inherit from: three methods and a name."""
+    """As drafters were before there was a class to inherit from."""
 
     name = "plain"
 
-    def begin(self, prompt):
-        self.last_two = list(prompt[-2:])
-
     def propose(self, pending, budget):
-        return TokenTree.chain(pending, self.last_two[: budget.num_draft_tokens], None, self.name)
-
-    def observe(self, tree, out, verdict):
-        self.last_two = [*self.last_two, *verdict.tokens][-2:]
-
-    def prepare(self, prompt):
-        self.was_prepared = True
+        return TokenTree.chain(pending)
 
 
 def make_plain(context):
-    made.append(Plain())
-    return made[-1]
+    return Plain()
 '''
 VOCAB = 260
 SETTING = DrafterContext(VOCAB)
@@ -206,8 +196,10 @@ def test_it_is_listed_where_there_is_what_it_needs(engine: Callable[[str], Engin
 
 
 def test_it_is_chosen_by_its_name_and_what_is_missing_is_said(package: ModuleType) -> None:
-    names = [each.name for each in factory.load_drafters("theirs,suffix,plain", SETTING)]
-    assert names == ["theirs", "suffix", "plain"]
+    names = [each.name for each in factory.load_drafters("theirs,suffix", SETTING)]
+    assert names == ["theirs", "suffix"]
+    with pytest.raises(UsageError, match="plain is of a class that does not inherit from Drafter"):
+        factory.load_drafters("plain", SETTING)
     with pytest.raises(UsageError, match="their-draft needs a second model"):
         factory.load_drafters("their-draft", SETTING)
     with pytest.raises(UsageError, match="their-notes needs a text"):
@@ -233,16 +225,13 @@ def test_options_are_for_it_too(package: ModuleType) -> None:
     assert not LoadOptions(drafter="theirs").takes_turns
 
 
-@pytest.mark.parametrize("names", ["theirs", "theirs,suffix", "their-model", "plain"])
+@pytest.mark.parametrize("names", ["theirs", "theirs,suffix", "their-model"])
 def test_the_text_is_the_plain_one_and_all_calls_arrive(
     names: str, engine: Callable[[str], Engine], package: ModuleType
 ) -> None:
     drafting = engine(names)
     assert tokens(drafting) == tokens(engine("none"))
     drafter = package.made[0]
-    if names == "plain":
-        assert drafter.was_prepared
-        return
     assert drafter.session is drafting._session and drafter.sampler is not None
     order = ["attach", "prepare", "use_sampler", "begin", "propose", "observe"]
     assert list(dict.fromkeys(drafter.calls)) == order
@@ -293,7 +282,7 @@ def test_its_faults_do_not_reach_the_text(
 
 def test_every_fault_of_it_is_survived(engine: Callable[[str], Engine]) -> None:
     parts = engine("none").parts
-    report = check_faults(parts, [PROMPT, [9, 8, 7]], ["theirs", "plain"], steps=(1,), max_tokens=8)
-    assert report.injected > 20 and report.survived == report.injected
+    report = check_faults(parts, [PROMPT, [9, 8, 7]], ["theirs"], steps=(1,), max_tokens=8)
+    assert report.injected > 10 and report.survived == report.injected
     calls = {case.fault.call for case in report.cases if case.drafters == "theirs"}
     assert {"use_sampler", "prepare", "propose", "state_dict", "load_state_dict"} <= calls

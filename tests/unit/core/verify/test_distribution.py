@@ -27,7 +27,7 @@ from edge_spec.core.verify import verify
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.jacobi import JacobiDrafter, LookaheadDrafter, WindowSize
-from edge_spec.drafters.lookup.answers import CorpusDrafter, KeptAnswers
+from edge_spec.drafters.lookup.answers import AnswersDrafter, CorpusDrafter, KeptAnswers
 from edge_spec.drafters.lookup.corpus_index import index_of
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
@@ -96,8 +96,7 @@ def drafters(model: ScriptedModel, opposed: list[int], folder: Path) -> dict[str
     vocab_size = model.config.vocab_size
     vocabulary = Vocabulary.of({str(token): token for token in range(vocab_size)})
     kept = KeptAnswers(folder / "answers.json", vocabulary, keeps=False)
-    kept.begin(opposed[:1])
-    kept.extend(opposed)
+    kept.add(opposed, 0)
     # A draft whose favourites are the target's least likely tokens.
     draft = ScriptedModel(lambda tokens: -model.next_logits(tokens), vocab_size)
     return {
@@ -108,7 +107,7 @@ def drafters(model: ScriptedModel, opposed: list[int], folder: Path) -> dict[str
         "jacobi": JacobiDrafter(),
         "lookahead": LookaheadDrafter(WindowSize(2, 3, 3)),
         "corpus": CorpusDrafter([index_of([opposed], vocab_size)]),
-        "answers": CorpusDrafter(answers=kept, name="answers"),
+        "answers": AnswersDrafter(kept),
         "draft-model": DraftModelDrafter(draft, draft.open_session(), vocab_size),
         "composite": CompositeDrafter([SuffixDrafter(), RecyclingDrafter(), LookaheadDrafter()]),
     }
@@ -190,7 +189,7 @@ def simulate(
 
 def _shared(drafter: Any) -> dict[int, Any]:
     """What copies need not have of their own: models, mapped files."""
-    parts = [getattr(drafter, name, None) for name in ("_model", "_texts", "_answers")]
+    parts = [getattr(drafter, name, None) for name in ("_model", "_indexes", "_answers")]
     return {id(part): part for part in parts if part is not None}
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.core.model import Capabilities, Forward
-from edge_spec.core.tree import Verdict
+from edge_spec.core.model import Capabilities
 from edge_spec.drafters.draft.self_draft import SelfDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import BundleError, UnsupportedModelError
@@ -94,10 +93,6 @@ class Fixed:
         self.calls.append(f"first {len(text)}")
         return self.part
 
-    def better(self, model: Any, text: Sequence[int], part: Any) -> ChosenPart:
-        self.calls.append("better")
-        return self.part
-
 
 def attached(search: Any, part: ChosenPart | None = None, **options: Any) -> Any:
     model = Layered()
@@ -134,25 +129,6 @@ def test_a_part_that_gains_nothing_draft_tokens_nothing_and_says_so(
         drafter.begin(text())
     assert "agrees on 10% of tokens" in caplog.text and "gains nothing" in caplog.text
     assert len(drafter.propose(text()[-1], Budget(4, 5))) == 1
-
-
-def test_looking_for_better_layers_takes_its_share_of_the_time() -> None:
-    now = [0.0]
-
-    class Slow(Fixed):
-        def better(self, model: Any, text: Sequence[int], part: Any) -> ChosenPart:
-            now[0] += 1.0
-            return super().better(model, text, part)
-
-    search = Slow(GAINS_NOTHING)
-    drafter, _, _ = attached(search, clock=lambda: now[0])
-    drafter.begin(text())
-    tree = drafter.propose(text()[-1], Budget(4, 5))
-    for _ in range(1000):
-        now[0] += 1.0
-        drafter.observe(tree, Forward(np.zeros((1, VOCAB))), Verdict((1,), (), True))
-    tries = search.calls.count("better")
-    assert 10 <= tries <= 21  # 2 % of a thousand seconds
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_spec.drafters.heads.eagle_session import FeatureStore
+from edge_spec.drafters.heads.features import FeatureStore
 
 
 def rows(first: int, count: int) -> np.ndarray:
@@ -22,9 +22,7 @@ def store() -> FeatureStore:
 
 
 def kept(store: FeatureStore) -> list[int]:
-    positions = np.arange(1000)
-    found = positions[store.available(positions)]
-    return [int(value) for value in store.get(found)[:, 0]]
+    return [int(value) for value in store.get(store.first, store.end)[:, 0]]
 
 
 def test_a_write_makes_obsolete_what_followed(store: FeatureStore) -> None:

@@ -65,17 +65,6 @@ def refusal(error: type[EdgeSpecError], call: Any, *arguments: Any) -> str:
     return line
 
 
-def test_an_index_of_a_version_before_is_removed_and_refused_as_a_corpus(
-    tmp_path: Path, folder: Path, opened: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    old = tmp_path / "cache" / "corpora" / "docs-1-2.corpus"
-    old.parent.mkdir(parents=True)
-    old.write_bytes(b"\x93ECORPUS" + bytes(100))
-    assert "no UTF-8 text" in refusal(UsageError, opened, old.rename(tmp_path / "docs.corpus"))
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
 def test_hidden_files_and_links_are_left_out(
     tmp_path: Path, folder: Path, opened: Any, tokenizer: Any, caplog: Any, monkeypatch: Any
 ) -> None:
