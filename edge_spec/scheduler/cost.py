@@ -195,7 +195,8 @@ class RowCosts:
         error = (believed - 1) * expected
         line.change(_PACE_CHANGES)
         line.of_price += _PRICE_CHANGES * line.price**2
-        noise = (_NOISE * expected) ** 2 + of_own * line.first**2
+        first = line.first
+        noise = (_NOISE * expected) ** 2 + of_own * first**2
         most = expected + sqrt(line.variance(further) + noise)
         self.is_unsure &= further > 0
         if ratio < _SLOW:
@@ -212,8 +213,8 @@ class RowCosts:
         if self._is_trusted and line.first < _OUTDATED:
             self._doubt_table()
         if of_own:
-            gain = of_own * line.first**2 / of_all
-            self._own[rows] = own + gain * error / line.first, of_own * (1 - gain)
+            gain = of_own * first**2 / of_all
+            self._own[rows] = own + gain * error / first, of_own * (1 - gain)
         for each, (mean, variance) in self._own.items():
             self._own[each] = _FADING * mean, variance
         return ratio * expected / most

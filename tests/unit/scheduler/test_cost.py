@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +15,7 @@ from edge_spec.scheduler.cost import (
     expected_tokens,
     experts_touched,
 )
+from edge_spec.scheduler.priors import OWN_KERNELS
 from edge_spec.testing import ScriptedModel, random_logits
 
 SECONDS = {1: 1.0, 2: 1.2, 4: 2.0, 8: 2.4}
@@ -164,3 +167,15 @@ def test_rows_that_seem_dear_are_cheaper_after_many_plain_steps() -> None:
     for _ in range(1000):
         costs.observe(1, SECONDS[1])
     assert costs.at(4) < 2 * SECONDS[4]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_times_of_any_kind_leave_an_uncertainty(seed: int) -> None:
+    """Of a machine that becomes slower and faster, and passes that differ many times over."""
+    rng = random.Random(seed)
+    costs, pace = RowCosts(OWN_KERNELS, is_measured=False), 1.0
+    for _ in range(200):
+        pace = rng.choice([0.1, 0.5, 1, 2, 5, 10]) if rng.random() < 0.1 else pace
+        rows = rng.choice([1, 1, 2, 3, 4, 8])
+        costs.observe(rows, pace * (1 + rows / 10) * rng.lognormvariate(0, 0.6))
+        assert all(costs.most_further_s(each) > -math.inf for each in OWN_KERNELS)
