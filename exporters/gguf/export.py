@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,39 +38,33 @@ DEFAULT_QUANTIZATION = "Q4_K_M"
 WITHOUT_LIBRARY = "Q4_0"
 _REMEDY = "Use more bits (--quant Q8_0 or F16)."
 
-
-@dataclass(frozen=True)
-class GgufQuantization:
-    """One way to store the weights, and the farthest it may be from the source.
-
-    kind: of the matrices; None: llama.cpp chooses for each. The bounds are several times what the
-    demo model measures (docs/benchmarks.md): they stop broken exports, not lossy formats.
-    """
-
-    file_type: LlamaFileType
-    kind: Kind | None
-    max_kl_divergence: float  # nats
-
-
+# The ways to store the weights, and the farthest that each may be from the source, in nats: several
+# times what the demo model measures (docs/benchmarks.md). They stop broken exports, not lossy ones.
 QUANTIZATIONS = {
-    "F32": GgufQuantization(LlamaFileType.ALL_F32, Kind.F32, 1e-3),
-    "F16": GgufQuantization(LlamaFileType.MOSTLY_F16, Kind.F16, 1e-3),
-    "BF16": GgufQuantization(LlamaFileType.MOSTLY_BF16, Kind.BF16, 5e-3),
-    "Q8_0": GgufQuantization(LlamaFileType.MOSTLY_Q8_0, Kind.Q8_0, 0.03),
-    "Q5_1": GgufQuantization(LlamaFileType.MOSTLY_Q5_1, Kind.Q5_1, 0.6),
-    "Q5_0": GgufQuantization(LlamaFileType.MOSTLY_Q5_0, Kind.Q5_0, 0.6),
-    "Q4_1": GgufQuantization(LlamaFileType.MOSTLY_Q4_1, Kind.Q4_1, 1.5),
-    "Q4_0": GgufQuantization(LlamaFileType.MOSTLY_Q4_0, Kind.Q4_0, 1.5),
-    "Q6_K": GgufQuantization(LlamaFileType.MOSTLY_Q6_K, None, 0.06),
-    "Q5_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q5_K_M, None, 0.5),
-    "Q5_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q5_K_S, None, 0.5),
-    "Q4_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q4_K_M, None, 1.0),
-    "Q4_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q4_K_S, None, 1.0),
-    "Q3_K_L": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_L, None, 2.0),
-    "Q3_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_M, None, 2.0),
-    "Q3_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_S, None, 3.0),
-    "Q2_K": GgufQuantization(LlamaFileType.MOSTLY_Q2_K, None, 4.0),
+    "F32": 1e-3,
+    "F16": 1e-3,
+    "BF16": 5e-3,
+    "Q8_0": 0.03,
+    "Q5_1": 0.6,
+    "Q5_0": 0.6,
+    "Q4_1": 1.5,
+    "Q4_0": 1.5,
+    "Q6_K": 0.06,
+    "Q5_K_M": 0.5,
+    "Q5_K_S": 0.5,
+    "Q4_K_M": 1.0,
+    "Q4_K_S": 1.0,
+    "Q3_K_L": 2.0,
+    "Q3_K_M": 2.0,
+    "Q3_K_S": 3.0,
+    "Q2_K": 4.0,
 }
+
+
+def _types(name: str) -> tuple[LlamaFileType, Kind | None]:
+    """Returns the type of a file, and of its matrices; None: llama.cpp chooses for each."""
+    file_type = LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]
+    return file_type, None if "_K" in name else Kind[name]
 
 
 class GgufExporter:
@@ -90,36 +84,35 @@ class GgufExporter:
         """
         out = out.absolute()
         name = _checked(checkpoint, out, options)
-        quantization = QUANTIZATIONS[name]
+        file_type, kind = _types(name)
         if options.num_layers is not None:
             checkpoint = first_layers(checkpoint, options.num_layers)
         stated = stated_metadata(checkpoint.path)
-        metadata = model_metadata(checkpoint, quantization.file_type, stated)
+        metadata = model_metadata(checkpoint, file_type, stated)
         metadata |= tokenizer_metadata(checkpoint, stated)
         architecture = gguf_architecture(checkpoint.config)
-        tensors = list(gguf_tensors(checkpoint, quantization.kind))
+        tensors = list(gguf_tensors(checkpoint, kind))
         parity: dict[str, float] = {}
         with atomic_file(out) as work, require_unchanged(checkpoint.path):
-            if quantization.kind is not None:
+            if kind is not None:
                 write_gguf(work, architecture, metadata, tensors, progress)
             else:
                 with scratch_beside(out) as folder:
                     whole = folder / "whole.gguf"
                     write_gguf(whole, architecture, metadata, tensors, progress)
-                    kquants.quantize(whole, work, quantization.file_type, progress)
+                    kquants.quantize(whole, work, file_type, progress)
             written = open_model_info(work)  # notices a file that is not complete
             if options.check:
                 runtime = "llamacpp" if find_spec(kquants.LIBRARY) else "reference"
-                bound = quantization.max_kl_divergence
                 score, longest = scored_by(runtime, written), written.config.context_length
-                converted = Converted(score, longest, bound, _REMEDY)
+                converted = Converted(score, longest, QUANTIZATIONS[name], _REMEDY)
                 parity = check(checkpoint, converted, progress)._asdict()
         return ExportReport(out, out.stat().st_size, parity)
 
     def requantize(self, source: Path, out: Path, quantization: str, progress: Progress) -> None:
         kquants.require_library(quantization)
-        found = QUANTIZATIONS[quantization]
-        kquants.quantize(source, out, found.file_type, progress, outputs=found.kind)
+        file_type, kind = _types(quantization)
+        kquants.quantize(source, out, file_type, progress, outputs=kind)
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
@@ -142,7 +135,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
         raise UsageError(f"{out} exists and is not a GGUF file", remedy="Choose another name.")
     if out.exists() and out.samefile(checkpoint.path):
         raise UsageError(f"{out} is the model itself", remedy="Choose another name.")
-    if QUANTIZATIONS[name].kind is None:
+    if _types(name)[1] is None:
         kquants.require_library(name)
     return name
 

@@ -148,8 +148,7 @@ def test_a_result_beyond_its_bound_is_not_kept(
     if existing:
         write(form, checkpoint(), tmp_path / form.out)
     before = contents(tmp_path)
-    strict = gguf_export.GgufQuantization(LlamaFileType.MOSTLY_Q4_0, gguf_export.Kind.Q4_0, 1e-9)
-    monkeypatch.setattr(gguf_export, "QUANTIZATIONS", MappingProxyType({"Q4_0": strict}))
+    monkeypatch.setattr(gguf_export, "QUANTIZATIONS", MappingProxyType({"Q4_0": 1e-9}))
     bound = onnx_export.BlockQuantization(4, 1e-9)
     monkeypatch.setattr(onnx_export, "QUANTIZATIONS", {"int4": bound})
     with pytest.raises(ExportError, match=r"KL divergence 0\.\d+, allowed 1e-09") as caught:
