@@ -82,7 +82,7 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # of which typer makes it
             raise error.__context__ from None
-        status = error.code
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     return status if isinstance(status, int) else 0
 
 
