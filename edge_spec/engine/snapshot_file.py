@@ -133,13 +133,6 @@ def read_snapshot(path: Path) -> Snapshot:
         ) from error
 
 
-def check_beginning(path: Path) -> None:
-    """Reads no more than the first bytes. Raises SnapshotError for a file that is no snapshot,
-    OSError."""
-    with path.open("rb") as file:
-        _require_magic(path, file.read(_START.size))
-
-
 def read_text(path: Path) -> tuple[Description, np.ndarray]:
     """Return the description and the text, [length] int32, as the first bytes tell it, without a
     look at the others. Raises SnapshotError for what is no snapshot, OSError."""

@@ -177,17 +177,6 @@ def store_path() -> Path:
     return cache_directory() / DIRECTORY / FILE
 
 
-def check_measurements(path: Path) -> None:
-    """Raise DamagedError for a file that holds no measurements of this version."""
-    try:
-        with _opened(path) as store:
-            [(found,)] = store.execute("PRAGMA quick_check(1)").fetchall()
-    except sqlite3.Error as error:
-        raise DamagedError(str(error)) from None
-    if found != b"ok":
-        raise DamagedError(found.decode(errors="replace").splitlines()[-1])
-
-
 def _text(key: Any) -> str:
     return json.dumps(key, default=asdict, sort_keys=True)
 
