@@ -24,6 +24,7 @@ from edge_spec.errors import MissingDependencyError, UsageError
 
 MAX_DEPTH = 100  # of parts, through references: llguidance runs out of stack at some hundreds
 MAX_PARTS = 20_000
+MAX_NAMES = 200_000  # of members, in all objects together
 MAX_ITEMS = 1000  # of an array, each of which is a part of the grammar
 MAX_LENGTH = 100_000  # of a string
 _EXACT = 2**53  # whole numbers up to it are floats, as which llguidance reads values
@@ -111,6 +112,7 @@ class _Checker:
         self._is_strict = is_strict
         self._name = name
         self._num_parts = 0
+        self._num_names = 0
         self._definitions: dict[str, Any] = {}
         self._names: dict[tuple[str, bool], str] = {}  # of definitions, by place and wholeness
 
@@ -380,6 +382,9 @@ class _Checker:
         if any(keyword in given for keyword in _OTHERS):
             return None
         names = dict.fromkeys([*given.get("properties", ()), *given.get("required", ())])
+        self._num_names += len(names) + 1
+        if self._num_names > MAX_NAMES:
+            self.wrong("", f"more than {MAX_NAMES} names of members")
         parts = [each for key in ("allOf", "anyOf", "oneOf") for each in given.get(key, ())]
         for each in [*parts, *self._unseen(given, seen)]:
             more = self._member_names(each, seen)

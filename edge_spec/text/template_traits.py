@@ -122,12 +122,11 @@ def _arranged(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[M
     is_usual = not systems or (systems == [0] and traits.takes_system)
     if (is_usual and not any(_in_a_row(messages))) or traits.takes(messages):
         return messages
-    arranged = _turns(messages)
-    if systems and not traits.takes(arranged):
-        arranged = _systems(messages, traits)
-        if not traits.takes(arranged):
-            arranged = _turns(arranged)
-    return arranged
+    candidates = [_turns(messages)]
+    if systems:
+        joined_systems = _systems(messages, traits)
+        candidates += [joined_systems, _turns(joined_systems)]
+    return next((each for each in candidates[:-1] if traits.takes(each)), candidates[-1])
 
 
 def _systems(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Message]:

@@ -93,7 +93,7 @@ def test_a_field_of_a_wrong_type_or_range_is_named(
                     "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
                 }
             },
-            "no answer can have this form",
+            "answers cannot be held to type at #/type",
         ),
         (
             {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from edge_spec.text.json_schema import HeldSchema
 
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
-_MAX_ALTERNATIVES = 200
+_MAX_ALTERNATIVES, _MAX_CHOICES = 200, 1000
 ANY = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 TEXT = frozenset(("string",))
 # With one of them, a schema says what members an object may have.
@@ -69,10 +70,19 @@ def definitions_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def alternatives(
-    schema: Any, definitions: Mapping[str, Any], seen: frozenset[str] = frozenset()
+    schema: Any,
+    definitions: Mapping[str, Any],
+    seen: frozenset[str] = frozenset(),
+    counted: list[Any] | None = None,
 ) -> list[Any]:
     """Return the schemas that a schema chooses from, each of one type where that is known: mappings
-    without references and unions; True for anything."""
+    without references and unions; True for anything. Raises UsageError for too many."""
+    counted = [] if counted is None else counted
+    counted.append(schema)
+    if len(counted) > _MAX_CHOICES:
+        raise UsageError(
+            "the arguments of a tool choose from too many schemas", remedy="Simplify its schema."
+        )
     if not isinstance(schema, Mapping):
         return [] if schema is False else [True]
     own = {name: value for name, value in schema.items() if name not in _IN_PLACE}
@@ -85,7 +95,9 @@ def alternatives(
         ways.append([] if name in seen else [definitions.get(name, True)])
         seen |= {name}
     for way in ways:
-        choices = [each for option in way for each in alternatives(option, definitions, seen)]
+        choices = [
+            each for option in way for each in alternatives(option, definitions, seen, counted)
+        ]
         both = (_merged(a, b) for a in found for b in choices)
         found = list(islice((each for each in both if each is not False), _MAX_ALTERNATIVES))
     return found
@@ -116,18 +128,15 @@ def argument_types(tool: Mapping[str, Any] | None) -> dict[str | None, frozenset
     """Return the types that each argument may have by its name, and under None those of others."""
     if tool is None:
         return {}
-    try:
-        schema = arguments_schema(tool["function"])
-    except UsageError:
-        return {}
-    definitions = definitions_of(schema)
     found: dict[str | None, frozenset[str]] = {}
-    for each in alternatives(schema, definitions):
-        if not isinstance(each, Mapping):
-            continue
-        others = each.get("additionalProperties", False)
-        for name, value in [*(each.get("properties") or {}).items(), (None, others)]:
-            found[name] = found.get(name, frozenset()) | types_of(value, definitions)
+    with suppress(UsageError):
+        schema = arguments_schema(tool["function"])
+        definitions = definitions_of(schema)
+        for each in alternatives(schema, definitions):
+            if isinstance(each, Mapping):
+                others = each.get("additionalProperties", False)
+                for name, value in [*(each.get("properties") or {}).items(), (None, others)]:
+                    found[name] = found.get(name, frozenset()) | types_of(value, definitions)
     return found
 
 

@@ -389,6 +389,10 @@ HOSTILE: dict[str, Any] = {
         ]
     },
     "levels of references": _chained(1000),
+    "names that allOf repeats": _object(
+        {f"p{n}": {"allOf": [{"$ref": "#/$defs/big"}, {}]} for n in range(2000)},
+        **{"$defs": {"big": _object({f"q{n}": STRING for n in range(2000)})}},
+    ),
     "levels of values": {"const": json.loads("[" * 200 + "]" * 200)},
     "counts in a pattern": {"type": "string", "pattern": "a{1000000000}", "maxLength": 9},
     "patterns of members": {"patternProperties": {f"^{n}$": STRING for n in range(999)}},

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_spec.errors import UsageError
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.plain_messages import Tools
@@ -266,6 +267,16 @@ def test_arguments_are_held_to_their_schemas(
         assert form_walks.fits(grammar, text) == (value is fitting), text
     ((_, arguments),) = read(form, form.written(calls_of(("f", fitting))), [], [tool]).calls
     assert json.loads(arguments) == fitting
+
+
+def test_arguments_that_choose_from_too_many_schemas_are_refused() -> None:
+    parts = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)}
+    schema = {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**parts, "40": {}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(UsageError, match="too many schemas"):
+        FORMATS["qwen3-coder"].grammar([tool], required=True, several=False)
+    text = in_function_tag(("a", "3"), name="f")
+    assert read(FORMATS["qwen3-coder"], text, [], [tool]).calls == [("f", '{"a": "3"}')]
 
 
 TOLD = "{% if tools %}Write [f1(name1=value1), f2()].{% endif %}"
