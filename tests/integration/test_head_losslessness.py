@@ -149,7 +149,9 @@ def test_medusa_heads_draft_by_their_formula(target: Path, tmp_path: Path) -> No
         inner = np.array([row @ state for row in weight]) + bias
         state = state + inner * (1 / (1 + np.exp(-inner)))
         expected = np.array([row @ state for row in read.outputs[index].parts[0]()])
-        np.testing.assert_allclose(network.logits(states[3], [index])[0], expected, atol=1e-4)
+        np.testing.assert_allclose(
+            network.spread(network.scores(states[3], [index]).logits)[0], expected, atol=1e-4
+        )
 
 
 def _sharing(directory: Path, ids: np.ndarray, **changes: np.ndarray | None) -> Path:

@@ -94,11 +94,11 @@ def test_what_was_made_once_is_read_from_the_cache(
     described = medusa(head)
 
     def opened(target: str = "target") -> np.ndarray:
-        return MedusaNetwork(described, head_backend(head, target, 64)).logits(state, [0, 1])
+        return MedusaNetwork(described, head_backend(head, target, 64)).scores(state, [0, 1]).logits
 
     first = opened()
     unkept = MedusaNetwork(described, head_backend(head, "target", 64, keeps=False))
-    np.testing.assert_array_equal(unkept.logits(state, [0, 1]), first)
+    np.testing.assert_array_equal(unkept.scores(state, [0, 1]).logits, first)
 
     def fail(*_: object) -> bytes:
         raise AssertionError("made again")
@@ -120,7 +120,8 @@ def test_a_damaged_one_is_made_again(
     name: str, damage: str, cache: Path, head: Path, state: np.ndarray
 ) -> None:
     def opened() -> np.ndarray:
-        return MedusaNetwork(medusa(head), head_backend(head, "target", 64)).logits(state, [2])
+        network = MedusaNetwork(medusa(head), head_backend(head, "target", 64))
+        return network.scores(state, [2]).logits
 
     first = opened()
     (file,) = cache.glob(f"*/{name}")
@@ -144,7 +145,8 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
 ) -> None:
     cache.parent.mkdir()
     cache.write_text("no directory")
-    found = MedusaNetwork(medusa(head), head_backend(head, "target", 64)).logits(state, [0])
+    network = MedusaNetwork(medusa(head), head_backend(head, "target", 64))
+    found = network.spread(network.scores(state, [0]).logits)
     assert found.shape == (1, OUT)
     assert "not kept" in caplog.text
 

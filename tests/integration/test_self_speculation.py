@@ -67,7 +67,9 @@ def test_what_adds_nothing_is_found_kept_and_left_out(
     with opened(bundle, "layer-skip") as engine:
         # What a part promises here depends on the machine; that it is asked does not.
         drafter: Any = engine._drafting.speculation.drafters[0]
-        drafter._drafter._open(replace(part, skipped=tuple(STILL), forecast=2.0))
+        drafter._drafter.close()
+        drafter._drafter._part = replace(part, skipped=tuple(STILL), forecast=2.0)
+        drafter._drafter._open()
         assert text(engine) == plain
         stats = engine.last.stats if engine.last else None
         assert stats is not None and stats.draft_n_accepted > 20

@@ -157,17 +157,14 @@ class DFlashNetwork(HeadNetwork):
         for layer in range(head.config.num_layers):
             matrices |= layer_matrices(head.tensors, f"layers.{layer}.")
         matrices["head"] = scored_matrix(head, tables)
-        self._step: BindsBlocks = (
+        step: BindsBlocks = (
             DFlashFormulas(head, FloatProducts(matrices))
             if backend is None
             else backend.dflash_step(head, matrices)
         )
+        self.bound_to = step.bound_to
         self._embed = head.embed_rows or tables.embed
         self._masks = self._embed(np.full(head.block_size - 1, head.mask_token))
-
-    def bound_to(self, cache: np.ndarray) -> BlockStep:
-        """See BindsBlocks."""
-        return self._step.bound_to(cache)
 
     def embedded(self, pending: int) -> np.ndarray:
         """[block_size, hidden_size] of the block after this token."""

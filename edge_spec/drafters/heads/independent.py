@@ -39,10 +39,6 @@ class MedusaNetwork(HeadNetwork):
         found = self._step(state, heads)
         return replace(found, likeliest=self.targets(found.likeliest))
 
-    def logits(self, state: np.ndarray, heads: Sequence[int]) -> np.ndarray:
-        """[heads, vocab] float32, -inf for tokens that are not scored."""
-        return self.spread(self.scores(state, heads).logits)
-
 
 class MedusaFormulas:
     """W (z + SiLU(A z + b)) for each head's own A and b, and its own W or one that all share: what

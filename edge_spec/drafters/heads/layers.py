@@ -297,14 +297,14 @@ class EagleFormulas:
     """Drafts where there is no backend; the steps of backends are compared with it."""
 
     def __init__(self, head: EagleHead, products: FloatProducts) -> None:
-        self.num_layers = head.config.num_layers
+        self._num_layers = head.config.num_layers
         self._head = head
         self._layers = HeadLayers(head.config, products, head.tensors, head.experts)
         self._products = products
 
     def bound_to(self, cache: np.ndarray) -> EagleStep:
         """See core.heads.BindsCaches."""
-        return _FormulaStep(self, self._layers, cache)
+        return lambda rows: self._entries(rows, cache)
 
     def known(self, found: np.ndarray) -> np.ndarray:
         """found: [rows, features_size] -> [rows, hidden_size], what a token's features enter as."""
@@ -336,25 +336,20 @@ class EagleFormulas:
         """[rows, scored tokens] float32."""
         return self._products("head", self._layers.normed(stream, "norm"))
 
-
-class _FormulaStep:
-    def __init__(self, formulas: EagleFormulas, layers: HeadLayers, cache: np.ndarray) -> None:
-        self._formulas, self._layers, self._cache = formulas, layers, cache
-
-    def __call__(self, rows: EntryRows) -> tuple[np.ndarray, np.ndarray]:
-        formulas, layers = self._formulas, self._layers
-        end = rows.start + len(rows.positions)
-        features = np.concatenate([formulas.known(rows.found), rows.states])[rows.order]
-        stream, read = formulas.enter(rows.embedded, features)
-        for layer in range(formulas.num_layers):
+    def _entries(self, rows: EntryRows, cache: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See EagleStep."""
+        layers, end = self._layers, rows.start + len(rows.positions)
+        features = np.concatenate([self.known(rows.found), rows.states])[rows.order]
+        stream, read = self.enter(rows.embedded, features)
+        for layer in range(self._num_layers):
             if layer:
                 read = layers.normed(stream, f"layers.{layer}.input_norm")
             made = layers.heads(read, layer, rows.positions)
-            keys, values = self._cache[layer]
+            keys, values = cache[layer]
             keys[:, rows.start : end], values[:, rows.start : end] = made.keys, made.values
             mixed = attend(made._replace(keys=keys[:, :end], values=values[:, :end]), rows.sees)
             stream = layers.leave(stream, mixed, layer)
-        return formulas.goes_on_from(stream), formulas.logits(stream[rows.scored])
+        return self.goes_on_from(stream), self.logits(stream[rows.scored])
 
 
 class EagleNetwork(HeadNetwork):
@@ -372,11 +367,12 @@ class EagleNetwork(HeadNetwork):
         self.window = head.window
         self.masks = head.masks
         matrices = eagle_matrices(head, tables)
-        self._step: BindsCaches = (
+        step: BindsCaches = (
             EagleFormulas(head, FloatProducts(matrices))
             if backend is None
             else backend.eagle_step(head, matrices)
         )
+        self.bound_to = step.bound_to
         self._embed = head.embed_rows or tables.embed
         self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))
 
@@ -385,10 +381,6 @@ class EagleNetwork(HeadNetwork):
         if len(tokens) > FEW_ROWS:
             return self._embed(tokens)
         return np.concatenate([self._embedded(token) for token in tokens.tolist()])
-
-    def bound_to(self, cache: np.ndarray) -> EagleStep:
-        """See BindsCaches."""
-        return self._step.bound_to(cache)
 
 
 def eagle_matrices(head: EagleHead, tables: TargetTables) -> dict[str, HeadMatrix]:
