@@ -30,8 +30,8 @@ from edge_spec.runtimes.llamacpp.cells import (
     SequenceRows,
     keeps_order,
 )
+from edge_spec.runtimes.llamacpp.features import Tap
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
-from edge_spec.runtimes.llamacpp.taps import Tap
 from edge_spec.runtimes.llamacpp.transfer import (
     read_sequence,
     read_windowed,

@@ -11,7 +11,6 @@ from edge_spec.core.model import ScoredTokens
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 from edge_spec.runtimes.llamacpp.rows.install import Rows
-from edge_spec.runtimes.llamacpp.taps import Tap
 
 PREFILL_TOKENS = 512  # given to the library at once
 
@@ -97,7 +96,7 @@ class ContextChoices:
     kept_states: int = 0  # of recurrent layers: after so many of the last rows of a pass
     invariant_rows: bool = False  # a row's bits follow from the tokens of its sequence, as long as
     # these stand in the cache in their order
-    tap: Tap | None = None  # of streams within its passes
+    tap: Any = None  # a features.Tap, of streams within its passes
 
 
 class SequenceForm(NamedTuple):
@@ -161,7 +160,7 @@ class Library:
     state_write: Callable[[int, Any, int, int, int], int]
     state_form: SequenceForm  # of what state_read gives
     state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all
-    new_tap: Callable[[int, int], Tap] | None = None  # of a hidden size and most rows of a pass
+    ggml: Any = None  # as ctypes has loaded it, for taps
     # The same for models on devices, whose passes wait for none on the processor. Whether devices
     # are of this machine: one of these that is lost raises.
     for_devices: Callable[[bool], Library] | None = None
