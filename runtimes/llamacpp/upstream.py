@@ -27,11 +27,11 @@ from edge_spec.runtimes.llamacpp.library import (
     ContextChoices,
     Library,
     LibraryDevice,
+    LibraryLog,
     ModelChoices,
     SequenceForm,
     Way,
 )
-from edge_spec.runtimes.llamacpp.logs import LibraryLog
 from edge_spec.runtimes.llamacpp.rows.install import Loading, Packed, Rows, install
 from edge_spec.runtimes.llamacpp.rows.library import function
 from edge_spec.runtimes.llamacpp.unlisted import steady_rows
