@@ -30,8 +30,8 @@ from edge_spec.runtimes.llamacpp.cells import (
     SequenceRows,
     keeps_order,
 )
+from edge_spec.runtimes.llamacpp.features import Tap
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
-from edge_spec.runtimes.llamacpp.taps import Tap
 from edge_spec.runtimes.llamacpp.transfer import (
     read_sequence,
     read_windowed,
@@ -196,7 +196,10 @@ class Cache:
         does not take it, SessionError, DeviceMemoryError; nothing is changed then."""
         with self._turn():
             context = self._prepare([sequence], 0)
-            if context.tail + length > context.choices.num_tokens or not context.has_numbers(1):
+            # What is left where it was may be written over in a window, out of the order of cells.
+            is_fresh = bool(self.weights.state_window) or not keeps_order(self.choices)
+            is_full = context.tail + length > context.choices.num_tokens
+            if is_fresh or is_full or not context.has_numbers(1):
                 context = self._open(length)
             self._put(sequence, context, stored, length)
             self._collect()

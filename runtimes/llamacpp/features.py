@@ -1,14 +1,18 @@
-"""Features of a session's passes (`edge_spec.core.features`).
+"""Features of a session's passes (`edge_spec.core.features`): residual streams that enter a model's
+layers, and keys and values of some, copied while llama.cpp computes a pass.
 
-Keys and values of some layers, kept for a network that attends to them (`core.features`).
-
-The library's cache is its own: what a pass adds to it is copied while it is computed (taps.py).
+Its scheduler tells a callback of each tensor (`cb_eval` of llama_context_params), whose names are
+those of its graphs: the stream that leaves layer i is "l_out-i" in nearly all architectures of
+llama-cpp-python 0.3.36 (rows/taps.cpp). One that a graph calls otherwise never comes, and is
+refused when it is first asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +21,119 @@ from edge_spec.core.features import OnPrefilled
 from edge_spec.errors import SessionError, UnsupportedModelError
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
-from edge_spec.runtimes.llamacpp.taps import Tap
+from edge_spec.runtimes.llamacpp.rows import library as rows_library
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
+
+Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+_STREAM, _KEYS, _VALUES = range(3)
+_INT, _HANDLE, _SIZE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t
+# Of ggml. They take no time in which another thread could run.
+_NAME = ctypes.PYFUNCTYPE(ctypes.c_char_p, _HANDLE)
+_BYTES = ctypes.PYFUNCTYPE(_SIZE, _HANDLE)
+_GET = ctypes.PYFUNCTYPE(None, _HANDLE, _HANDLE, _SIZE, _SIZE)
+
+
+class _Fields(ctypes.Structure):
+    """As rows/taps.cpp lays it out."""
+
+    _fields_ = (
+        ("num_streams", _INT),
+        ("most_rows", _INT),
+        ("layers", ctypes.POINTER(ctypes.c_int32)),
+        ("kinds", ctypes.POINTER(ctypes.c_int32)),
+        ("row_bytes", ctypes.POINTER(_INT)),
+        ("rows", ctypes.POINTER(ctypes.c_int64)),
+        ("counts", ctypes.POINTER(_INT)),
+        ("name", _NAME),
+        ("bytes", _BYTES),
+        ("get", _GET),
+    )
+
+
+class Tap:
+    """Belongs to the contexts that were opened with it, of which one computes at a time.
+
+    Attributes: `callback` and `data` for llama_context_params.
+    """
+
+    def __init__(self, ggml: Any, hidden_size: int, most_rows: int) -> None:
+        """ggml: the library as ctypes has loaded it. most_rows: of one pass. Raises OSError,
+        AttributeError where this installation was built without a C++ compiler."""
+        self._hidden_size, self._most_rows = hidden_size, most_rows
+        self._fields = _Fields(
+            most_rows=most_rows,
+            name=ctypes.cast(ggml.ggml_get_name, _NAME),
+            bytes=ctypes.cast(ggml.ggml_nbytes, _BYTES),
+            get=ctypes.cast(ggml.ggml_backend_tensor_get, _GET),
+        )
+        self._streams: tuple[int, ...] = ()
+        self._shared: Mapping[int, int] = {}
+        self._lay_out()
+        self.callback: Any = ctypes.cast(rows_library.function("tap"), Callback)
+        self.data = ctypes.addressof(self._fields)
+
+    def want(self, layers: Sequence[int]) -> None:
+        """Has the next passes keep the streams that enter these layers; none: they cost nothing."""
+        if self._streams != tuple(layers):
+            self._streams = tuple(layers)
+            self._lay_out()
+
+    def want_keys_values(self, sizes: Mapping[int, int]) -> None:
+        """Has the next passes keep the keys and values of these layers, as many numbers each."""
+        self._shared = dict(sizes)
+        self._lay_out()
+
+    def begin(self) -> None:
+        """Forgets what the pass before has left."""
+        self._counts[:] = 0
+
+    def missing(self, num_rows: int) -> list[int]:
+        """Returns the layers of whose streams the last pass, of so many rows, gave another number
+        of values."""
+        count = len(self._streams)
+        found: list[int] = self._layers[:count][self._counts[:count] != num_rows].tolist()
+        return found
+
+    def copy_rows(
+        self, layers: Sequence[int], rows: slice | Sequence[int], copies: np.ndarray
+    ) -> None:
+        """Copies these rows of the last pass. layers: some of those that were wanted. copies:
+        [rows, layers, hidden_size] float32."""
+        for at, layer in enumerate(layers):
+            copies[:, at] = self._rows[self._streams.index(layer)][rows]
+
+    def keys_values(self, num_rows: int) -> dict[int, tuple[np.ndarray, np.ndarray]] | None:
+        """[rows, numbers] float32 keys and values of each layer of the last pass, valid until the
+        next one; None where it was not of so many rows."""
+        first = len(self._streams)
+        if not (self._counts[first:] == num_rows).all():
+            return None
+        rows = [each[:num_rows] for each in self._rows[first:]]
+        return dict(zip(self._shared, zip(rows[::2], rows[1::2], strict=True), strict=True))
+
+    def _lay_out(self) -> None:
+        shared = [(layer, kind) for layer in self._shared for kind in (_KEYS, _VALUES)]
+        wanted = [*((layer, _STREAM) for layer in self._streams), *shared]
+        sizes = [self._hidden_size] * len(self._streams)
+        sizes += [self._shared[layer] for layer, _ in shared]
+        self._layers = np.array([layer for layer, _ in wanted], np.int32)
+        self._kinds = np.array([kind for _, kind in wanted], np.int32)
+        self._row_bytes = 4 * np.array(sizes, np.int64)
+        self._rows = [np.empty((self._most_rows, size), np.float32) for size in sizes]
+        self._addresses = np.array([rows.ctypes.data for rows in self._rows], np.int64)
+        self._counts = np.zeros(len(wanted), np.int64)
+        fields = self._fields
+        fields.num_streams = len(wanted)
+        fields.layers = _pointer(self._layers, ctypes.c_int32)
+        fields.kinds = _pointer(self._kinds, ctypes.c_int32)
+        fields.row_bytes = _pointer(self._row_bytes, _INT)
+        fields.rows = _pointer(self._addresses, ctypes.c_int64)
+        fields.counts = _pointer(self._counts, _INT)
+
+
+def _pointer(array: np.ndarray, kind: type[Any]) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
+
 
 _TRIED_TOKENS = 256  # of the context that tells which streams there are: the library has no less
 
@@ -103,10 +218,11 @@ def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoic
 
 
 def new_tap(weights: GgufWeights, most_rows: int) -> Tap:
-    new_tap = weights.library.new_tap
-    if new_tap is None:
-        raise _unsupported(weights.library, "inputs of layers")
-    return new_tap(weights.hidden_size, most_rows)
+    try:
+        return Tap(weights.library.ggml, weights.hidden_size, most_rows)
+    except (OSError, AttributeError):
+        what = "inputs of layers without edge-spec's own kernels"
+        raise _unsupported(weights.library, what) from None
 
 
 def _unsupported(library: Library, what: str) -> UnsupportedModelError:
@@ -120,7 +236,7 @@ def _missing(what: str) -> SessionError:
     return SessionError(f"the library returned no {what}", remedy="Update the library.")
 
 
-ARCHITECTURES = ("gemma4",)  # whose graphs name their keys and values as taps.py looks for
+ARCHITECTURES = ("gemma4",)  # whose graphs name their keys and values as rows/taps.cpp looks for
 _GROWTH = 256  # tokens that are made room for at once
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from edge_spec.errors import DeviceError
 from edge_spec.models.devices import free_bytes
-from edge_spec.runtimes.llamacpp.library import LibraryDevice
-from edge_spec.runtimes.llamacpp.logs import LibraryLog
+from edge_spec.runtimes.llamacpp.library import LibraryDevice, LibraryLog
 
 NAME = "llama.cpp"  # whose ggml it is
 BACKEND = "GGML_BACKEND_PATH"  # of the environment: a backend beside those compiled in

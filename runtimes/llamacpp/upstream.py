@@ -27,14 +27,13 @@ from edge_spec.runtimes.llamacpp.library import (
     ContextChoices,
     Library,
     LibraryDevice,
+    LibraryLog,
     ModelChoices,
     SequenceForm,
     Way,
 )
-from edge_spec.runtimes.llamacpp.logs import LibraryLog
 from edge_spec.runtimes.llamacpp.rows.install import Loading, Packed, Rows, install
 from edge_spec.runtimes.llamacpp.rows.library import function
-from edge_spec.runtimes.llamacpp.taps import Tap
 from edge_spec.runtimes.llamacpp.unlisted import steady_rows
 
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
@@ -201,7 +200,7 @@ def _library() -> Library:
         state_write=api.llama_state_seq_set_data_ext,
         state_form=SequenceForm(3, (1, 0)),  # one sequence, which was number 0
         state_window=api.llama_model_n_swa,
-        new_tap=partial(Tap, ggml),
+        ggml=ggml,
         for_devices=_device_library,
         rows=rows,
         has_invariant_rows=lambda source: rows.takes_attention and loaded(source).is_whole,

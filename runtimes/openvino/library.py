@@ -74,8 +74,7 @@ class OpenVinoDevice:
     """A device that graphs are compiled for.
 
     core: OpenVINO's. plugin: OpenVINO's name of the device, such as "GPU.1". options: that graphs
-    are compiled and read with. total_bytes: of an NPU, what it may map, None where that is not
-    known.
+    are compiled and read with.
     """
 
     core: Any
@@ -84,7 +83,6 @@ class OpenVinoDevice:
     description: str
     driver: str
     options: Mapping[str, Any]
-    total_bytes: int | None = None
 
     @property
     def is_cpu(self) -> bool:
@@ -137,9 +135,7 @@ def find_device(plugin: str, threads: int | None = None) -> OpenVinoDevice:
     version = str(import_openvino().__version__)
     name = str(property_of(here, plugin, "FULL_DEVICE_NAME"))
     driver = str(property_of(here, plugin, "NPU_DRIVER_VERSION"))
-    total = property_of(here, plugin, "NPU_DEVICE_TOTAL_MEM_SIZE")
-    total_bytes = int(total) if total else None
-    return OpenVinoDevice(here, version, plugin, name, driver, options, total_bytes)
+    return OpenVinoDevice(here, version, plugin, name, driver, options)
 
 
 def npu_options(runs_on: str) -> dict[str, Any]:

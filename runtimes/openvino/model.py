@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import DeviceError, DeviceMemoryError
+from edge_spec.errors import DeviceError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, Memory
 from edge_spec.models.kept import compiled_bundle
@@ -35,12 +35,10 @@ _ANOTHER = "Choose another --device, or export another static bundle."
 
 
 def open_static(bundle: Bundle, options: RuntimeOptions, device: OpenVinoDevice) -> StaticModel:
-    """Raises UsageError for a context beyond the bundle's cache, BundleError, DeviceMemoryError for
-    more than an NPU may map, DeviceError where graphs cannot be compiled or the device computes
-    them wrong."""
+    """Raises UsageError for a context beyond the bundle's cache, BundleError, DeviceError where
+    graphs cannot be compiled or the device computes them wrong."""
     config = config_of(bundle, options)
     opened = OpenedGraphs.of(bundle)
-    require_npu_memory(bundle, device)
 
     def compile_function(function: str) -> Any:
         path = str(bundle.file(opened.files[function]))
@@ -195,16 +193,3 @@ def _function_weights(bundle: Bundle) -> int:
     """Return bytes: each function's compiled graph has its own weights."""
     num_functions = sum(name.endswith(".onnx") for name in bundle.manifest.files)
     return num_functions * bundle.manifest.files[DATA_FILE].num_bytes
-
-
-def require_npu_memory(bundle: Bundle, device: OpenVinoDevice) -> None:
-    """Raises DeviceMemoryError for more than the NPU may map."""
-    needed = _function_weights(bundle)
-    if device.total_bytes is not None and needed > device.total_bytes:
-        weights = bundle.manifest.files[DATA_FILE].num_bytes
-        raise DeviceMemoryError(
-            f"{bundle.path} takes {needed / 1e6:.0f} MB on the NPU ({needed // weights} functions "
-            f"with {weights / 1e6:.0f} MB of weights each), which may map "
-            f"{device.total_bytes / 1e6:.0f} MB",
-            remedy="Choose another --device, or a smaller model.",
-        )

@@ -12,6 +12,7 @@ from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.runtimes.ort.devices import ProviderChoice
+from edge_spec.runtimes.ort.signature import bind_output
 
 # Providers with memory of their own, and what onnxruntime's OrtValue calls it where it has
 # addresses. None: it has none, so that they compute on copies of what is in main memory.
@@ -76,10 +77,6 @@ class DeviceMemory:
         """Names the device as OrtValue and IOBinding take it."""
         return self.place.device, self.place.number
 
-    def bind_scores(self, binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
-        """Each run copies this output to `array`, on the host."""
-        binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(array))
-
     def bind_unread(self, binding: onnxruntime.IOBinding, name: str) -> None:
         """An output that stays on the device, where the next one takes its place."""
         binding.bind_output(name, *self.address)
@@ -118,7 +115,7 @@ class DeviceMemory:
         binding = self._graphs.take.io_binding()
         binding.bind_ortvalue_input("cache", block)
         binding.bind_cpu_input("length", np.array([length], np.int64))
-        self.bind_scores(binding, "taken", found)
+        bind_output(binding, "taken", found)
         self._graphs.take.run_with_iobinding(binding)
         return found
 

@@ -25,7 +25,13 @@ from edge_spec.runtimes.ort.device_memory import (
     shares_weights,
 )
 from edge_spec.runtimes.ort.graph_loader import GraphLoader
-from edge_spec.runtimes.ort.signature import STACKED, Signature, pass_error, widened
+from edge_spec.runtimes.ort.signature import (
+    STACKED,
+    Signature,
+    bind_output,
+    pass_error,
+    widened,
+)
 
 _NOTHING = (0, 0, 0, 0)
 
@@ -231,7 +237,7 @@ class DevicePasses:
         if binding is None:
             binding = self._bind(graph, rows, np.arange(rows))
             for name, scores in zip(("logits", "hidden"), found, strict=True):
-                self._memory.bind_scores(binding, name, scores)
+                bind_output(binding, name, scores)
             if not self._memory.place.is_copied:
                 self._bound[graph, rows] = binding
         self._run(graph, binding, tokens, positions, start, sees)

@@ -10,7 +10,6 @@ import platform
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -93,7 +92,6 @@ def open_graphs(
 
 
 COMPILED = "qnn"  # the format of such bundles
-_PACKAGE = "onnxruntime-qnn"
 _EXPORT_HERE = "Export the model without --compile, or for this machine (--soc)."
 _SHARES = {"ep.share_ep_contexts": "1"}  # functions find the binary that the first has loaded
 _SOC_ID = Path("/sys/devices/soc0/machine")  # a processor's name, on Linux and Android
@@ -101,8 +99,8 @@ _SOC = re.compile(r"(SM|SC)\d{4}[A-Z]*")  # as QNN has it; some systems tell a n
 
 
 def open_compiled(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
-    """Raises DeviceError where the NPU that it was compiled for is not there, or a provider older
-    than its compiler, UsageError for another device, BundleError for a damaged bundle."""
+    """Raises DeviceError where the NPU that it was compiled for is not there, UsageError for
+    another device, BundleError for a damaged bundle."""
     compiled = bundle.manifest.compiled
     if compiled is None:
         raise BundleError(
@@ -134,12 +132,6 @@ def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:
             f"{bundle.path} was compiled for {compiled}, this machine has {soc}",
             remedy=_EXPORT_HERE,
         )
-    installed, needed = _version(), compiled.versions.get(_PACKAGE, "")
-    if _numbers(installed) < _numbers(needed):
-        raise DeviceError(
-            f"{bundle.path} was compiled by {_PACKAGE} {needed}, here is {installed}",
-            remedy=f"Run: pip install --upgrade {_PACKAGE}",
-        )
 
 
 def _soc() -> str | None:
@@ -149,14 +141,3 @@ def _soc() -> str | None:
     except (OSError, ValueError):
         return None
     return name if _SOC.fullmatch(name) else None
-
-
-def _version() -> str:
-    try:
-        return version(_PACKAGE)
-    except PackageNotFoundError:
-        return ""
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(".") if part.isdecimal()]

@@ -285,7 +285,7 @@ def run(*_):
 
 def test_a_signal_within_a_librarys_callback_is_heard(python: Python) -> None:
     process = python("""
-from edge_spec.runtimes.llamacpp.logs import LibraryLog
+from edge_spec.runtimes.llamacpp.library import LibraryLog
 
 def run(arguments, signals):
     log = LibraryLog("test")

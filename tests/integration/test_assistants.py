@@ -142,22 +142,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return families.write_hf("gemma4", tmp_path_factory.mktemp("target") / "model")
 
 
-@pytest.fixture
-def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of llama.cpp, keys and values are copied by a callback in Python where that is asked for."""
-    if getattr(request, "param", None) == "in Python":
-        monkeypatch.setattr("edge_spec.runtimes.llamacpp.taps._native", lambda: None)
-
-
-@pytest.mark.parametrize(
-    ("runtime", "native"),
-    [("reference", ""), ("ort", ""), ("llamacpp", ""), ("llamacpp", "in Python")],
-    indirect=["native"],
-)
+@pytest.mark.parametrize("runtime", ["reference", "ort", "llamacpp"])
 @pytest.mark.parametrize(
     ("in_clusters", "drafter"), [(False, "auto"), (True, "auto"), (True, "assistant")]
 )
-@pytest.mark.usefixtures("fixed_policy", "native")
+@pytest.mark.usefixtures("fixed_policy")
 def test_texts_are_those_of_plain_decoding(
     runtime: str, in_clusters: bool, drafter: str, target: Path, tmp_path: Path
 ) -> None:

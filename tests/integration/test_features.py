@@ -60,14 +60,6 @@ def test_onnxruntime_gives_what_the_reference_computes(
     model.close()
 
 
-@pytest.fixture(params=["native", "python"])
-def callback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installations without a C++ compiler copy streams in Python."""
-    if request.param == "python":
-        monkeypatch.setattr("edge_spec.runtimes.llamacpp.taps._native", lambda: None)
-
-
-@pytest.mark.usefixtures("callback")
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
 def test_llamacpp_gives_what_the_reference_computes(
     variant: str,
@@ -83,7 +75,6 @@ def test_llamacpp_gives_what_the_reference_computes(
     model.close()
 
 
-@pytest.mark.usefixtures("callback")
 @pytest.mark.parametrize("family", ["gemma3", "phi3", "granite", "lfm2"])
 def test_llamacpp_gives_those_of_other_architectures(
     family: str, open_llama: Callable[..., Any], tmp_path: Path
@@ -103,8 +94,7 @@ def test_llamacpp_gives_those_of_other_architectures(
 def test_what_a_library_does_not_give_is_refused(
     gguf: Callable[..., Path], open_llama: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.taps._native", lambda: None)
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.taps._OUTPUT", "output of layer ")
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.features.Tap.missing", lambda *rows: [1])
     session = open_llama("llamacpp", gguf("qwen2")).open_session()
     with pytest.raises(UnsupportedModelError, match=r"the layers 1 of the architecture 'qwen2'"):
         collecting(session, (0, 1, 2))

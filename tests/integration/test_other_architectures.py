@@ -93,11 +93,12 @@ def test_a_sliding_window_keeps_the_promises_of_a_session(
 
 
 def test_a_cache_that_has_forgotten_its_beginning_refuses_to_go_back(
-    llama: str, gguf: Callable[..., Path], open_llama: OpenLlama, tokens: Tokens
+    gemma3: Callable[..., Path], open_llama: OpenLlama, tokens: Tokens
 ) -> None:
-    one = open_llama(llama, gguf()).open_session()
+    one = open_llama("llamacpp", gemma3()).open_session()
     one.prefill(tokens(20))
-    one._library = replace(one._library, sequence_start=lambda memory, sequence: 12)
+    library = one._cache.library
+    one._cache.library = replace(library, sequence_start=lambda memory, sequence: 12)
     for length in (1, 5, 19):
         with pytest.raises(SessionError, match="from token 12 on only") as caught:
             one.rollback(length)
@@ -107,7 +108,7 @@ def test_a_cache_that_has_forgotten_its_beginning_refuses_to_go_back(
     one.prefill(tokens(3))
     assert one.length == 23
     one.rollback(0)  # and nothing needed
-    found, fresh = one, open_llama(llama, gguf()).open_session()
+    found, fresh = one, open_llama("llamacpp", gemma3()).open_session()
     text = tokens(9, seed=1)
     assert np.array_equal(last_logits(found, text), last_logits(fresh, text))
 

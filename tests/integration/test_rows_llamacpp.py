@@ -17,7 +17,7 @@ import pytest
 from edge_spec.core.isolated import isolated
 from edge_spec.core.tree import TokenTree
 from edge_spec.runtimes.llamacpp import LlamaCppModel, upstream
-from edge_spec.runtimes.llamacpp.rows import findings, install, library, self_test
+from edge_spec.runtimes.llamacpp.rows import install, library, self_test
 
 KEY = "0" * 64
 CHILD_S = 120  # for a process that is done in one second
@@ -185,7 +185,7 @@ def test_a_build_with_other_structures_crashes_no_process_of_a_user(
     """It says that its buffer types are as in version 3, while they are as in version 2."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     path = broken(3)
-    reason = findings.fault(KEY, path)
+    reason = install.build_fault(KEY, path)
     assert reason is not None and "the library ended the process (SIGSEGV)" in reason
     path.unlink()  # what was found is remembered, and nothing is tried again
-    assert findings.fault(KEY, path) == reason
+    assert install.build_fault(KEY, path) == reason

@@ -6,23 +6,34 @@ Whatever stands in the way leaves llama.cpp as it is, and one line says what.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from edge_spec.core.isolated import IsolatedError, NoAnswerError, isolated
 from edge_spec.core.model import ScoredTokens
 from edge_spec.errors import UsageError
-from edge_spec.runtimes.llamacpp.rows import findings, library
+from edge_spec.runtimes.llamacpp.rows import library
+from edge_spec.storage.atomic import sha256_file
+from edge_spec.storage.measurements import Quantity
 
 VARIABLE = "EDGE_SPEC_ROWS"  # of the environment: "off" leaves llama.cpp as it is, "on" does not
 TABLE_VARIABLE = "EDGE_SPEC_ROWS_KERNELS"  # the kernels of an instruction set, by their name
 _PORTABLE = "portable"  # kernels that are slower than llama.cpp's own
 _ATTENTION = 2  # of what `takes` says
+
+_TIMEOUT_S = 20.0  # a hundred times what it takes
+
+# By a build's key: why the plugin stays out, None where it computes right.
+_FAULT: Quantity[str, str | None] = Quantity("kernels", str, lambda: TypeAdapter(str | None))
 
 _wants_stock: ContextVar[bool] = ContextVar("wants_stock", default=False)
 
@@ -132,8 +143,8 @@ def _installed(ggml: Any, table: str) -> Rows:
     files = library.ggml_libraries(ggml)
     if not files:
         return Rows(None, "this build of llama.cpp exports too little")
-    key = findings.build_key([*files, library.path()], table)
-    reason = findings.fault(key, Path(ggml._name))
+    key = build_key([*files, library.path()], table)
+    reason = build_fault(key, Path(ggml._name))
     if reason is None:
         every = (1 << len(library.TYPES)) - 1
         refused = library.function("install")(ggml._handle, every, 1)
@@ -141,6 +152,37 @@ def _installed(ggml: Any, table: str) -> Rows:
     if reason is not None:
         return Rows(None, reason)
     return Rows(table, None, bool(library.function("takes")() & _ATTENTION))
+
+
+def build_key(files: Sequence[Path], table: str) -> str:
+    """Raises OSError."""
+    hashes = [sha256_file(file) for file in files]
+    return hashlib.sha256("\n".join([*hashes, table]).encode()).hexdigest()
+
+
+def build_fault(key: str, ggml: Path) -> str | None:
+    """Why the plugin does not fit this build, None where it does; tried once, in a process of its
+    own. ggml: the library that is opened there."""
+    known = _FAULT.read(key)
+    if known is not None:
+        return known.value
+    reason, lasts = _tried(ggml)
+    if lasts:
+        _FAULT.keep(key, reason)
+    return reason
+
+
+def _tried(ggml: Path) -> tuple[str | None, bool]:
+    """The reason, and whether it would be the same the next time."""
+    from edge_spec.runtimes.llamacpp.rows.self_test import run
+
+    try:
+        isolated(run, str(ggml), timeout_s=_TIMEOUT_S)
+    except NoAnswerError as error:  # of a machine that is busy, perhaps
+        return f"its test did not end: {error}", False
+    except IsolatedError as error:
+        return f"its test failed: {error}", True
+    return None, True
 
 
 @contextmanager

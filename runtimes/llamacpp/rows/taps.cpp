@@ -1,6 +1,5 @@
 // Copies residual streams, keys and values while llama.cpp computes a pass: its scheduler asks about each of hundreds
-// of tensors whether it is wanted, too often for a callback in Python (taps.py has one all the same,
-// of the same rules, for installations without this library).
+// of tensors whether it is wanted, too often for a callback in Python.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -9,7 +8,7 @@
 
 namespace {
 
-// As taps.py lays it out. Functions are ggml's own.
+// As features.py lays it out. Functions are ggml's own.
 struct Tap {
   int64_t num_streams;
   int64_t most_rows;

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.runtimes.llamacpp.logs import LibraryLog
+from edge_spec.runtimes.llamacpp.library import LibraryLog
 from edge_spec.runtimes.llamacpp.rows import library
 
 DEBUG, INFO, WARNING, ERROR, CONTINUED = 1, 2, 3, 4, 5
