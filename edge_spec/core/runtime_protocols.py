@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward, Runtime, Session
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.text_codec import TextCodec
@@ -19,14 +17,6 @@ class ReadsMoreFormats(Runtime, Protocol):
     becomes what it `reads`."""
 
     also_reads: tuple[str, ...]
-
-
-@runtime_checkable
-class FormatByDevice(Runtime, Protocol):
-    """A runtime one of whose devices takes another format than the others."""
-
-    def format_on(self, providers: Sequence[str]) -> str:
-        """Returns what models are opened and converted in for devices of these names."""
 
 
 @runtime_checkable
@@ -67,15 +57,6 @@ class OpensBeside(Runtime, Protocol):
     @property
     def opens_beside(self) -> bool:
         """Says whether `open` hardly ever waits for the interpreter."""
-
-
-@runtime_checkable
-class ConfigScreeningRuntime(Runtime, Protocol):
-    """A runtime that does not run all that is converted for it."""
-
-    def require_config(self, config: ModelConfig, path: Path) -> None:
-        """Is asked before a model is converted. path: of the model, for the message. Raises
-        UnsupportedModelError."""
 
 
 @runtime_checkable

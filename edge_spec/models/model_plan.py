@@ -20,7 +20,6 @@ from edge_spec.core.export import ExportOptions, ReadingExporter, ScreeningExpor
 from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions, ScoredTokens
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.runtime_protocols import (
-    ConfigScreeningRuntime,
     DeviceScreeningRuntime,
     LaidOut,
     ScreeningRuntime,
@@ -117,7 +116,7 @@ class ModelPlan:
     @cached_property
     def format(self) -> str:
         """Return what the runtime opens: an exporter's format, "gguf", or "checkpoint"."""
-        return runtimes.format_for(self.runtime, self.source.formats, self.how.providers)
+        return runtimes.format_for(self.runtime, self.source.formats)
 
     @cached_property
     def conversion(self) -> ExportOptions:
@@ -200,8 +199,6 @@ class ModelPlan:
         reads_itself = isinstance(exporter, ReadingExporter)
         if isinstance(exporter, ScreeningExporter):
             exporter.require_exportable(model)  # first: what a runtime names instead may need it
-        if isinstance(self.runtime, ConfigScreeningRuntime) and not reads_itself:
-            self.runtime.require_config(model.config, model.path)
         if not reads_itself:
             model.tokenizer_json()
 
@@ -310,7 +307,7 @@ class ModelPlan:
         without its hash, UsageError for another format than the runtime's."""
         bundle = open_bundle(path, hashed=False)
         formats = {bundle.manifest.format}
-        _require_format(bundle, runtimes.format_for(self.runtime, formats, self.how.providers))
+        _require_format(bundle, runtimes.format_for(self.runtime, formats))
         return self._of_bundle(bundle)
 
     def _of_bundle(self, bundle: Bundle) -> PreparedModel:

@@ -17,7 +17,7 @@ from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporte
 from edge_spec.core.heads import HeadMatrix, TrainedHead
 from edge_spec.core.model import Runtime
 from edge_spec.core.model_info import Checkpoint, ModelInfo, TensorRows
-from edge_spec.core.runtime_protocols import FormatByDevice, HasOwnKernels, ReadsMoreFormats
+from edge_spec.core.runtime_protocols import HasOwnKernels, ReadsMoreFormats
 from edge_spec.errors import MissingDependencyError, UnknownArchitectureError
 
 # The order in which they are asked where nothing is measured: with kernels of ours llamacpp decodes
@@ -72,13 +72,9 @@ def formats_of(runtime: Runtime) -> tuple[str, ...]:
     return (runtime.reads, *more)
 
 
-def format_for(
-    runtime: Runtime, formats: Container[str] | None, providers: Sequence[str] = ()
-) -> str:
-    """Returns what a runtime is given, for these devices, of a model that there is in these
-    formats; None, or none that it reads: the one that it converts to."""
-    if isinstance(runtime, FormatByDevice):
-        return runtime.format_on(providers)
+def format_for(runtime: Runtime, formats: Container[str] | None) -> str:
+    """Returns what a runtime is given of a model that there is in these formats; None, or none that
+    it reads: the one that it converts to."""
     readable = (each for each in formats_of(runtime) if formats is not None and each in formats)
     return next(readable, runtime.reads)
 

@@ -47,7 +47,6 @@ from edge_spec.drafters.tree_builder import Candidate, Growth, LearningDrafter, 
 from edge_spec.errors import HungError
 
 _log = logging.getLogger(__name__)
-_REPORTED = 4  # draft tokens of a chain, of which earlier answers are taken to tell
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
@@ -59,8 +58,7 @@ class DraftModelDrafter(LearningDrafter):
     level: what drafts for the draft. shared: the session reads its target's own cache.
     anticipates: it reads on while the target verifies, on a session that nobody else needs
     meanwhile; not the trees that it samples level by level. reopened: opens a session in the place
-    of one that has failed, or raises. acceptance: how often a draft token of its was right in
-    earlier answers, where that is known.
+    of one that has failed, or raises.
     """
 
     traits = DrafterTraits(trees=True, cost=Cost.PASS, samples=True, draft_model=True)
@@ -76,12 +74,9 @@ class DraftModelDrafter(LearningDrafter):
         anticipates: bool = False,
         name: str = "draft-model",
         reopened: Callable[[], Session] | None = None,
-        acceptance: float | None = None,
     ) -> None:
         super().__init__(PRIORS)
         self.name = name
-        if acceptance is not None:
-            self.reported_acceptance = (acceptance,) * _REPORTED
         self._reopened = reopened
         self._vocab_size = min(draft.config.vocab_size, vocab_size)
         self._chooser = DraftChooser(draft.config.vocab_size, vocab_size)
@@ -300,8 +295,7 @@ class Draft:
     level: makes a level of what drafts for the draft in turn. translated: makes a drafter whose
     draft tokens the target can read, where the draft has other tokens. anticipates: it reads on
     while the target verifies. identity: changes with the model's files and with whatever may change
-    a bit of its cache. acceptance: how often a draft token of its was right in earlier answers of
-    the pair, where that is known.
+    a bit of its cache.
     """
 
     def __init__(
@@ -313,7 +307,6 @@ class Draft:
         translated: Callable[[Drafter], Drafter] | None = None,
         anticipates: bool = False,
         identity: str = "",
-        acceptance: float | None = None,
     ) -> None:
         self.identity = identity
         self.model = WatchedModel(model)
@@ -322,7 +315,6 @@ class Draft:
         self._level = level
         self._translated = translated
         self._anticipates = anticipates
-        self._acceptance = acceptance
         self._session = self.model.open_session()
 
     def make_drafter(self, below: Sequence[Drafter] = (), name: str = "draft-model") -> Drafter:
@@ -342,7 +334,6 @@ class Draft:
             anticipates=self._anticipates,
             name=name,
             reopened=self._reopened,
-            acceptance=self._acceptance,
         )
 
     def fork(self) -> Draft:

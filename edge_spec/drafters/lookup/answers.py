@@ -184,11 +184,6 @@ def kept_files() -> list[Path]:
     return sorted((cache_directory() / "answers").glob("*.json"))
 
 
-def check_answers(path: Path) -> None:
-    """Raises DamagedError for a file that is not as `KeptAnswers` writes it, OSError."""
-    _lines(path)
-
-
 def forget(path: Path) -> int:
     """Removes a file, also while models are open that draft from it, which then draft no more of
     it; returns how many bytes that were. Raises OSError, TimeoutError."""

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.lookup import answers as kept_answers
-from edge_spec.drafters.lookup.answers import AnswersDrafter, KeptAnswers, check_answers
+from edge_spec.drafters.lookup.answers import AnswersDrafter, KeptAnswers
 from edge_spec.storage import measurements
-from edge_spec.storage.measurements import DamagedError
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.corpora import documents_of
 
@@ -131,14 +130,10 @@ def test_a_damaged_file_starts_again_with_one_line(
 ) -> None:
     add(opened(path), 1, 4)
     path.write_bytes(damage(path.read_bytes()))
-    if why != "another tokenizer":
-        with pytest.raises(DamagedError, match=why):
-            check_answers(path)
     answers = opened(path)
     assert texts(answers) == []
     add(answers, 1, 5)
     assert texts(answers) == texts(opened(path)) == [[1, 5]]
-    check_answers(path)
     [line] = caplog.messages
     assert str(path) in line and "start again" in line and why in line and "\n" not in line
 
