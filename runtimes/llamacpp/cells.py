@@ -113,13 +113,12 @@ class Context:
         kept = length - len(cells)
         if sequence.is_closed or self.is_broken or not self.free.alive or kept < 0:
             return False
-        if pending is None:
-            return kept == 0
-        if not pending.tree.is_chain:
+        offered = () if pending is None else pending.cells
+        if kept > len(offered) or (pending is not None and not pending.tree.is_chain):
             return False
-        if kept < len(pending.cells):
+        if kept < len(offered):
             library.sequence_remove(self.memory, sequence.number, length, -1)
-        cells.extend(pending.cells[:kept])
+        cells.extend(offered[:kept])
         sequence.pending = None
         self.tail = len(cells)
         if self._keeps_order and cells:

@@ -69,6 +69,26 @@ def test_a_cache_grows_without_changing_the_scores(
     assert len(set(sizes)) <= 8  # it doubles
 
 
+def test_a_prompt_of_several_passes_grows_the_cache(
+    llama: str,
+    gguf: Files,
+    open_llama: OpenLlama,
+    tokens: Tokens,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As engines read it, without a score between them."""
+    monkeypatch.setattr(cache, "FIRST_TOKENS", 16)
+    grown = open_llama(llama, gguf("qwen3")).open_session()
+    expected = ReferenceModel(runtimes.open_checkpoint(gguf("qwen3"))).open_session()
+    prompt = tokens(100)
+    expected.prefill(prompt)
+    for start in range(0, len(prompt), 8):
+        grown.prefill(prompt[start : start + 8])
+        assert grown.length <= grown._sequence.home.choices.num_tokens  # else no cell is left
+    tree = TokenTree.chain(1, [2, 3])
+    np.testing.assert_allclose(scored(grown, tree), scored(expected, tree), atol=TOLERANCE, rtol=0)
+
+
 def test_a_growth_that_fails_leaves_the_cache_as_it_was(
     llama: str,
     gguf: Files,

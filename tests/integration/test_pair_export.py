@@ -58,7 +58,6 @@ def test_it_has_both_models_in_both_formats_and_says_how_far_they_are(exported_p
     assert manifest.draft is not None and manifest.draft.name == "llama-1-layers"
     assert manifest.vocabulary is not None and manifest.vocabulary.num_shared == 265
     assert {"edge-spec", "onnx", "gguf"} <= set(manifest.versions)
-    assert (exported_pair / "profiles").is_dir()
     assert str(exported_pair.parent) not in (exported_pair / "pair.json").read_text()
 
 

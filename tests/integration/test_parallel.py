@@ -180,6 +180,7 @@ def test_a_model_knows_all_caches_that_threads_opened(
             opened = list(threads.map(lambda _: model.open_session(), range(160)))
     finally:
         sys.setswitchinterval(before)
-    assert sum(free.alive for free in model._weights._contexts) == 160
+    homes = {session._sequence.home for session in opened}
+    assert homes and all(home.free.alive for home in homes)
     model.close()
-    assert not any(session._opened.free.alive for session in opened)
+    assert not any(home.free.alive for home in homes)
