@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -38,9 +39,10 @@ REQUESTS: dict[str, dict[str, Any]] = {
 REASONS = {"shutdown": shutting_down, "time-out": timed_out}
 
 
-@pytest.fixture(scope="module")
-def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    path = tmp_path_factory.mktemp("coder") / "tiny"
+@pytest.fixture
+def coder(tmp_path: Path) -> Iterator[Engine]:
+    """One that has read nothing yet: what others have read would be taken up."""
+    path = tmp_path / "tiny"
     infill_models.write_model(path, max_position_embeddings=2048)
     options = LoadOptions(runtime="reference", context_length=2048)
     with load_engine(str(path), options, lambda what, fraction: None) as engine:
