@@ -7,10 +7,10 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from edge_spec import Chunk, GenerationResult, PartKind, Token
@@ -52,16 +52,11 @@ _Several = Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
 Prompt = str | TokenIds | Annotated[list[str], _Several] | Annotated[list[TokenIds], _Several]
 
 
-def _scores(value: Any) -> Any:
-    """Return None for false, which asks for no scores as chat requests do."""
-    return None if value is False else value
-
-
 class CompletionBody(AnswerBody):
     """Asks for the continuation of a text."""
 
     prompt: Prompt
-    logprobs: Annotated[Alternatives | None, BeforeValidator(_scores)] = None
+    logprobs: Alternatives | Literal[False] | None = None  # false: none, as chat requests ask
     echo: bool | None = False
     suffix: str | None = None  # what follows the answer; "": nothing is known of it
 
@@ -77,7 +72,7 @@ class CompletionBody(AnswerBody):
 
     @property
     def _num_logprobs(self) -> int | None:
-        if self.logprobs is None:
+        if self.logprobs is None or self.logprobs is False:
             return self.n_probs or None
         return max(self.logprobs, self.n_probs or 0)
 

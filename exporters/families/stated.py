@@ -189,7 +189,8 @@ class StatedConfig:
         nested = self.values.get("rope_parameters") or {}
         part = self.values.get("partial_rotary_factor", nested.get("partial_rotary_factor"))
         rotated = self.head_dim if part is None else int(self.head_dim * float(part))
-        rotated = self.values.get(ROTARY_DIM) or rotated
+        counted = self.values.get(ROTARY_DIM)
+        rotated = rotated if counted is None else counted
         return None if rotated == self.head_dim else rotated
 
     def refuse(self, feature: str) -> UnsupportedModelError:

@@ -111,7 +111,7 @@ def test_a_corpus_is_quoted(demo_gguf, corpus):
 
 @pytest.mark.slow  # on tiny models answers are drafted by default
 def test_what_was_written_before_is_drafted_in_the_next_run(edge_spec, answer_files):
-    """A damaged file is said in a line and starts again; the answer comes all the same."""
+    """A damaged line of the file is passed over; the answer comes all the same."""
     command = ["generate", "What is the capital of France?", "--drafter", "answers", "--json"]
     command += ["--max-tokens", "64"]  # time to begin again after a disturbance
     first = json.loads(edge_spec(*command).stdout)
@@ -121,8 +121,7 @@ def test_what_was_written_before_is_drafted_in_the_next_run(edge_spec, answer_fi
     [file] = answer_files()
     file.write_bytes(file.read_bytes()[:-1])
     third = edge_spec(*command)
-    assert third.returncode == 0 and len(third.stderr.splitlines()) == 1
-    assert file.name in third.stderr and "Traceback" not in third.stderr
+    assert third.returncode == 0 and third.stderr == ""
     assert json.loads(third.stdout)["text"] == first["text"]
     assert edge_spec(*command).stderr == ""
 
