@@ -42,17 +42,7 @@ def run(
     _require_a_display()
     logging.getLogger("pywebview").setLevel(logging.CRITICAL)  # it logs what it raises, at length
     key = secrets.token_urlsafe(32)
-    window = webview.create_window(
-        "edge-spec",
-        html=_OPENING.format(escape(title)),
-        width=1100,
-        height=800,
-        min_size=(360, 400),
-        text_select=True,
-        zoomable=True,
-    )
-    assert window is not None  # only a handler of its own could refuse it
-
+    window = _create_window(title)
     closed = Event()
     errors: list[Exception] = []  # for this thread to raise
 
@@ -95,6 +85,21 @@ def run(
             behind.join(_CLOSING_S)
     if errors:
         raise errors[0]
+
+
+def _create_window(title: str) -> webview.Window:
+    """Return a window that says what is being opened."""
+    window = webview.create_window(
+        "edge-spec",
+        html=_OPENING.format(escape(title)),
+        width=1100,
+        height=800,
+        min_size=(360, 400),
+        text_select=True,
+        zoomable=True,
+    )
+    assert window is not None  # only a handler of its own could refuse it
+    return window
 
 
 def _leave_signals_to_the_system() -> None:

@@ -25,7 +25,6 @@ from edge_spec.errors import MissingDependencyError, UnknownArchitectureError
 # in its default form.
 AUTO_RUNTIMES = (("llamacpp", "llama_cpp"), ("ort", "onnxruntime"))
 BUNDLE_RUNTIMES = (("coreml", "coremltools"),)  # of one system alone: never a first choice
-NAMED_RUNTIMES = (("openvino", "openvino"),)  # that nothing chooses but a plan or --runtime
 REFERENCE = "reference"  # reads what exporters read, and computes in float32
 LIBRARIES = {  # the distributions of a runtime's library, of which one is installed
     "ort": ("onnxruntime", "onnxruntime-gpu"),
@@ -82,12 +81,6 @@ def format_for(runtime: Runtime, formats: Container[str] | None) -> str:
 def installed_runtimes() -> list[str]:
     """Returns those of AUTO_RUNTIMES whose library is installed, in their order."""
     return [runtime for runtime, module in AUTO_RUNTIMES if find_spec(module)]
-
-
-def known_runtimes() -> list[str]:
-    """Returns all that a model may be run with in earnest here, and the reference."""
-    all_known = AUTO_RUNTIMES + BUNDLE_RUNTIMES + NAMED_RUNTIMES
-    return [*(runtime for runtime, module in all_known if find_spec(module)), REFERENCE]
 
 
 def library_version(runtime: str) -> str:

@@ -1,8 +1,8 @@
 """What is usual of drafters and passes before anything was measured here.
 
 A prior only decides what is tried first and how much that may lose: outcomes and passes correct it
-within one answer. What earlier sessions kept sharpens it, and never counts for more than the prior
-itself, so that their texts cannot rule out a drafter in this one.
+within one answer. What the training of a head measured counts for no more than the prior itself, so
+that its texts cannot rule out the head here.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SIBLINGS: Mapping[float, Sequence[float]] = {
     float("inf"): (0.85,),
 }
 _POSITIONS = 8
-# Draft tokens that the prior counts for, and those that were kept from earlier sessions.
-_PRIOR_TOKENS, _KEPT_TOKENS = 24.0, 24.0
+# Draft tokens that the prior counts for, and what a training has reported.
+_PRIOR_TOKENS, _REPORTED_TOKENS = 24.0, 24.0
 
 
 def row_shares(kernels: str, device: str) -> Mapping[int, float]:
@@ -49,19 +49,20 @@ def row_shares(kernels: str, device: str) -> Mapping[int, float]:
 
 
 def expect_acceptance(
-    traits: DrafterTraits, draft_token: float, kept: Sequence[float]
+    traits: DrafterTraits, draft_token: float, reported: Sequence[float]
 ) -> list[float]:
     """Return how often draft tokens will be accepted, each after all before it.
 
-    draft_token: plain steps that one takes. kept: what earlier sessions or the training found."""
+    draft_token: plain steps that one takes. reported: what the training found, if
+    anything."""
     usual: Sequence[float] = _LOOKUP
     if traits.head:
         usual = _HEADS.get(traits.head, _ANY_HEAD)
     elif traits.draft_model:
         usual = next(each for ratio, each in _SIBLINGS.items() if draft_token <= ratio)
     found = [usual[min(place, len(usual) - 1)] for place in range(_POSITIONS)]
-    if not kept:
+    if not reported:
         return found
-    share = _KEPT_TOKENS / (_PRIOR_TOKENS + _KEPT_TOKENS)
-    known = [kept[min(place, len(kept) - 1)] for place in range(_POSITIONS)]
+    share = _REPORTED_TOKENS / (_PRIOR_TOKENS + _REPORTED_TOKENS)
+    known = [reported[min(place, len(reported) - 1)] for place in range(_POSITIONS)]
     return [prior + share * (seen - prior) for prior, seen in zip(found, known, strict=True)]
