@@ -14,9 +14,9 @@ from edge_spec.core.config import ModelConfig, config_problem
 from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.model_parts import HeadSizes
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.families.family import OF_KEYS_AND_VALUES
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -206,9 +206,7 @@ class StoredCheckpoint(ModelText):
     def __post_init__(self) -> None:
         problem = _problem(self.config, len(self.tensors))
         if problem:
-            raise ModelFileError(
-                f"{self.path}: {problem}", remedy="Download or convert the model again."
-            )
+            raise damaged(f"{self.path}: {problem}")
         expected = expected_shapes(self.config)
         extra = [n for n in self.tensors if n not in expected and not n.endswith(_ROTATIONS)]
         if extra:
@@ -220,10 +218,7 @@ class StoredCheckpoint(ModelText):
             tensor = self.tensors.get(name)
             if tensor is None or tensor.shape != shape:
                 found = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}"
-                raise ModelFileError(
-                    f"{self.path}: tensor {name} {found}, expected {list(shape)}",
-                    remedy="Download or convert the model again.",
-                )
+                raise damaged(f"{self.path}: tensor {name} {found}, expected {list(shape)}")
 
     @property
     def weight_types(self) -> frozenset[str]:
@@ -278,12 +273,15 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
     return config_problem(config)
 
 
-def first_layers(checkpoint: StoredCheckpoint, num_layers: int) -> StoredCheckpoint:
-    """The checkpoint without the layers from `num_layers` on; embedding, norm and head stay.
+def first_layers(checkpoint: StoredCheckpoint, num_layers: int | None) -> StoredCheckpoint:
+    """The checkpoint without the layers from `num_layers` on, None: with all of them; embedding,
+    norm and head stay.
 
     Raises UsageError unless it has that many, one with attention among them.
     """
     config = checkpoint.config
+    if num_layers is None:
+        return checkpoint
     least = config.attending[0] + 1  # without attention nothing tells how long a text is
     if not least <= num_layers <= config.num_layers:
         raise UsageError(

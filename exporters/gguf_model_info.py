@@ -36,7 +36,6 @@ from edge_spec.exporters.gguf_reader import (
     HEAD_ARCHITECTURES,
     GgufFile,
     Metadata,
-    convert_again,
     first_architecture,
     no_model,
     open_gguf_file,
@@ -50,7 +49,7 @@ from edge_spec.exporters.gguf_tokenizer import (
 )
 from edge_spec.exporters.hf_source import default_of
 from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 # Fields of ModelConfig by llama.cpp's keys, which follow the architecture's name. Each layer may
 # have a count of its own.
@@ -227,12 +226,10 @@ def _require_weights(metadata: Metadata, tensors: Mapping[str, StoredTensor]) ->
             f"{path} has a vocabulary and no weights", remedy="Give the file that has them."
         )
     if embeddings is None:
-        raise convert_again(f"{path} lacks token_embd.weight")
+        raise damaged(f"{path} lacks token_embd.weight")
     tokens = metadata.get("tokenizer.ggml.tokens", list)
     if tokens is not None and len(tokens) > embeddings.shape[0]:
-        raise convert_again(
-            f"{path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}"
-        )
+        raise damaged(f"{path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}")
 
 
 def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
@@ -260,7 +257,7 @@ class GgufModelInfo(ModelText):
         """Raises ModelFileError where there is none."""
         needed = MODEL_NAMES["token_embd.weight"]
         if needed not in self.tensors:
-            raise convert_again(f"{self.path} lacks token_embd.weight")
+            raise damaged(f"{self.path} lacks token_embd.weight")
         return SharedTables(self.config, self.tensors)
 
 
@@ -327,10 +324,10 @@ def _check_architecture(metadata: Metadata, architecture: str) -> None:
     key = _ASSERTED.get(architecture)
     layers = metadata.get("baichuan.block_count", int)
     if key and not metadata.values.get(f"{architecture}.{key}"):
-        raise convert_again(f"{metadata.path} lacks {architecture}.{key}")
+        raise damaged(f"{metadata.path} lacks {architecture}.{key}")
     if architecture == "baichuan" and layers not in _BAICHUAN_LAYERS:
         told = f"has {layers} layers, expected one of {_BAICHUAN_LAYERS}"
-        raise convert_again(f"{metadata.path} {told}")
+        raise damaged(f"{metadata.path} {told}")
 
 
 def _check_vectors(file: GgufFile) -> None:
@@ -356,7 +353,7 @@ def _dimensions(keys: GgufKeys) -> ModelConfig:
     counts["head_dim"] = counts["head_dim"] or usual_size
     context_length = int(keys.require("context_length", int))
     if not 1 <= context_length <= MAX_CONTEXT_TOKENS:
-        raise convert_again(
+        raise damaged(
             f"{metadata.path}: its context is {context_length} tokens, expected 1 to "
             f"{MAX_CONTEXT_TOKENS}"
         )
@@ -381,5 +378,5 @@ def _largest(keys: GgufKeys, key: str) -> int:
         value = int(value.max())
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
         architecture = reprlib.repr(keys.architecture)
-        raise convert_again(f"{keys.metadata.path}: {architecture}.{key} is no count")
+        raise damaged(f"{keys.metadata.path}: {architecture}.{key} is no count")
     return value

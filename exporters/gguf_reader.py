@@ -21,7 +21,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 from edge_spec.models.bundle import regular_size
 
 
@@ -183,10 +183,7 @@ class _Header:
         self._read_tensors()
 
     def fail(self, what: str) -> None:
-        raise ModelFileError(
-            f"{self.path} is damaged at byte {self.at} of {self.size}: {what}",
-            remedy="Download or convert the file again.",
-        )
+        raise damaged(f"{self.path} is damaged at byte {self.at} of {self.size}: {what}")
 
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > self.size - self.at:
@@ -278,10 +275,6 @@ class _Header:
             raise unread_type(self.path, reprlib.repr(name), kind) from None
 
 
-def convert_again(told: str) -> ModelFileError:
-    return ModelFileError(told, remedy="Convert the model again.")
-
-
 class Metadata:
     """Typed look-ups that name the file when a value is missing or of another type."""
 
@@ -295,7 +288,7 @@ class Metadata:
             value = float(value)
         is_number = kind is not int or not isinstance(value, bool)
         if value is not None and not (isinstance(value, kind) and is_number):
-            raise convert_again(
+            raise damaged(
                 f"{self.path}: {_cut(key)} is {reprlib.repr(value)}, expected {kind.__name__}"
             )
         return value
@@ -303,7 +296,7 @@ class Metadata:
     def require(self, key: str, kind: type) -> Any:
         value = self.get(key, kind)
         if value is None:
-            raise convert_again(f"{self.path} lacks {_cut(key)}")
+            raise damaged(f"{self.path} lacks {_cut(key)}")
         return value
 
 

@@ -23,6 +23,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.stored_tensor import damaged
 from edge_spec.text.chat_format import END_NAMES
 
 # Raise it where another tokenizer is made of the same metadata: those that are kept are made again.
@@ -128,7 +129,7 @@ class Vocabulary:
 
     def damaged(self, what: str) -> ModelFileError:
         where = f"the vocabulary of {self.path} is damaged"
-        return ModelFileError(f"{where}: {what}", remedy="Download or convert the file again.")
+        return damaged(f"{where}: {what}")
 
     def unsupported(self, why: str) -> UnsupportedModelError:
         where = f"the tokenizer of {self.path} is not supported"

@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_spec.core.model_info import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
-from edge_spec.errors import ModelFileError, UnknownArchitectureError
+from edge_spec.errors import ModelFileError, UnknownArchitectureError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.families import BY_MODEL_TYPE
 from edge_spec.exporters.families.family import (
@@ -22,14 +22,16 @@ from edge_spec.exporters.families.family import (
 )
 from edge_spec.exporters.families.stated import StatedConfig, lacked_feature
 from edge_spec.exporters.mtp_layers import without_mtp
-from edge_spec.exporters.stored_tensor import StoredTensor, read_safetensors
+from edge_spec.exporters.stored_tensor import (
+    NO_KINDS,
+    Kinds,
+    StoredTensor,
+    damaged,
+    read_safetensors,
+)
 from edge_spec.models.bundle import is_below, regular_size
 
 MAX_TEXT_BYTES = 100_000_000  # of a file; a vocabulary of 260,000 tokens takes a third
-
-
-def damaged_file(told: str) -> ModelFileError:
-    return ModelFileError(told, remedy="Download the file again.")
 
 
 def read_text(path: Path) -> str:
@@ -50,7 +52,7 @@ def read_text(path: Path) -> str:
             "safetensors weights.",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise damaged_file(f"cannot read {path}: {error}") from None
+        raise damaged(f"cannot read {path}: {error}") from None
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:
@@ -60,9 +62,9 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
     try:
         values = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise damaged_file(f"{path} is not JSON: {error}") from None
+        raise damaged(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise damaged_file(f"{path} holds no JSON object")
+        raise damaged(f"{path} holds no JSON object")
     return values
 
 
@@ -193,10 +195,7 @@ def _token_ids(file: Path, name: str, value: Any) -> list[int]:
     mean null. Raises ModelFileError."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int for token in ids):
-        raise ModelFileError(
-            f"{file}: {name} is {reprlib.repr(value)}, expected a token's number",
-            remedy="Download the model again.",
-        )
+        raise damaged(f"{file}: {name} is {reprlib.repr(value)}, expected a token's number")
     return [token for token in ids if token >= 0]
 
 
@@ -205,10 +204,7 @@ def _named(file: Path, stated: Mapping[str, Any]) -> str | None:
     token = stated.get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str | None):
-        raise ModelFileError(
-            f"{file}: eos_token is {reprlib.repr(token)}, expected a token's text",
-            remedy="Download the model again.",
-        )
+        raise damaged(f"{file}: eos_token is {reprlib.repr(token)}, expected a token's text")
     return text
 
 
@@ -244,6 +240,7 @@ def _added_tokens(files: Files) -> list[dict[str, Any]]:
 _OF_ANSWERS = ("decoder_start_token_id", "forced_bos_token_id")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SHOWN = 200  # characters of a name in a message
 
 
@@ -261,7 +258,7 @@ def open_directory(path: Path) -> StoredCheckpoint:
     lacked = lacked_feature(values, family.computes)
     if lacked is not None:
         raise stated.refuse(lacked)
-    stored = named_as_ours(family, without_mtp(values, _read_tensors(path)))
+    stored = named_as_ours(family, without_mtp(values, read_weights(path)))
     config = model_config(family, stated, stored)
     if family.of_tensors is not None:
         stored = family.of_tensors(config, stored)
@@ -290,20 +287,43 @@ def text_fields(files: Files, values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_tensors(path: Path) -> dict[str, StoredTensor]:
-    if not (path / INDEX).exists():
-        return read_safetensors(path / SINGLE)
+def read_weights(path: Path, further: Kinds = NO_KINDS) -> dict[str, StoredTensor]:
+    """All tensors of a directory. further: kinds beside those of weights. Raises as `weight_files`
+    and `read_safetensors` do."""
     tensors: dict[str, StoredTensor] = {}
-    for file in shards(path):
-        tensors |= read_safetensors(path / file)
+    for file in weight_files(path):
+        tensors |= read_safetensors(file, further)
     return tensors
 
 
-def shards(path: Path) -> list[str]:
-    """The files of `path` that its INDEX names. Raises ModelFileError."""
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a directory: those that its INDEX names, SINGLE, or, in heads, all.
+    Raises ModelFileError, UnsupportedModelError for weights that are pickled."""
+    if (path / INDEX).exists():
+        files = [path / name for name in _indexed(path)]
+    else:
+        files = [path / SINGLE] if (path / SINGLE).exists() else sorted(path.glob("*.safetensors"))
+    if not files and only_pickled(path):
+        raise UnsupportedModelError(
+            f"the weights in {path} are pickled, which may run any code when it is opened",
+            remedy="Convert them to safetensors, with PyTorch: safetensors.torch.save_file("
+            'torch.load(FILE, weights_only=True), "model.safetensors").',
+        )
+    for file in files or [path / SINGLE]:
+        if not file.exists() or file.suffix != ".safetensors":
+            raise damaged(f"there is no safetensors file {file}")
+    return files
+
+
+def only_pickled(path: Path) -> bool:
+    stored = next(path.glob("*.safetensors"), None)
+    return stored is None and any(next(path.glob(kind), None) for kind in _PICKLED)
+
+
+def _indexed(path: Path) -> list[str]:
     names = read_json(path / INDEX).get("weight_map")
     if not (isinstance(names, dict) and names and all(isinstance(f, str) for f in names.values())):
-        raise ModelFileError(f"{path / INDEX} has no weight_map", remedy="Download it again.")
+        raise damaged(f"{path / INDEX} has no weight_map")
     files = sorted(set(names.values()))
     for file in files:
         if "/" in file or not is_below(file):
@@ -363,7 +383,7 @@ def _of_text(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what is stated of the text model alone, where other models stand beside it."""
     found = values.get("text_config", {})
     if not isinstance(found, dict):
-        raise damaged_file(
+        raise damaged(
             f"{path / 'config.json'}: text_config is {reprlib.repr(found)}, expected an object"
         )
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from edge_spec.exporters.gguf_reader import Metadata, convert_again
+from edge_spec.exporters.gguf_reader import Metadata
+from edge_spec.exporters.stored_tensor import damaged
 
 STATED = "num_nextn_predict_layers"  # in config.json
 MIMO_PREFIX = "model.mtp_layers.0."
@@ -32,7 +33,7 @@ def main_layers(metadata: Metadata) -> int | None:
     count = metadata.get(f"{architecture}.nextn_predict_layers", int) or 0
     layers = metadata.require(f"{architecture}.block_count", int) if count else 0
     if count and not 0 < count < layers:
-        raise convert_again(
+        raise damaged(
             f"{metadata.path} states {count} layers for multi-token prediction among {layers}"
         )
     return layers - count if count else None

@@ -24,6 +24,12 @@ from gguf.constants import GGMLQuantizationType
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.models.bundle import regular_size
 
+
+def damaged(told: str) -> ModelFileError:
+    """The error of a file that is not what it should be."""
+    return ModelFileError(told, remedy="Download or convert it again.")
+
+
 _SLICE_WEIGHTS = 1 << 22  # that one thread dequantizes at once
 _Part = TypeVar("_Part")
 _Made = TypeVar("_Made")
@@ -110,11 +116,11 @@ _KINDS = {
     "U8": (GGMLQuantizationType.I8, 1),  # of what a family packs in its own way
 }
 INTEGERS = {"I64": (GGMLQuantizationType.I64, 8), "BOOL": (GGMLQuantizationType.I8, 1)}
-_Kinds = Mapping[str, tuple[GGMLQuantizationType, int]]  # with the bytes of an item
-_NO_KINDS: _Kinds = {}
+Kinds = Mapping[str, tuple[GGMLQuantizationType, int]]  # with the bytes of an item
+NO_KINDS: Kinds = {}
 
 
-def read_safetensors(path: Path, further: _Kinds = _NO_KINDS) -> dict[str, StoredTensor]:
+def read_safetensors(path: Path, further: Kinds = NO_KINDS) -> dict[str, StoredTensor]:
     """All tensors of one file, still on disk. further: kinds beside those of weights. Raises
     ModelFileError for a damaged file."""
     try:
@@ -145,7 +151,7 @@ def read_safetensors(path: Path, further: _Kinds = _NO_KINDS) -> dict[str, Store
     return tensors
 
 
-def _tensor(path: Path, name: str, entry: Any, body: np.ndarray, kinds: _Kinds) -> StoredTensor:
+def _tensor(path: Path, name: str, entry: Any, body: np.ndarray, kinds: Kinds) -> StoredTensor:
     try:
         dtype = str(entry["dtype"])
         num_dims = len(entry["shape"])
@@ -174,4 +180,4 @@ def _tensor(path: Path, name: str, entry: Any, body: np.ndarray, kinds: _Kinds) 
 
 
 def _damaged(path: Path, what: str) -> ModelFileError:
-    return ModelFileError(f"{path} is damaged: {what}", remedy="Download the file again.")
+    return damaged(f"{path} is damaged: {what}")

@@ -96,8 +96,7 @@ class CoreMlExporter:
         """
         out = out.absolute()
         compute, name = _checked(checkpoint, out, options)
-        if options.num_layers is not None:
-            checkpoint = first_layers(checkpoint, options.num_layers)
+        checkpoint = first_layers(checkpoint, options.num_layers)
         shape = _shape(checkpoint, compute, options.context_length)
         config = replace(checkpoint.config, context_length=shape.context_length)
         quantization = QUANTIZATIONS[compute][name]

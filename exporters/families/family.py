@@ -17,10 +17,9 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.errors import ModelFileError
 from edge_spec.exporters.families.gguf_values import GgufKeys
 from edge_spec.exporters.families.stated import StatedConfig
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 Fields = Mapping[str, Any]  # of a ModelConfig
 Parts = Mapping[str, str]
@@ -161,9 +160,7 @@ def model_config(
         has_head = config.encoder is None or "lm_head.weight" in tensors
         return config if has_head else replace(config, tied_embeddings=True)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ModelFileError(
-            f"{stated.path} lacks a valid value: {error}", remedy="Download the file again."
-        ) from None
+        raise damaged(f"{stated.path} lacks a valid value: {error}") from None
 
 
 def _biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
@@ -187,10 +184,7 @@ def apart(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str,
             found[f"{sublayer}.{part}.{suffix}"] = tensor.rows(slice(start, start + rows))
             start += rows
         if start not in (0, tensor.shape[0]):
-            raise ModelFileError(
-                f"tensor {name} has {tensor.shape[0]} rows, expected {start}",
-                remedy="Download or convert the model again.",
-            )
+            raise damaged(f"tensor {name} has {tensor.shape[0]} rows, expected {start}")
         if not start:
             found[name] = tensor
     return found
@@ -221,10 +215,9 @@ def each_expert(
             found[name] = tensor
             continue
         if tensor.shape[0] != config.num_experts or len(tensor.shape) < 2:
-            raise ModelFileError(
+            raise damaged(
                 f"tensor {name} has the shape {list(tensor.shape)}, expected "
-                f"{config.num_experts} experts",
-                remedy="Download or convert the model again.",
+                f"{config.num_experts} experts"
             )
         for expert in range(config.num_experts):
             own = replace(tensor, shape=tensor.shape[1:], data=tensor.data[expert])

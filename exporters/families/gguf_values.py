@@ -17,8 +17,8 @@ from edge_spec.exporters.families.stated import (
     ROTARY_DIM,
     SLIDING,
 )
-from edge_spec.exporters.gguf_reader import Metadata, convert_again
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.gguf_reader import Metadata
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 # Keys of GGUF, after the architecture's name, that a model may have: their names in config.json,
 # and their types. As in llama.cpp, a zero states nothing.
@@ -87,7 +87,7 @@ class GgufKeys:
         UnsupportedModelError."""
         num_heads = int(self.require("attention.head_count", int))
         if num_heads < 1:
-            raise convert_again(f"{self.metadata.path} has {num_heads} attention heads")
+            raise damaged(f"{self.metadata.path} has {num_heads} attention heads")
         hidden_size = int(self.require("embedding_length", int))
         head_dim = self._head_dim(hidden_size // num_heads)
         values = {

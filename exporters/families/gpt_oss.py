@@ -10,7 +10,6 @@ from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import SWISH_SLOPE, Experts, LayerKind
-from edge_spec.errors import ModelFileError
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.stated import (
     EXPERTS,
@@ -20,7 +19,7 @@ from edge_spec.exporters.families.stated import (
     StatedConfig,
     of_types,
 )
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 _BLOCK, _BLOCK_BYTES = 32, 16  # weights that share a scale, and what they take without it
 _BLOCKS, _SCALES = "_blocks", "_scales"
@@ -86,20 +85,16 @@ def _parts_of(
 def _require_experts(name: str, tensor: StoredTensor, config: ModelConfig) -> None:
     sizes = 2 if name.endswith("_bias") else 4 if name.endswith(_BLOCKS) else 3
     if len(tensor.shape) != sizes or tensor.shape[0] != config.num_experts:
-        raise ModelFileError(
+        raise damaged(
             f"tensor {name} has the shape {list(tensor.shape)}, expected {config.num_experts} "
-            "experts",
-            remedy="Download the model again.",
+            "experts"
         )
 
 
 def _in_blocks(name: str, blocks: np.ndarray, scales: np.ndarray | None) -> StoredTensor:
     """blocks: [rows, blocks, bytes], scales: [rows, blocks]."""
     if scales is None or scales.shape != blocks.shape[:2] or blocks.shape[2] != _BLOCK_BYTES:
-        raise ModelFileError(
-            f"tensor {name} has no scale for each block of {_BLOCK_BYTES} bytes",
-            remedy="Download the model again.",
-        )
+        raise damaged(f"tensor {name} has no scale for each block of {_BLOCK_BYTES} bytes")
     shape = (len(blocks), blocks.shape[1] * _BLOCK)
     return _made(shape, GGMLQuantizationType.MXFP4, blocks, partial(_as_ggml, scales))
 

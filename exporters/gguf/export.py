@@ -85,8 +85,7 @@ class GgufExporter:
         out = out.absolute()
         name = _checked(checkpoint, out, options)
         file_type, kind = _types(name)
-        if options.num_layers is not None:
-            checkpoint = first_layers(checkpoint, options.num_layers)
+        checkpoint = first_layers(checkpoint, options.num_layers)
         stated = stated_metadata(checkpoint.path)
         metadata = model_metadata(checkpoint, file_type, stated)
         metadata |= tokenizer_metadata(checkpoint, stated)

@@ -20,11 +20,12 @@ import numpy as np
 import tokenizers
 from gguf.constants import TokenType
 
-from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
+from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.writer import Metadata
 from edge_spec.exporters.gguf_model_info import STOP_TOKENS, TEMPLATE_TOKENS
 from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from edge_spec.exporters.stored_tensor import damaged
 from edge_spec.text.chat_format import END_NAMES
 from edge_spec.text.given_encoding import without_added_from
 from edge_spec.text.tokenizer import Tokenizer
@@ -136,10 +137,9 @@ class _Described:
         ids = model["vocab"] | special
         by_id = {token_id: token for token, token_id in ids.items()}
         if len(by_id) != len(ids) or max(by_id, default=0) >= vocab_size:
-            raise ModelFileError(
+            raise damaged(
                 f"the tokenizer of {checkpoint.path} has {len(ids)} tokens with ids up to "
-                f"{max(by_id, default=0)}, the model scores {vocab_size}",
-                remedy="Download the model again.",
+                f"{max(by_id, default=0)}, the model scores {vocab_size}"
             )
         kinds = np.full(vocab_size, TokenType.UNUSED, np.int32)
         kinds[list(by_id)] = TokenType.NORMAL

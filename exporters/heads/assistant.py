@@ -12,7 +12,7 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import AssistantHead, AssistantLayer, Centroids
 from edge_spec.core.model_parts import LayerKind
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.families.gemma import GEMMA4, gemma4_of_gguf, stated_kinds
 from edge_spec.exporters.families.gguf_values import GgufKeys
 from edge_spec.exporters.families.stated import StatedConfig
@@ -28,7 +28,7 @@ from edge_spec.exporters.heads.head_files import (
     mapping,
     require_shapes,
 )
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # of config.json
 _CENTROIDS, _ORDERING = "centroids", "ordering"
@@ -71,7 +71,6 @@ _GGUF_NAMES = Names(
     ignored=("rope_freqs.weight",),  # which its metadata tell
 )
 _OWN_TARGET = "Use the assistant with the model that it was trained for."
-_AGAIN = "Download the assistant again."
 
 
 def directory_assistant(files: HeadFiles) -> AssistantHead:
@@ -109,7 +108,7 @@ def _kinds(stated: StatedConfig) -> tuple[tuple[LayerKind, ...], float, int]:
         epsilon = float(stated.values["rms_norm_eps"])
         return tuple(stated_kinds(stated)), epsilon, stated.head_dim
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ModelFileError(f"{stated.path} lacks a valid value: {error}", remedy=_AGAIN) from None
+        raise damaged(f"{stated.path} lacks a valid value: {error}") from None
 
 
 def gguf_assistant(path: Path, target: ModelConfig, has_weights: bool) -> AssistantHead:
@@ -240,14 +239,13 @@ def _centroids(
     another."""
     num_centroids, num_active = clusters
     if num_tokens % num_centroids or num_active > num_centroids:
-        raise ModelFileError(
+        raise damaged(
             f"{path} divides {num_tokens} tokens into {num_centroids} clusters, of which it scores "
-            f"{num_active}",
-            remedy=_AGAIN,
+            f"{num_active}"
         )
     stored = named[_ORDERING]
     if stored.kind.name not in ("I64", "I32"):
-        raise ModelFileError(f"{path}: its token_ordering is no list of numbers", remedy=_AGAIN)
+        raise damaged(f"{path}: its token_ordering is no list of numbers")
     kind: Any = np.int64 if stored.kind.name == "I64" else np.int32
     ordering = np.frombuffer(stored.data.tobytes(), kind).astype(np.int64)
     if not np.array_equal(np.sort(ordering), np.arange(num_tokens)):

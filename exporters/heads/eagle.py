@@ -23,7 +23,6 @@ from edge_spec.exporters.heads.head_files import (
     Names,
     Shapes,
     count,
-    download_again,
     feature_layers,
     layer_shapes,
     mapping,
@@ -36,7 +35,7 @@ from edge_spec.exporters.heads.head_files import (
     unusable,
     with_weights,
 )
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 VOCABULARY = ("d2t", "t2d")  # what is scored, and the same as a mask
 _MASKED = "mask_hidden"  # [..., features] of a token of which nothing is known
@@ -175,7 +174,7 @@ def _masked_rows(
     if stored is None:
         kinds = (values.get("speculators_model_type"), stated.get("algorithm"))
         if values.get("parallel_drafting") or "peagle" in kinds:
-            raise download_again(
+            raise damaged(
                 f"{head.path} drafts several tokens in one pass, but tensor {_MASKED} is missing"
             )
         return None

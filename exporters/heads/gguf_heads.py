@@ -11,10 +11,10 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
-from edge_spec.errors import ModelFileError
 from edge_spec.exporters.gguf_reader import EAGLE3, GgufFile, Metadata
 from edge_spec.exporters.heads import dflash, eagle
 from edge_spec.exporters.heads.head_files import GGUF_SIZES, GgufKeys, HeadFiles, read_gguf_values
+from edge_spec.exporters.stored_tensor import damaged
 
 _OPTIONAL: GgufKeys = {
     "head_dim": ("attention.key_length", int),
@@ -56,7 +56,7 @@ def trained_gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> Eag
 def _layers_and_mask(metadata: Metadata, architecture: str) -> dict[str, Any]:
     stored = np.asarray(metadata.values.get(f"{architecture}.target_layers", ()))
     if stored.dtype.kind not in "iu" or stored.ndim != 1:
-        raise ModelFileError(f"{metadata.path} names no layers", remedy="Convert the head again.")
+        raise damaged(f"{metadata.path} names no layers")
     inputs = stored.tolist()
     if architecture == EAGLE3:
         # Rows of q and k stand as neighbouring pairs, as those of all models like Llama.

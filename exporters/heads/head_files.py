@@ -17,13 +17,9 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.gguf_reader import Metadata
-from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor
+from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor, damaged
 
 _SHOWN = 200  # characters of a name in a message
-
-
-def download_again(told: str) -> ModelFileError:
-    return ModelFileError(told, remedy="Download the head again.")
 
 
 def other_target(told: str) -> UsageError:
@@ -35,7 +31,7 @@ def not_computed(told: str) -> UnsupportedModelError:
 
 
 def unusable(path: Path, what: str) -> ModelFileError:
-    return download_again(f"{path}: config.json has no {what}")
+    return damaged(f"{path}: config.json has no {what}")
 
 
 def unknown_tensor(path: Path, name: str) -> UnsupportedModelError:
@@ -184,10 +180,7 @@ def require_shape(
     """Raises ModelFileError for a tensor that is missing or of another shape."""
     if stored is None or stored.shape != expected:
         found = "is missing" if stored is None else f"has the shape {list(stored.shape)}"
-        raise ModelFileError(
-            f"{path}: tensor {name} {found}, expected {list(expected)}",
-            remedy="Download the head again, or use it with its own target.",
-        )
+        raise damaged(f"{path}: tensor {name} {found}, expected {list(expected)}")
 
 
 _Head = TypeVar("_Head", EagleHead, DFlashHead)
@@ -246,7 +239,7 @@ def feature_layers(
     """Returns the layers whose inputs a head reads. ids: as config.json has them, which names
     inputs or outputs. Raises ModelFileError, UsageError."""
     if not isinstance(ids, list) or not ids or not all(isinstance(each, int) for each in ids):
-        raise download_again(f"{path} names no layers")
+        raise damaged(f"{path} names no layers")
     found = tuple(each + are_outputs for each in ids)
     # The output of the last layer is no input of any: features have it after the final norm.
     if ids != sorted(set(ids)) or not 0 <= found[0] <= found[-1] < target.num_layers:
@@ -279,10 +272,10 @@ def scored_tokens(files: HeadFiles) -> np.ndarray | None:
     if offsets is None:
         if scored is not None:
             told = f"{path} scores {scored} tokens, but does not say which"
-            raise download_again(f"{told}: tensor d2t is missing")
+            raise damaged(f"{told}: tensor d2t is missing")
         return None
     if offsets.kind is not INTEGERS["I64"][0] or len(offsets.shape) != 1:
-        raise download_again(f"{path}: d2t is no list of 64-bit numbers")
+        raise damaged(f"{path}: d2t is no list of 64-bit numbers")
     ids = np.frombuffer(offsets.data.tobytes(), np.int64) + np.arange(offsets.shape[0])
     if not len(ids) or ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) < len(ids):
         raise other_target(

@@ -11,11 +11,10 @@ from edge_spec.exporters.heads.head_files import (
     HeadFiles,
     Names,
     Shapes,
-    download_again,
     require_shapes,
     scored_tokens,
 )
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 # Head, then residual block, or the output matrix after the last one.
 _BLOCK = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.(weight|bias)")
@@ -33,7 +32,7 @@ def medusa_head(files: HeadFiles) -> MedusaHead:
     found = [match for match in map(counted.fullmatch, tensors) if match]
     if not found or (is_sharing and _TOKENS not in tensors):
         missing = _TOKENS if found else "0.0.linear.weight" if is_sharing else "0.1.weight"
-        raise download_again(f"{path}: tensor {missing} is missing")
+        raise damaged(f"{path}: tensor {missing} is missing")
     num_heads = 1 + max(int(match[1]) for match in found)
     num_blocks = max(int(match[2]) for match in found) + is_sharing
     hidden, vocab, token_ids = target.hidden_size, target.vocab_size, None

@@ -50,7 +50,7 @@ from edge_spec.exporters.mtp_layers import (
     main_layers,
     mtp_prefix,
 )
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 _LAYER = "layers.0."
 _QUERIES, _GATE = _LAYER + "q.weight", _LAYER + "q_gate.weight"
@@ -140,10 +140,7 @@ def mtp_head(files: HeadFiles) -> EagleHead:
     """Raises as `open_head` does."""
     prefix = mtp_prefix(files.values, files.tensors)
     if prefix is None:
-        raise ModelFileError(
-            f"{files.path} states layers for multi-token prediction, and has none",
-            remedy="Download the model again, or use it without them.",
-        )
+        raise damaged(f"{files.path} states layers for multi-token prediction, and has none")
     is_mimo = prefix == MIMO_PREFIX
     names = Names(_MIMO if is_mimo else _DEEPSEEK, LAYER, layer="", prefix=prefix)
     head, named = _read(files, names, None)
@@ -215,9 +212,7 @@ def _stated_experts(path: Path, values: Mapping[str, Any]) -> HeadExperts | None
     keys = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
     found = HeadExperts(*(count(path, values, key) for key in keys))
     if not found.used <= found.count <= _MAX_EXPERTS:
-        raise ModelFileError(
-            f"{path} takes {found.used} of {found.count} experts", remedy="Download it again."
-        )
+        raise damaged(f"{path} takes {found.used} of {found.count} experts")
     return found
 
 
@@ -233,10 +228,9 @@ def _each_expert(
             yield name, tensor
             continue
         if len(tensor.shape) != 3 or tensor.shape[0] != experts.count:
-            raise ModelFileError(
+            raise damaged(
                 f"{path}: the matrices of its experts have the shape {list(tensor.shape)}, "
-                f"expected {experts.count} of them",
-                remedy="Download the model again.",
+                f"expected {experts.count} of them"
             )
         for expert in range(experts.count):
             own = replace(tensor, shape=tensor.shape[1:], data=tensor.data[expert])

@@ -34,9 +34,9 @@ from edge_spec.exporters.heads.mtp import (
     is_gguf_head,
     mtp_head,
 )
-from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
+from edge_spec.exporters.hf_source import only_pickled, read_json, read_weights
 from edge_spec.exporters.mtp_layers import STATED, mtp_prefix
-from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor, read_safetensors
+from edge_spec.exporters.stored_tensor import INTEGERS
 
 # Of config.json, any of which only heads have.
 _MARKS = (
@@ -53,7 +53,6 @@ _GGUF_HEADS: Mapping[str | None, Callable[[Path, ModelConfig, bool], TrainedHead
     DFLASH: trained_gguf_head,
 }
 _SPECULATORS = ("eagle", "eagle3", "peagle", "dflash", "dspark")
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def says_head(config: Path) -> bool:
@@ -81,7 +80,7 @@ def is_head(path: Path, is_targets: bool = False) -> bool:
         values = read_json(path / "config.json")
         if _is_apart(path, values):
             return True
-        tensors = _tensors(path)
+        tensors = read_weights(path, INTEGERS)
         return first_tensor(tensors) is not None or mtp_prefix(values, tensors) is not None
     except (ModelFileError, UnsupportedModelError):
         return False  # whoever opens it as a model says what is wrong
@@ -102,9 +101,9 @@ def _is_apart(path: Path, values: Mapping[str, Any]) -> bool:
     """values: of config.json. Raises ModelFileError, UnsupportedModelError."""
     if _is_marked(values):
         return True
-    if values.get("num_hidden_layers") == 1 and _only_pickled(path):
+    if values.get("num_hidden_layers") == 1 and only_pickled(path):
         return True  # EAGLE-1 as it was published at first; `open_head` says what to do
-    return "fc.weight" in _tensors(path)
+    return "fc.weight" in read_weights(path, INTEGERS)
 
 
 def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
@@ -114,7 +113,7 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     if path.is_file():
         opened = _GGUF_HEADS.get(first_architecture(path), gguf_head)
         return opened(path, target, has_weights)
-    values, tensors = read_json(path / "config.json"), _tensors(path)
+    values, tensors = read_json(path / "config.json"), read_weights(path, INTEGERS)
     return _opened(HeadFiles(path, values, tensors, target, has_weights))
 
 
@@ -135,30 +134,3 @@ def _opened(files: HeadFiles) -> TrainedHead:
         if files.values.get(STATED):
             return mtp_head(files)
     return eagle_head(files)
-
-
-def _only_pickled(path: Path) -> bool:
-    stored = next(path.glob("*.safetensors"), None)
-    return stored is None and any(next(path.glob(kind), None) for kind in _PICKLED)
-
-
-def _tensors(path: Path) -> dict[str, StoredTensor]:
-    files = (
-        shards(path)
-        if (path / INDEX).exists()
-        else sorted(p.name for p in path.glob("*.safetensors"))
-    )
-    if not files and _only_pickled(path):
-        raise UnsupportedModelError(
-            f"the weights in {path} are pickled, which may run any code when it is opened",
-            remedy="Convert them to safetensors, with PyTorch: safetensors.torch.save_file("
-            'torch.load(FILE, weights_only=True), "model.safetensors").',
-        )
-    if not files:
-        raise ModelFileError(
-            f"{path} has no weights", remedy=f"Expected {SINGLE} beside config.json."
-        )
-    found: dict[str, StoredTensor] = {}
-    for file in files:
-        found |= read_safetensors(path / file, INTEGERS)
-    return found

@@ -74,8 +74,7 @@ class OnnxExporter:
         out = out.absolute()  # "." has neither a name nor a parent
         name, block_size = _checked(checkpoint, out, options)
         quantization = QUANTIZATIONS[name]
-        if options.num_layers is not None:
-            checkpoint = first_layers(checkpoint, options.num_layers)
+        checkpoint = first_layers(checkpoint, options.num_layers)
         with atomic_directory(out) as work, require_unchanged(checkpoint.path):
             with (work / DATA_FILE).open("wb") as data:
                 weights = Initializers(data)

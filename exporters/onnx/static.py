@@ -336,8 +336,7 @@ class StaticOnnxExporter:
         """
         out = out.absolute()
         name = _checked(checkpoint, out, options)
-        if options.num_layers is not None:
-            checkpoint = first_layers(checkpoint, options.num_layers)
+        checkpoint = first_layers(checkpoint, options.num_layers)
         shape = StaticShape.of(chosen_context(checkpoint.config, options.context_length))
         config = replace(checkpoint.config, context_length=shape.context_length)
         with atomic_directory(out) as work, require_unchanged(checkpoint.path):

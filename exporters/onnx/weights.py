@@ -12,6 +12,7 @@ weights file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Protocol
 
@@ -108,16 +109,17 @@ class IntegerWeights:
         """Stores the matrices of all experts as `name` and returns what it consists of: packed
         values [experts, rows, bytes], scales and zero points. names: of each expert, those whose
         rows follow each other in turns."""
-        tensors = self._checkpoint.tensors
-        made: list[BlockQuantized] = []
+        tensors, blocks = self._checkpoint.tensors, (self._bits, self._block_size)
+
+        @cache
+        def experts() -> list[BlockQuantized]:
+            return [
+                in_turns([quantize_stored([tensors[own]], *blocks) for own in each])
+                for each in names
+            ]
 
         def part(read: Callable[[BlockQuantized], np.ndarray]) -> np.ndarray:
-            if not made:  # once
-                blocks = (self._bits, self._block_size)
-                for each in names:
-                    found = [quantize_stored([tensors[own]], *blocks) for own in each]
-                    made.append(in_turns(found))
-            return np.stack([read(expert) for expert in made])
+            return np.stack([read(expert) for expert in experts()])
 
         add = self._nodes.weights.add_made
         return [
@@ -301,13 +303,7 @@ class StaticIntegers:
         return nodes.add("DequantizeLinear", inputs, name + ".float32", axis=1)
 
     def _blocks(self, nodes: Nodes, name: str) -> str:
-        made: list[block_quantize.BlockQuantized] = []
-
-        def found() -> block_quantize.BlockQuantized:
-            if not made:
-                made.append(self._quantized(name))
-            return made[0]
-
+        found = cache(lambda: self._quantized(name))  # not at all where it is kept
         stored = self._weights.add_int4(name, lambda: found().levels().T.astype(np.int8) - 8)
         scales = self._weights.add_made(name + ".scales", lambda: found().scales.T)
         return nodes.add(
@@ -328,15 +324,12 @@ class StaticIntegers:
     def _table(self, name: str, is_turned: bool = False) -> tuple[str, str]:
         """Levels [out, in], or [in, out], and scales [out]: of embedding and head, which may be
         one, those of the vocabulary."""
-        made: list[tuple[np.ndarray, np.ndarray]] = []
-
-        def part(which: int) -> np.ndarray:
-            if not made:  # once, and not at all where it is kept
-                made.append(channels(self._checkpoint.float32(name)))
-            return made[0][which].T if is_turned else made[0][which]
-
+        found = cache(lambda: channels(self._checkpoint.float32(name)))
         add = self._weights.add_made
-        return add(name, lambda: part(0)), add(name + ".scales", lambda: part(1))
+        return (
+            add(name, lambda: found()[0].T if is_turned else found()[0]),
+            add(name + ".scales", lambda: found()[1]),
+        )
 
 
 def channels(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

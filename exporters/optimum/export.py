@@ -18,20 +18,16 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import (
     ExportError,
     MissingDependencyError,
-    ModelFileError,
     UnsupportedModelError,
     UsageError,
 )
 from edge_spec.exporters.checkpoint import ModelText
 from edge_spec.exporters.hf_source import (
     CONFIG,
-    INDEX,
-    SINGLE,
     TOKENIZER_CONFIG,
     Files,
-    damaged_file,
-    shards,
     text_fields,
+    weight_files,
 )
 from edge_spec.exporters.optimum import tools
 from edge_spec.exporters.parity import Converted, Parity, check_against, parity_tokens, scored_by
@@ -42,13 +38,13 @@ from edge_spec.exporters.requests import (
     describe,
     require_replaceable,
 )
+from edge_spec.exporters.stored_tensor import damaged
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.storage.atomic import atomic_directory, scratch_beside
 
 LIBRARY = "optimum-onnx"
 _TIMEOUT_S = 4 * 3600.0  # then it hangs
 _MAX_REASON = 300  # characters
-_PICKLES = ("*.bin", "*.pt", "*.pth")
 # Bounds as in exporters/onnx.
 QUANTIZATIONS = {
     "int4": BlockQuantization(4, 1.0),
@@ -170,7 +166,7 @@ def open_source(path: Path) -> OptimumSource:
     values = files[CONFIG]
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
-        raise damaged_file(f"{path / 'config.json'}: model_type is {reprlib.repr(model_type)}")
+        raise damaged(f"{path / 'config.json'}: model_type is {reprlib.repr(model_type)}")
     if values.get("is_encoder_decoder"):
         raise UnsupportedModelError(
             f"{path / 'config.json'} is of a model with an encoder and a decoder",
@@ -181,20 +177,5 @@ def open_source(path: Path) -> OptimumSource:
             f"{path / 'config.json'}: the weights are quantized already",
             remedy="Export the model that they were quantized from.",
         )
-    _require_safetensors(path)
+    weight_files(path)
     return OptimumSource(path, model_type, **text_fields(files, values))
-
-
-def _require_safetensors(path: Path) -> None:
-    names = shards(path) if (path / INDEX).exists() else [SINGLE]
-    for name in names:
-        if (path / name).is_file() and name.endswith(".safetensors"):
-            continue
-        if name == SINGLE and any(next(path.glob(kind), None) for kind in _PICKLES):
-            raise UnsupportedModelError(
-                f"{path} has its weights as a pickle, which can run code when it is read",
-                remedy="Use the model's safetensors.",
-            )
-        raise ModelFileError(
-            f"there is no safetensors file {path / name}", remedy="Download the model again."
-        )

@@ -8,6 +8,8 @@ at 65,504: squares of a residual stream beyond 256 do not fit, so that norms are
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from edge_spec.exporters.block_quantize import BlockQuantized
@@ -33,13 +35,8 @@ class HtpIntegers(StaticIntegers):
         nodes.add("Reshape", [product, rows], output)
 
     def _multiply(self, nodes: Nodes, x: str, name: str, bits: int, output: str) -> str:
-        made: list[BlockQuantized] = []
-
-        def found() -> BlockQuantized:
-            if not made:  # once, and not at all where it is kept
-                made.append(self._quantized(name) if bits == 4 else self._channel_blocks(name))
-            return made[0]
-
+        make = self._quantized if bits == 4 else self._channel_blocks
+        found = cache(lambda: make(name))  # not at all where it is kept
         add = nodes.weights.add_made
         packed = add(f"{name}.blocks", lambda: found().packed)
         scales = add(f"{name}.block_scales", lambda: found().scales.reshape(-1))
