@@ -274,8 +274,8 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
 
 
 def first_layers(checkpoint: StoredCheckpoint, num_layers: int | None) -> StoredCheckpoint:
-    """The checkpoint without the layers from `num_layers` on, None: with all of them; embedding,
-    norm and head stay.
+    """The checkpoint with only its first `num_layers` layers, or with all where that is None;
+    embedding, norm and head stay.
 
     Raises UsageError unless it has that many, one with attention among them.
     """

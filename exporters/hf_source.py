@@ -287,22 +287,25 @@ def text_fields(files: Files, values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_weights(path: Path, further: Kinds = NO_KINDS) -> dict[str, StoredTensor]:
-    """All tensors of a directory. further: kinds beside those of weights. Raises as `weight_files`
-    and `read_safetensors` do."""
+def read_weights(
+    path: Path, names: str = SINGLE, further: Kinds = NO_KINDS
+) -> dict[str, StoredTensor]:
+    """All tensors of a directory. names: as `weight_files` takes them. further: kinds beside those
+    of weights. Raises as `weight_files` and `read_safetensors` do."""
     tensors: dict[str, StoredTensor] = {}
-    for file in weight_files(path):
+    for file in weight_files(path, names):
         tensors |= read_safetensors(file, further)
     return tensors
 
 
-def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a directory: those that its INDEX names, SINGLE, or, in heads, all.
-    Raises ModelFileError, UnsupportedModelError for weights that are pickled."""
+def weight_files(path: Path, names: str = SINGLE) -> list[Path]:
+    """The safetensors files of a directory: those that its INDEX names, or without one those that
+    match the pattern `names`. Raises ModelFileError, UnsupportedModelError for weights that are
+    pickled."""
     if (path / INDEX).exists():
         files = [path / name for name in _indexed(path)]
     else:
-        files = [path / SINGLE] if (path / SINGLE).exists() else sorted(path.glob("*.safetensors"))
+        files = sorted(path.glob(names))
     if not files and only_pickled(path):
         raise UnsupportedModelError(
             f"the weights in {path} are pickled, which may run any code when it is opened",
@@ -310,8 +313,12 @@ def weight_files(path: Path) -> list[Path]:
             'torch.load(FILE, weights_only=True), "model.safetensors").',
         )
     for file in files or [path / SINGLE]:
-        if not file.exists() or file.suffix != ".safetensors":
-            raise damaged(f"there is no safetensors file {file}")
+        if file.suffix != ".safetensors":
+            raise damaged(f"{path / INDEX} names {file.name}, which is no safetensors file")
+        try:
+            regular_size(file)  # to open a pipe would wait
+        except OSError as error:
+            raise damaged(f"cannot read {file}: {error}") from None
     return files
 
 

@@ -25,9 +25,9 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.models.bundle import regular_size
 
 
-def damaged(told: str) -> ModelFileError:
-    """The error of a file that is not what it should be."""
-    return ModelFileError(told, remedy="Download or convert it again.")
+def damaged(problem: str) -> ModelFileError:
+    """Return the error for a model's file whose content is missing or invalid."""
+    return ModelFileError(problem, remedy="Download or convert it again.")
 
 
 _SLICE_WEIGHTS = 1 << 22  # that one thread dequantizes at once

@@ -180,7 +180,10 @@ def require_shape(
     """Raises ModelFileError for a tensor that is missing or of another shape."""
     if stored is None or stored.shape != expected:
         found = "is missing" if stored is None else f"has the shape {list(stored.shape)}"
-        raise damaged(f"{path}: tensor {name} {found}, expected {list(expected)}")
+        raise ModelFileError(
+            f"{path}: tensor {name} {found}, expected {list(expected)}",
+            remedy="Download the head again, or use it with its own target.",
+        )
 
 
 _Head = TypeVar("_Head", EagleHead, DFlashHead)

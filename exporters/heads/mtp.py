@@ -140,7 +140,10 @@ def mtp_head(files: HeadFiles) -> EagleHead:
     """Raises as `open_head` does."""
     prefix = mtp_prefix(files.values, files.tensors)
     if prefix is None:
-        raise damaged(f"{files.path} states layers for multi-token prediction, and has none")
+        raise ModelFileError(
+            f"{files.path} states layers for multi-token prediction, and has none",
+            remedy="Download the model again, or use it without them.",
+        )
     is_mimo = prefix == MIMO_PREFIX
     names = Names(_MIMO if is_mimo else _DEEPSEEK, LAYER, layer="", prefix=prefix)
     head, named = _read(files, names, None)

@@ -36,7 +36,7 @@ from edge_spec.exporters.heads.mtp import (
 )
 from edge_spec.exporters.hf_source import only_pickled, read_json, read_weights
 from edge_spec.exporters.mtp_layers import STATED, mtp_prefix
-from edge_spec.exporters.stored_tensor import INTEGERS
+from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor
 
 # Of config.json, any of which only heads have.
 _MARKS = (
@@ -80,7 +80,7 @@ def is_head(path: Path, is_targets: bool = False) -> bool:
         values = read_json(path / "config.json")
         if _is_apart(path, values):
             return True
-        tensors = read_weights(path, INTEGERS)
+        tensors = _tensors(path)
         return first_tensor(tensors) is not None or mtp_prefix(values, tensors) is not None
     except (ModelFileError, UnsupportedModelError):
         return False  # whoever opens it as a model says what is wrong
@@ -103,7 +103,7 @@ def _is_apart(path: Path, values: Mapping[str, Any]) -> bool:
         return True
     if values.get("num_hidden_layers") == 1 and only_pickled(path):
         return True  # EAGLE-1 as it was published at first; `open_head` says what to do
-    return "fc.weight" in read_weights(path, INTEGERS)
+    return "fc.weight" in _tensors(path)
 
 
 def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
@@ -113,7 +113,7 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     if path.is_file():
         opened = _GGUF_HEADS.get(first_architecture(path), gguf_head)
         return opened(path, target, has_weights)
-    values, tensors = read_json(path / "config.json"), read_weights(path, INTEGERS)
+    values, tensors = read_json(path / "config.json"), _tensors(path)
     return _opened(HeadFiles(path, values, tensors, target, has_weights))
 
 
@@ -134,3 +134,8 @@ def _opened(files: HeadFiles) -> TrainedHead:
         if files.values.get(STATED):
             return mtp_head(files)
     return eagle_head(files)
+
+
+def _tensors(path: Path) -> dict[str, StoredTensor]:
+    """Heads are published under names of their own, with integers among their tensors."""
+    return read_weights(path, "*.safetensors", INTEGERS)

@@ -303,7 +303,7 @@ class StaticIntegers:
         return nodes.add("DequantizeLinear", inputs, name + ".float32", axis=1)
 
     def _blocks(self, nodes: Nodes, name: str) -> str:
-        found = cache(lambda: self._quantized(name))  # not at all where it is kept
+        found = cache(lambda: self._quantized(name))  # at most once
         stored = self._weights.add_int4(name, lambda: found().levels().T.astype(np.int8) - 8)
         scales = self._weights.add_made(name + ".scales", lambda: found().scales.T)
         return nodes.add(

@@ -36,7 +36,7 @@ class HtpIntegers(StaticIntegers):
 
     def _multiply(self, nodes: Nodes, x: str, name: str, bits: int, output: str) -> str:
         make = self._quantized if bits == 4 else self._channel_blocks
-        found = cache(lambda: make(name))  # not at all where it is kept
+        found = cache(lambda: make(name))  # at most once
         add = nodes.weights.add_made
         packed = add(f"{name}.blocks", lambda: found().packed)
         scales = add(f"{name}.block_scales", lambda: found().scales.reshape(-1))

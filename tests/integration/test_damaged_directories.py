@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.errors import EdgeSpecError, ModelFileError
+from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
 from edge_spec.exporters import stored_tensor
 
 Refusal = Callable[..., EdgeSpecError]
@@ -29,6 +29,21 @@ def test_a_directory_without_one_of_its_files_names_it(
 ) -> None:
     (directory / file).unlink()
     assert isinstance(refusal(directory, file), ModelFileError)
+
+
+def test_weights_of_another_name_are_not_read_as_the_models(
+    directory: Path, refusal: Refusal
+) -> None:
+    (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
+    assert isinstance(refusal(directory, "model.safetensors"), ModelFileError)
+
+
+def test_pickled_weights_are_refused_with_what_converts_them(
+    directory: Path, refusal: Refusal
+) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    error = refusal(directory, "pickled")
+    assert isinstance(error, UnsupportedModelError) and "safetensors.torch" in error.remedy
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json"])

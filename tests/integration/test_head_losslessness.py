@@ -25,7 +25,7 @@ from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
@@ -362,6 +362,15 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(
     with pytest.raises(EdgeSpecError) as caught:
         edge_spec.load(str(target), runtime="reference", draft=str(path))
     assert told in caught.value.message and "\n" not in str(caught.value)
+
+
+def test_a_tensor_of_another_shape_may_mean_another_target(target: Path, tmp_path: Path) -> None:
+    head = heads.draw(LAYERS, VOCAB, "safeailab")
+    _set("norm.weight", 3)(head)
+    path = head.write(tmp_path / "head")
+    with pytest.raises(ModelFileError) as caught:
+        edge_spec.load(str(target), runtime="reference", draft=str(path))
+    assert "its own target" in caught.value.remedy
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "dspark"])

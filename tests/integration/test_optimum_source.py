@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -68,6 +69,19 @@ def test_an_index_cannot_smuggle_a_pickle_in(directory: Path) -> None:
     index = {"weight_map": {"transformer.wte.weight": "../weights.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "outside the directory" in refused(directory, ModelFileError)
+
+
+def test_weights_of_another_name_are_not_taken_for_the_models(directory: Path) -> None:
+    """As an adapter's, or the maker's own format beside what is missing."""
+    (directory / "model.safetensors").rename(directory / "consolidated.safetensors")
+    assert "model.safetensors" in refused(directory, ModelFileError)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such files")
+def test_a_pipe_is_refused_unread(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    os.mkfifo(directory / "model.safetensors")
+    assert "no regular file" in refused(directory, ModelFileError)
 
 
 def test_missing_and_damaged_files_are_named(directory: Path, tmp_path: Path) -> None:
