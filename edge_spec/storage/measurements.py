@@ -218,13 +218,17 @@ def _opened(path: Path, makes: bool = False) -> Iterator[sqlite3.Connection]:
 
 
 def _write_again(path: Path, write: Callable[[], _Value]) -> _Value:
-    """Write, to a new file unless another process has made the damaged one again."""
+    """Write, to an empty file unless another process has made the damaged one again.
+
+    The file stays the same one. If it were removed, a process that has it open would take the
+    journal of the new file for its own, and remove what another is about to commit
+    (https://sqlite.org/howtocorrupt.html, 2.4); SQLite itself removes the journal of an empty file.
+    """
     try:
         return write()
     except DamagedError as error:
         _tell_unread(path, str(error))
-        for each in (path.with_name(f"{path.name}-journal"), path):
-            each.unlink(missing_ok=True)
+        os.truncate(path, 0)
         return write()
 
 
