@@ -352,6 +352,20 @@ def test_processes_and_threads_that_write_at_once_lose_nothing(
     assert COUNT.known("all") == 4 * times
 
 
+def test_a_reader_that_opened_the_damaged_file_leaves_the_next_one_its_journal(path: Path) -> None:
+    SECONDS.keep(KEY, VALUE)
+    DAMAGES["random bytes"](path)
+    with database(path) as reader:  # has read nothing yet
+        SECONDS.keep(KEY, VALUE)
+        with database(path) as writer:
+            writer.execute("BEGIN")
+            writer.execute("UPDATE measurement SET n = 7")
+            assert reader.execute("SELECT n FROM measurement").fetchall() == [(1,)]
+            writer.execute("COMMIT")  # an I/O error, where its journal is gone
+    found = SECONDS.read(KEY)
+    assert found is not None and found.n == 7
+
+
 def test_a_write_that_a_kill_cut_off_is_taken_back(path: Path, tmp_path: Path) -> None:
     """As a process leaves the file that is killed while it writes pages: with a journal."""
     for number in range(100):
