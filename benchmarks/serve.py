@@ -3,6 +3,7 @@
     python benchmarks/serve.py alone
     python benchmarks/serve.py table --model FILE --peer "llama-server -m {model} --port {port}"
     python benchmarks/serve.py stall --peer "llama-server -m {model} -t 2 -np 8 --port {port}"
+    python benchmarks/serve.py crowd --clients 64 --minutes 10
     python benchmarks/serve.py table --clients 4,8 --kinds short --peer-url http://127.0.0.1:8081
     python benchmarks/serve.py kinds --model coder-1.5b --own "draft=--draft coder-0.5b" \\
         --peer "llama-server -m {model} -t 2 -np 1 --metrics --port {port}" --kept answers.jsonl
@@ -34,6 +35,9 @@ the same command goes on where it ended, and --seconds ends it early (0: prints 
 
 `stall`: what --writers wait for their next text, and write, while a prompt of --long-tokens that
 came in between is read.
+
+`crowd`: many clients for minutes, one in ten of which leaves in the middle of an answer: whether
+each text is that of a client alone without drafting, errors, and whether memory stays level.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ from pathlib import Path
 from typing import Any
 
 import real_models
+import serve_crowd
 import serve_kinds
 import serve_stall
 import serve_table
@@ -140,6 +145,15 @@ def stall(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"stall": found}
 
 
+def crowd(arguments: argparse.Namespace) -> dict[str, Any]:
+    plan = serve_crowd.Plan(
+        arguments.clients, arguments.prompts, arguments.tokens, arguments.minutes
+    )
+    found = serve_crowd.measure(partial(own, arguments), partial(own, arguments, "none"), plan)
+    print(serve_crowd.summary(found), flush=True)
+    return {"crowd": found}
+
+
 def kinds(arguments: argparse.Namespace) -> dict[str, Any]:
     arms: dict[str, serve_table.Opens] = peers(arguments)
     base = arguments.base or next(iter(arms), "plain")
@@ -210,7 +224,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    defaults = ((alone, 4, 64), (table, 8, 64), (stall, 8, 256), (kinds, 1, 256))
+    defaults = ((alone, 4, 64), (table, 8, 64), (stall, 8, 256), (crowd, 8, 64), (kinds, 1, 256))
     for run, parallel, tokens in defaults:
         command = commands.add_parser(run.__name__)
         command.add_argument("--model", default="smollm2")
@@ -220,15 +234,19 @@ def main() -> None:
         command.add_argument("--tokens", type=int, default=tokens, help="of an answer")
         command.add_argument("--json", type=Path)
         command.set_defaults(run=run)
-        if run is not alone:
+        if run not in (alone, crowd):
             command.add_argument(
                 "--peer", action="append", default=[], help="a command with {port} and {model}"
             )
             command.add_argument("--peer-url", action="append", default=[], help="of one that runs")
         if run in (table, stall):
             command.add_argument("--long-tokens", type=int, default=1500)
-    of_alone, of_table, of_stall, of_kinds = commands.choices.values()
-    of_alone.add_argument("--drafter", default="auto")
+    of_alone, of_table, of_stall, of_crowd, of_kinds = commands.choices.values()
+    for own_alone in (of_alone, of_crowd):
+        own_alone.add_argument("--drafter", default="auto")
+    of_crowd.add_argument("--clients", type=int, default=64)
+    of_crowd.add_argument("--prompts", type=int, default=24)
+    of_crowd.add_argument("--minutes", type=float, default=10.0)
     of_alone.add_argument("--num-prompts", type=int, default=12)
     of_stall.add_argument("--writers", type=int, default=3)
     of_stall.add_argument("--after", type=float, default=3.0, help="seconds, the long prompt comes")
