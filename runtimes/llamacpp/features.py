@@ -19,8 +19,8 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import OnPrefilled
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.runtimes.llamacpp.batch import Batch
-from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
+from edge_spec.runtimes.llamacpp.context import Batch, Context
+from edge_spec.runtimes.llamacpp.library import NAME, PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.rows import library as rows_library
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
@@ -94,13 +94,10 @@ class Tap:
         found: list[int] = self._layers[:count][self._counts[:count] != num_rows].tolist()
         return found
 
-    def copy_rows(
-        self, layers: Sequence[int], rows: slice | Sequence[int], copies: np.ndarray
-    ) -> None:
-        """Copies these rows of the last pass. layers: some of those that were wanted. copies:
-        [rows, layers, hidden_size] float32."""
-        for at, layer in enumerate(layers):
-            copies[:, at] = self._rows[self._streams.index(layer)][rows]
+    def rows_of(self, layer: int) -> np.ndarray:
+        """[rows, hidden_size] float32 of the last pass, valid until the next one. layer: one of
+        those that were wanted."""
+        return self._rows[self._streams.index(layer)]
 
     def keys_values(self, num_rows: int) -> dict[int, tuple[np.ndarray, np.ndarray]] | None:
         """[rows, numbers] float32 keys and values of each layer of the last pass, valid until the
@@ -157,7 +154,7 @@ class Features:
         self.streams = tuple(layer for layer in layers if layer < weights.num_layers)
         self._weights = weights
         if self.has_final and not weights.gives_final_states:
-            raise _unsupported(weights.library, "final states of this model")
+            raise _unsupported("final states of this model")
         untried = [layer for layer in self.streams if layer not in weights.known_streams]
         if untried:
             _require(weights, untried, choices)
@@ -168,53 +165,45 @@ class Features:
         which they always are: others, of fewer rows, could leave other last bits in the cache."""
         num_outputs, tap = choices.num_outputs, choices.tap
         if self.has_final:
-            num_outputs = num_outputs or PREFILL_TOKENS
+            num_outputs = PREFILL_TOKENS
         if self.streams:
             tap = tap or new_tap(self._weights, PREFILL_TOKENS)
         return replace(choices, num_outputs=num_outputs, tap=tap)
 
     def read(
-        self,
-        tap: Tap | None,
-        num_rows: int,
-        hidden: np.ndarray | None,
-        rows: Sequence[int] | None = None,
+        self, tap: Tap | None, num_rows: int, hidden: np.ndarray | None, rows: slice | np.ndarray
     ) -> np.ndarray:
-        """Copies the last pass's: [rows, features, hidden_size] float32. num_rows: of the pass.
-        hidden: its final states. rows: those that are wanted, None for all. Raises SessionError."""
-        wanted = slice(num_rows) if rows is None else rows
-        num_wanted, num_streams = num_rows if rows is None else len(rows), len(self.streams)
-        shape = (num_wanted, num_streams + self.has_final, self._weights.hidden_size)
-        found = np.empty(shape, np.float32)
-        if num_streams:
+        """Copies these rows of the last pass, which had `num_rows`: [rows, features, hidden_size]
+        float32. hidden: its final states. Raises SessionError."""
+        found = []
+        if self.streams:
             if tap is None or tap.missing(num_rows):
                 raise _missing("inputs of layers")
-            tap.copy_rows(self.streams, wanted, found[:, :num_streams])
+            found += [tap.rows_of(layer)[rows] for layer in self.streams]
         if self.has_final:
             if hidden is None:
                 raise _missing("hidden states")
-            found[:, -1] = hidden[wanted]
-        return found
+            found.append(hidden[rows])
+        return np.stack(found, axis=1)
 
 
 def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoices) -> None:
     """Tries a pass of one token in a context of its own. Raises UnsupportedModelError,
     SessionError."""
-    library, tap = weights.library, new_tap(weights, 1)
+    tap = new_tap(weights, 1)
     tap.want(streams)
-    tried = replace(choices, num_tokens=_TRIED_TOKENS, tap=tap)
-    batch = Batch(library.batch_type, 1, 1)
-    opened = weights.open_context(tap, tried)
+    batch = Batch(weights.library.llama_batch, 1)
+    context = Context(weights, replace(choices, num_tokens=_TRIED_TOKENS, tap=tap))
     try:
-        failed = library.decode(opened.handle, batch.chain([0], 0))
-        library.synchronize(opened.handle)
+        failed = context.decode(batch.chain([0], 0))
+        context.wait()
     finally:
-        opened.free()
+        context.free()
     missing = streams if failed else tap.missing(1)
     if missing:
         layers = ", ".join(map(str, missing))
         architecture = f"of the architecture {weights.architecture!r}"
-        raise _unsupported(library, f"inputs of the layers {layers} {architecture}")
+        raise _unsupported(f"inputs of the layers {layers} {architecture}")
 
 
 def new_tap(weights: GgufWeights, most_rows: int) -> Tap:
@@ -222,12 +211,12 @@ def new_tap(weights: GgufWeights, most_rows: int) -> Tap:
         return Tap(weights.library.ggml, weights.hidden_size, most_rows)
     except (OSError, AttributeError):
         what = "inputs of layers without edge-spec's own kernels"
-        raise _unsupported(weights.library, what) from None
+        raise _unsupported(what) from None
 
 
-def _unsupported(library: Library, what: str) -> UnsupportedModelError:
+def _unsupported(what: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{library.name} does not give the {what}, which the drafter reads",
+        f"{NAME} does not give the {what}, which the drafter reads",
         remedy="Use --runtime ort, or another drafter.",
     )
 

@@ -15,14 +15,19 @@ from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.errors import SessionError, UsageError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
-from edge_spec.runtimes.llamacpp.batch import Batch, view
+from edge_spec.runtimes.llamacpp.context import Batch, Context
 from edge_spec.runtimes.llamacpp.devices import (
     choose_devices,
     remote_devices,
     require_used,
     wanted_devices,
 )
+from edge_spec.runtimes.llamacpp.guard import device_library
 from edge_spec.runtimes.llamacpp.library import (
+    CPU_WAYS,
+    KV_TYPES,
+    NAME,
+    PLAIN_KV_TYPES,
     PREFILL_TOKENS,
     ContextChoices,
     Library,
@@ -58,12 +63,10 @@ class LlamaCppModel:
         require_used(options, devices)
         moved = fitted(source, options, devices)
         on_device = moved is not None
-        kv_type = _kv_type(library, options)
+        kv_type = _kv_type(options)
         is_flash = options.flash_attention is not False
         self._choices = ContextChoices(
             num_tokens=self.config.context_length,
-            batch_tokens=PREFILL_TOKENS,
-            max_rows=MAX_ROWS,
             threads=options.threads or available_cores(),
             kv_type=kv_type,
             flash_attention=is_flash,
@@ -76,16 +79,15 @@ class LlamaCppModel:
             num_cached=moved.num_cached if moved else 0,
             scored_tokens=options.scored_tokens,
         )
-        calls = library
-        if moved and library.for_devices:
-            calls = library.for_devices(not options.rpc_servers)  # which end the process
+        # Of servers, one that is lost ends the process.
+        calls = device_library(library, not options.rpc_servers) if moved else library
         self._weights = GgufWeights(calls, source.path, self.config, how)
         is_ours = library.has_invariant_rows(source) and _has_known_heads(self.config)
         is_invariant = is_flash and not on_device and is_ours
         self._choices = replace(self._choices, invariant_rows=is_invariant)
         is_left = options.kv_type is None and options.flash_attention is None and not on_device
         is_tried = is_left and not is_invariant
-        self._ways = library.cpu_ways if is_tried else (Way("as asked for"),)
+        self._ways = CPU_WAYS if is_tried else (Way("as asked for"),)
         self._lock = Lock()  # sessions may be opened by several threads
         # Rows of other kernels differ by what else is in the cache, and cost nearly a pass each. Of
         # a sliding window a sequence that moves leaves out what has passed it.
@@ -156,10 +158,11 @@ class LlamaCppModel:
         return MOST_SHARING if self._shares else 1
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+        """num_rows is not needed: a row's bits do not depend on the width of its pass here."""
         from edge_spec.runtimes.llamacpp.session import forward_together
 
         assert self._cache is not None
-        return forward_together(self._cache, parts, num_rows)
+        return forward_together(self._cache, parts)
 
     def open_own_loop(self, tokens: Sequence[int]) -> LlamaCppLoop:
         """Opens it with the first of its ways, which is what its own programs do."""
@@ -185,38 +188,33 @@ class LlamaCppLoop:
         self, weights: GgufWeights, choices: ContextChoices, tokens: Sequence[int]
     ) -> None:
         """choices: its fastest ones. Raises SessionError, DeviceMemoryError."""
-        self._library = weights.library
-        self._batch = Batch(self._library.batch_type, PREFILL_TOKENS, 1)
-        wanted = replace(choices, num_tokens=len(tokens) + _ROOM)
-        self._opened = weights.open_context(self, wanted)
-        self._vocab_size = weights.vocab_size
+        self._context = Context(weights, replace(choices, num_tokens=len(tokens) + _ROOM))
+        self._batch = Batch(weights.library.llama_batch, PREFILL_TOKENS)
         self._length = 0
         for start in range(0, len(tokens), PREFILL_TOKENS):
-            part = tokens[start : start + PREFILL_TOKENS]
-            self._decode(self._batch.chain(part, self._length, is_scored=False), len(part))
-        self._library.synchronize(self._opened.handle)  # or the first step would pay for it
+            self._decode(tokens[start : start + PREFILL_TOKENS], is_scored=False)
+        self._context.wait()  # or the first step would pay for it
 
     def step(self, token: int) -> None:
-        self._decode(self._batch.chain([token], self._length), 1)
-        self._library.logits(self._opened.handle)  # waits for them
+        self._decode([token])
+        self._context.scores(1)  # waits for them
 
     def logits(self) -> np.ndarray:
         """[vocab] float32, of the last step, in the library's own buffer."""
-        address = self._library.logits(self._opened.handle)
-        logits: np.ndarray = view(self._library, address, 1, self._vocab_size)[0]
+        logits: np.ndarray = self._context.scores(1).logits[0]
         return logits
 
     def close(self) -> None:
-        self._opened.free()
+        self._context.free()
 
-    def _decode(self, batch: object, count: int) -> None:
-        status = self._library.decode(self._opened.handle, batch)
+    def _decode(self, tokens: Sequence[int], is_scored: bool = True) -> None:
+        status = self._context.decode(self._batch.chain(tokens, self._length, is_scored))
         if status:
             raise SessionError(
-                f"{self._library.name} failed to score {count} tokens (status {status})",
+                f"{NAME} failed to score {len(tokens)} tokens (status {status})",
                 remedy="Give a shorter --context.",
             )
-        self._length += count
+        self._length += len(tokens)
 
 
 def _has_known_heads(config: ModelConfig) -> bool:
@@ -226,14 +224,14 @@ def _has_known_heads(config: ModelConfig) -> bool:
     return all(size % 8 == 0 and size <= 512 for size in sizes)
 
 
-def _kv_type(library: Library, options: RuntimeOptions) -> str:
+def _kv_type(options: RuntimeOptions) -> str:
     flash = options.flash_attention is not False
-    usable = library.flash_kv_types if flash else library.plain_kv_types
+    usable = tuple(KV_TYPES) if flash else PLAIN_KV_TYPES
     name = (options.kv_type or DEFAULT_KV_TYPE).lower()
     if name not in usable:
         attention = "with" if flash else "without"
         raise UsageError(
-            f"{library.name} takes no KV type {name!r} {attention} flash attention",
+            f"{NAME} takes no KV type {name!r} {attention} flash attention",
             remedy=f"Choose one of {', '.join(usable)}.",
         )
     return name

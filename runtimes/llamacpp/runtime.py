@@ -12,12 +12,17 @@ from edge_spec.core.model_info import ModelInfo, is_plain
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.runtimes.llamacpp.devices import choose_devices, listed, wanted_devices
-from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice, ModelChoices
+from edge_spec.runtimes.llamacpp.library import (
+    NAME,
+    NO_REASON,
+    Library,
+    LibraryDevice,
+    ModelChoices,
+)
 from edge_spec.runtimes.llamacpp.memory import offload
 from edge_spec.runtimes.llamacpp.model import LlamaCppModel
 from edge_spec.runtimes.llamacpp.rows.install import wanted
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
-from edge_spec.runtimes.llamacpp.weights import NO_REASON
 
 if TYPE_CHECKING:
     from edge_spec.models import devices as placement
@@ -127,17 +132,22 @@ def _require_plain_decoder(library: Library, source: ModelInfo) -> None:
         if _UNKNOWN_ARCHITECTURE in errors:
             problem = f"does not know the architecture {source.config.architecture!r} of {path}"
         raise UnsupportedModelError(
-            f"{library.name} {problem}", remedy="Update the library, or convert the model again."
+            f"{NAME} {problem}", remedy="Update the library, or convert the model again."
         )
     try:
-        is_plain, is_hybrid = library.is_plain_decoder(handle), library.is_hybrid(handle)
+        is_hybrid = library.llama_model_is_hybrid(handle)
+        is_attention_alone = not (
+            library.llama_model_is_recurrent(handle)
+            or library.llama_model_is_diffusion(handle)
+            or library.llama_model_has_encoder(handle)
+        )
     finally:
-        library.free_model(handle)
+        library.llama_model_free(handle)
     if is_hybrid:
         from edge_spec.runtimes.llamacpp.hybrid import require_known_hybrid
 
         require_known_hybrid(source.config.architecture, path)
-    elif not is_plain:
+    elif not is_attention_alone:
         raise UnsupportedModelError(
             f"{path} is no decoder with attention in all layers: a recurrent state cannot be "
             "rewound, which speculation and chat need",
