@@ -90,21 +90,22 @@ class Cache:
 
         Raises SessionError, DeviceMemoryError; there are no rows to commit then."""
         sequences = [part.sequence for part in parts]
-        for sequence in sequences:
+        rows, branches, num_scored, is_whole = 0, 0, 0, False
+        for sequence, tree, is_scored in parts:
             sequence.has_rows = False
-        rows = sum(len(part.tree) for part in parts)
-        branches = sum(0 if part.tree.is_chain else len(part.tree.leaves) for part in parts)
-        is_prompt = not any(part.is_scored for part in parts)
-        is_whole = all(part.is_scored for part in parts)
-        is_whole = is_whole or any(sequence.needs_final_states for sequence in sequences)
+            rows += len(tree)
+            branches += 0 if tree.is_chain else len(tree.leaves)
+            num_scored += is_scored
+            is_whole = is_whole or sequence.needs_final_states
+        is_whole = is_whole or num_scored == len(parts)
         with self._turn():
             context = self._prepare(sequences, rows, branches)
             started_s = turns.own_clock()
             context.want_hidden(is_whole)
-            context.want_steady(rows == 1 and not is_prompt)
+            context.want_steady(rows == 1 and num_scored > 0)
             places = self._lay_out(context, parts, rows, is_whole)
             self._decode(context, sequences, rows)
-            if not is_prompt:
+            if num_scored:
                 self._share_out(context, rows, turns.own_clock() - started_s)
             outs = self._outputs(context, parts, places, rows)
         for sequence in sequences:
@@ -325,18 +326,23 @@ class Cache:
         num_rows: int,
     ) -> list[Forward]:
         """Return what the last pass gives each part."""
-        outputs, outs = self._batch.outputs(num_rows), []
+        outs, outputs = [], self._offsets[:num_rows]
+        if len(parts) > 1:
+            outputs = self._batch.outputs(num_rows)
         for (sequence, _, is_scored), rows in zip(parts, places, strict=True):
-            out = Forward(np.empty((0, self.weights.vocab_size), np.float32))
-            if is_scored:
+            if not is_scored:
+                out = Forward(np.empty((0, self.weights.vocab_size), np.float32))
+            elif len(self._sequences) == 1:
+                out = context.scores(num_rows)
+                context.viewer = sequence  # nobody else writes to the library's own buffers
+            else:
                 out = context.scores(int(outputs[-1]) + 1)
-                if len(parts) > 1:
-                    out = _taken(out, outputs[rows])
-                elif len(self._sequences) > 1:
-                    out = _taken(out, self._offsets[rows])
-                else:
-                    context.viewer = sequence  # nobody else writes to the library's own buffers
-            outs.append(self._with_features(context, sequence, out, num_rows, rows))
+                own = outputs[rows]
+                hidden = None if out.hidden is None else out.hidden[own]
+                out = Forward(out.logits[own], hidden)  # copies
+            if sequence.features is not None or sequence.keys_values is not None:
+                out = self._with_features(context, sequence, out, num_rows, rows)
+            outs.append(out)
         return outs
 
     def _with_features(
@@ -349,8 +355,6 @@ class Cache:
     ) -> Forward:
         """Add what is collected of these rows of the last pass, of `num_rows`."""
         features, keys_values = sequence.features, sequence.keys_values
-        if features is None and keys_values is None:
-            return out
         context.wait()
         if keys_values is not None:
             keys_values.take(context.choices.tap, num_rows)
@@ -369,8 +373,3 @@ class Cache:
         threads = governor.observe(rows, seconds)
         if threads != before:
             self.weights.library.llama_set_n_threads(context.handle, threads, threads)
-
-
-def _taken(out: Forward, rows: np.ndarray) -> Forward:
-    """Return copies of these rows' scores."""
-    return Forward(out.logits[rows], None if out.hidden is None else out.hidden[rows])

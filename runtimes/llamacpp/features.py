@@ -150,8 +150,8 @@ class Features:
     ) -> None:
         """choices: of the session's context."""
         self.on_prefilled = on_prefilled
-        self.has_final = weights.num_layers in layers
-        self.streams = tuple(layer for layer in layers if layer < weights.num_layers)
+        self.has_final = weights.config.num_layers in layers
+        self.streams = tuple(layer for layer in layers if layer < weights.config.num_layers)
         self._weights = weights
         if self.has_final and not weights.gives_final_states:
             raise _unsupported("final states of this model")
@@ -202,7 +202,7 @@ def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoic
     missing = streams if failed else tap.missing(1)
     if missing:
         layers = ", ".join(map(str, missing))
-        architecture = f"of the architecture {weights.architecture!r}"
+        architecture = f"of the architecture {weights.config.architecture!r}"
         raise _unsupported(f"inputs of the layers {layers} {architecture}")
 
 

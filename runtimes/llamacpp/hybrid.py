@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_spec.core.model import Forward, require_rollback, require_state
+from edge_spec.core.model import Capabilities, Forward, require_rollback, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.runtimes.llamacpp.cache import Cache
@@ -243,6 +243,13 @@ def rewindable(weights: GgufWeights, choices: ContextChoices, path: object) -> C
     if kept < 1:
         raise _no_states(path)
     return replace(chosen, kept_states=min(kept, KEPT_STATES))
+
+
+def rewindable_capabilities(found: Capabilities, choices: ContextChoices) -> Capabilities:
+    kept = choices.kept_states
+    return replace(
+        found, max_rows=kept + 1, trees=False, rollback_rows=kept, why_no_trees=NO_BRANCHES
+    )
 
 
 def _no_states(path: object) -> UnsupportedModelError:

@@ -87,24 +87,6 @@ class ModelChoices:
     scored_tokens: ScoredTokens | None = None  # on the CPU, with kernels of ours
 
 
-class Way(NamedTuple):
-    """Describes how attention computes on a CPU, where nothing else was asked for."""
-
-    name: str
-    kv_type: str = "f16"
-    steady_rows: bool = False  # a single row as those of wider passes
-
-
-# The fastest first. A single row is shared out among threads, which sums in another order. Two
-# types of keys and values keep it to the kernel of wider passes, but prompts, too, which are slower
-# then.
-CPU_WAYS = (
-    Way("f16"),
-    Way("f16, single rows by the kernel of wider passes", steady_rows=True),
-    Way("f16-bf16", kv_type="f16-bf16"),
-)
-
-
 @dataclass(frozen=True)
 class ContextChoices:
     """Describes how large a context is and how it computes."""

@@ -106,7 +106,7 @@ class LlamaCppSession:
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         """See `edge_spec.core.features.GivesFeatures`. Final states of a prompt cost its scores,
         without which llama.cpp gives none, and a context that holds these."""
-        require_layers(layers, self._weights.num_layers)
+        require_layers(layers, self._weights.config.num_layers)
         choices, wanted = self._cache.choices, None
         if layers:
             wanted = Features(self._weights, layers, on_prefilled, choices)
@@ -151,12 +151,13 @@ class LlamaCppSession:
         return holds_windowed(stored, length, window) if window else holds(stored, length)
 
 
-def forward_together(cache: Cache, parts: Sequence[PassPart]) -> list[Forward]:
+def forward_together(parts: Sequence[PassPart]) -> list[Forward]:
     """Score trees of several sessions on one cache in one pass. Raises what `forward` does."""
     sessions = [each.session for each in parts if isinstance(each.session, LlamaCppSession)]
     require_none_alone(sessions)
     if sum(len(part.tree) for part in parts) > MAX_ROWS:
         raise ValueError(f"more than {MAX_ROWS} rows in one pass")
+    cache = sessions[0]._cache
     for session in sessions:
         session._sequence.has_rows = False
     for session, part in zip(sessions, parts, strict=True):
