@@ -112,10 +112,6 @@ class Cache:
             sequence.has_rows = True
         return outs
 
-    def wait(self, sequence: CacheSequence) -> None:
-        """Return when the passes of a conversation are done."""
-        sequence.home.wait()
-
     def require_open(self, sequence: CacheSequence) -> Context:
         """Return a conversation's context. Raises SessionError once it or its model is closed."""
         if sequence.is_closed or not sequence.home.free.alive:
@@ -300,9 +296,7 @@ class Cache:
                 layer for each in sequences if each.features for layer in each.features.streams
             }
             shared = sequences[0].keys_values
-            tap.want(sorted(wanted))
-            tap.want_keys_values({} if shared is None else shared.sizes)
-            tap.begin()
+            tap.want(sorted(wanted), {} if shared is None else shared.sizes)
         known = log.num_errors
         context.is_broken, context.viewer = True, None
         self._batch.struct.n_tokens = num_rows

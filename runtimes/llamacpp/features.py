@@ -67,24 +67,17 @@ class Tap:
             get=ctypes.cast(ggml.ggml_backend_tensor_get, _GET),
         )
         self._streams: tuple[int, ...] = ()
-        self._shared: Mapping[int, int] = {}
+        self._shared: dict[int, int] = {}
         self._lay_out()
         self.callback: Any = ctypes.cast(rows_library.function("tap"), Callback)
         self.data = ctypes.addressof(self._fields)
 
-    def want(self, layers: Sequence[int]) -> None:
-        """Has the next passes keep the streams that enter these layers; none: they cost nothing."""
-        if self._streams != tuple(layers):
-            self._streams = tuple(layers)
+    def want(self, layers: Sequence[int], sizes: Mapping[int, int]) -> None:
+        """Has the next pass keep the streams that enter these layers, and the keys and values of
+        those with sizes, as many numbers each; none cost nothing. Forgets the pass before."""
+        if (self._streams, self._shared) != (tuple(layers), sizes):
+            self._streams, self._shared = tuple(layers), dict(sizes)
             self._lay_out()
-
-    def want_keys_values(self, sizes: Mapping[int, int]) -> None:
-        """Has the next passes keep the keys and values of these layers, as many numbers each."""
-        self._shared = dict(sizes)
-        self._lay_out()
-
-    def begin(self) -> None:
-        """Forgets what the pass before has left."""
         self._counts[:] = 0
 
     def missing(self, num_rows: int) -> list[int]:
@@ -191,7 +184,7 @@ def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoic
     """Tries a pass of one token in a context of its own. Raises UnsupportedModelError,
     SessionError."""
     tap = new_tap(weights, 1)
-    tap.want(streams)
+    tap.want(streams, {})
     batch = Batch(weights.library.llama_batch, 1)
     context = Context(weights, replace(choices, num_tokens=_TRIED_TOKENS, tap=tap))
     try:

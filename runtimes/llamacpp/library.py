@@ -22,7 +22,8 @@ from edge_spec.errors import DeviceError
 from edge_spec.models.devices import free_bytes
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.compute_thread import in_compute_thread
-from edge_spec.runtimes.llamacpp.rows.install import Loading, Packed, Rows, install
+from edge_spec.runtimes.llamacpp.rows.install import Rows, install, loading
+from edge_spec.runtimes.llamacpp.rows.library import Load
 from edge_spec.runtimes.llamacpp.rows.library import function as rows_function
 
 NAME = "llama.cpp"  # as users know it
@@ -201,7 +202,7 @@ class Library:
         self.api, self.ggml = api, ggml
         self.log = LibraryLog()
         self.rows = Rows(None)
-        self._packed: dict[bytes, Packed] = {}  # what the last load of each file gave to them
+        self._loads: dict[bytes, Load] = {}  # the last one of each file
         self.llama_decode = in_compute_thread(api.llama_decode)
         self._bind(UNBOUND)
         with suppress(AttributeError):
@@ -251,14 +252,14 @@ class Library:
         handles = [device.handle for device in choices.devices]
         listed = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)  # lives until the return
         params.devices = ctypes.cast(listed, ctypes.c_void_p)
-        with Loading(rows, scored_tokens=choices.scored_tokens) as loading:
+        with loading(rows, scored_tokens=choices.scored_tokens) as load:
             handle: int | None = api.llama_model_load_from_file(path, params)
         if not choices.vocabulary_only:
-            self._packed[path] = loading.packed
-        if loading.packed.num_failed:  # there was no memory for the packed weights
+            self._loads[path] = load
+        if load.num_failed:  # there was no memory for the packed weights
             if handle is not None:
                 api.llama_model_free(handle)
-            with Loading(rows, wants_stock=True):
+            with loading(rows, wants_stock=True):
                 handle = api.llama_model_load_from_file(path, params)
         return handle
 
@@ -268,14 +269,14 @@ class Library:
     def has_invariant_rows(self, source: ModelInfo) -> bool:
         """Return whether kernels of our own compute all of a loaded model on the CPU, flash
         attention too."""
-        return self.rows.takes_attention and self._given(source).is_whole
+        return self.rows.takes_attention and self._load_of(source).is_whole
 
     def kernels(self, source: ModelInfo) -> str:
         """Describe the kernels of a loaded model in one line."""
-        return self.rows.describe(self._given(source))
+        return self.rows.describe(self._load_of(source))
 
-    def _given(self, source: ModelInfo) -> Packed:
-        return self._packed.get(os.fsencode(source.path), Packed())
+    def _load_of(self, source: ModelInfo) -> Load:
+        return self._loads.get(os.fsencode(source.path), Load())
 
     # Contexts
 

@@ -48,7 +48,7 @@ class LlamaCppSession:
             self._score(tree, is_scored=False)
             self.commit(range(len(tree)))
         if len(tokens):
-            self._cache.wait(self._sequence)  # whoever reads a clock next, reads it right
+            self._sequence.home.wait()  # whoever reads a clock next, reads it right
 
     def forward(self, tree: TokenTree) -> Forward:
         rows = len(tree)
