@@ -27,12 +27,13 @@ from edge_spec.runtimes.llamacpp.context import (
     Context,
     keeps_order,
 )
-from edge_spec.runtimes.llamacpp.features import Tap
+from edge_spec.runtimes.llamacpp.features import Features, Tap, new_tap, unsupported
 from edge_spec.runtimes.llamacpp.library import NAME, NO_REASON, PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.transfer import read_windowed, write_windowed
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full
+_TRIED_TOKENS = 256  # of the context that tells which streams there are: the library has no less
 _SPARE = 1.5  # times the cells in use, that a new context of several conversations has
 
 
@@ -122,6 +123,34 @@ class Cache:
         """Have the next passes keep what a tap takes. tap: the one for it if there is none yet."""
         if self.choices.tap is None:
             self.choices = replace(self.choices, tap=tap)
+
+    def collect(self, sequence: CacheSequence, features: Features | None) -> None:
+        """Have the next passes of a conversation give features. Raises UnsupportedModelError,
+        SessionError."""
+        if features is not None:
+            self._require_streams(features.streams)
+            self.choices = features.fitted(self.choices)
+        sequence.features = features
+
+    def _require_streams(self, layers: Sequence[int]) -> None:
+        """Try a pass of one token in a context of its own."""
+        untried = [layer for layer in layers if layer not in self.weights.known_streams]
+        if not untried:
+            return
+        tap, batch = new_tap(self.weights, 1), Batch(self.weights.library.llama_batch, 1)
+        tap.want(untried, {})
+        context = Context(self.weights, replace(self.choices, num_tokens=_TRIED_TOKENS, tap=tap))
+        try:
+            failed = context.decode(batch.chain([0], 0))
+            context.wait()
+        finally:
+            context.free()
+        missing = untried if failed else tap.missing(1)
+        if missing:
+            named = f"inputs of the layers {', '.join(map(str, missing))}"
+            architecture = self.weights.config.architecture
+            raise unsupported(f"{named} of the architecture {architecture!r}")
+        self.weights.known_streams.update(untried)
 
     def settle(self, sequence: CacheSequence, rows: int = 0) -> Context:
         """Leave the tokens of a conversation alone in its context, with room for `rows` more.

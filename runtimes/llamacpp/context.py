@@ -164,11 +164,6 @@ class Context:
         self._free_numbers = list(range(count - 1, -1, -1))
         self._stale_numbers: list[int] = []  # of sequences that are still to be removed
 
-    @property
-    def graphs_reused(self) -> int:
-        """Count the passes for which the library has built no graph."""
-        return int(self._weights.library.llama_perf_context(self.handle).n_reused)
-
     # Passes
 
     def want_steady(self, is_single: bool) -> None:

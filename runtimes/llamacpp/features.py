@@ -19,7 +19,6 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import OnPrefilled
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.runtimes.llamacpp.context import Batch, Context
 from edge_spec.runtimes.llamacpp.library import NAME, PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.rows import library as rows_library
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
@@ -125,33 +124,21 @@ def _pointer(array: np.ndarray, kind: type[Any]) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
-_TRIED_TOKENS = 256  # of the context that tells which streams there are: the library has no less
-
-
 class Features:
     """Collects for a session the residual streams that enter layers, and the final state.
 
-    Raises UnsupportedModelError where the library gives no such streams of this model.
+    Raises UnsupportedModelError where the library gives no such state of this model.
     """
 
     def __init__(
-        self,
-        weights: GgufWeights,
-        layers: Sequence[int],
-        on_prefilled: OnPrefilled,
-        choices: ContextChoices,
+        self, weights: GgufWeights, layers: Sequence[int], on_prefilled: OnPrefilled
     ) -> None:
-        """choices: of the session's context."""
         self.on_prefilled = on_prefilled
         self.has_final = weights.config.num_layers in layers
         self.streams = tuple(layer for layer in layers if layer < weights.config.num_layers)
         self._weights = weights
         if self.has_final and not weights.gives_final_states:
-            raise _unsupported("final states of this model")
-        untried = [layer for layer in self.streams if layer not in weights.known_streams]
-        if untried:
-            _require(weights, untried, choices)
-            weights.known_streams.update(untried)
+            raise unsupported("final states of this model")
 
     def fitted(self, choices: ContextChoices) -> ContextChoices:
         """Returns those of a context that gives the features. Prompts are read in the passes in
@@ -180,34 +167,15 @@ class Features:
         return np.stack(found, axis=1)
 
 
-def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoices) -> None:
-    """Tries a pass of one token in a context of its own. Raises UnsupportedModelError,
-    SessionError."""
-    tap = new_tap(weights, 1)
-    tap.want(streams, {})
-    batch = Batch(weights.library.llama_batch, 1)
-    context = Context(weights, replace(choices, num_tokens=_TRIED_TOKENS, tap=tap))
-    try:
-        failed = context.decode(batch.chain([0], 0))
-        context.wait()
-    finally:
-        context.free()
-    missing = streams if failed else tap.missing(1)
-    if missing:
-        layers = ", ".join(map(str, missing))
-        architecture = f"of the architecture {weights.config.architecture!r}"
-        raise _unsupported(f"inputs of the layers {layers} {architecture}")
-
-
 def new_tap(weights: GgufWeights, most_rows: int) -> Tap:
     try:
         return Tap(weights.library.ggml, weights.hidden_size, most_rows)
     except (OSError, AttributeError):
         what = "inputs of layers without edge-spec's own kernels"
-        raise _unsupported(what) from None
+        raise unsupported(what) from None
 
 
-def _unsupported(what: str) -> UnsupportedModelError:
+def unsupported(what: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{NAME} does not give the {what}, which the drafter reads",
         remedy="Use --runtime ort, or another drafter.",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from edge_spec.core.callbacks import library_callback
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import ScoredTokens
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import DeviceError
@@ -47,6 +48,13 @@ KV_TYPES: Mapping[str, KvType] = {
     "q4_0": KvType(2, 2, 36 / 32),
 }
 PLAIN_KV_TYPES = ("f32", "f16")  # that attention takes without flash
+DEFAULT_KV_TYPE = "f16"  # as large as "f16-bf16"
+
+
+def cache_bytes(config: ModelConfig, num_tokens: int, kv_type: str | None) -> int:
+    """Returns the size of keys and values. Raises KeyError for a type that no library has."""
+    kind = KV_TYPES[(kv_type or DEFAULT_KV_TYPE).lower()]
+    return int(config.cached_keys * num_tokens * kind.bytes_per_pair)
 
 
 class LibraryDevice(NamedTuple):

@@ -23,6 +23,7 @@ from edge_spec.runtimes.llamacpp.devices import (
 )
 from edge_spec.runtimes.llamacpp.guard import device_library
 from edge_spec.runtimes.llamacpp.library import (
+    DEFAULT_KV_TYPE,
     KV_TYPES,
     NAME,
     PLAIN_KV_TYPES,
@@ -36,7 +37,6 @@ from edge_spec.runtimes.llamacpp.session import LlamaCppSession, forward_togethe
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 from edge_spec.scheduler.machine import available_cores
 
-DEFAULT_KV_TYPE = "f16"
 # The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
 # single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
@@ -108,6 +108,11 @@ class LlamaCppModel:
     @property
     def likeliest_way(self) -> str:
         return next((name for name, each in self._ways.items() if each.steady_rows), self.ways[0])
+
+    @property
+    def graphs_reused(self) -> int:
+        """See `GgufWeights.graphs_reused`: for benchmarks."""
+        return self._weights.graphs_reused
 
     def choose_way(self, name: str) -> None:
         self.way = name

@@ -35,11 +35,6 @@ class LlamaCppSession:
     def length(self) -> int:
         return self._sequence.length
 
-    @property
-    def graphs_reused(self) -> int:
-        """Count the passes of its context for which llama.cpp has built no graph."""
-        return self._sequence.home.graphs_reused
-
     def prefill(self, tokens: Sequence[int]) -> None:
         require_room(self.length, len(tokens), self._cache.context_length)
         self._cache.settle(self._sequence, len(tokens))
@@ -107,11 +102,8 @@ class LlamaCppSession:
         """See `edge_spec.core.features.GivesFeatures`. Final states of a prompt cost its scores,
         without which llama.cpp gives none, and a context that holds these."""
         require_layers(layers, self._weights.config.num_layers)
-        choices, wanted = self._cache.choices, None
-        if layers:
-            wanted = Features(self._weights, layers, on_prefilled, choices)
-            self._cache.choices = wanted.fitted(choices)
-        self._sequence.features = wanted
+        wanted = Features(self._weights, layers, on_prefilled) if layers else None
+        self._cache.collect(self._sequence, wanted)
         self._untold = None
 
     def share_keys_values(self, layers: Sequence[int]) -> None:

@@ -14,13 +14,13 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.errors import DeviceMemoryError, ModelFileError, SessionError, UnsupportedModelError
 from edge_spec.models.devices import return_freed
 from edge_spec.runtimes.llamacpp.library import (
-    KV_TYPES,
     NAME,
     NO_REASON,
     ContextChoices,
     Library,
     LibraryDevice,
     ModelChoices,
+    cache_bytes,
 )
 
 # Of layers with a recurrent state: what gives final states beside the scores of tokens. LFM2's
@@ -46,7 +46,7 @@ class GgufWeights:
             raise self._refusal(library.log.errors_after(known))
         self._handle = handle
         self._free = weakref.finalize(self, library.llama_model_free, handle)
-        self._contexts: list[weakref.finalize[..., Any]] = []
+        self._contexts: dict[int, weakref.finalize[..., Any]] = {}  # by handle
         self._lock = Lock()  # threads may open contexts, each its own, at the same time
         self.vocab_size = library.vocab_size(handle)
         self.hidden_size = library.llama_model_n_embd(handle)
@@ -63,7 +63,7 @@ class GgufWeights:
 
     def close(self) -> None:
         """Closes the contexts, too: they read these weights."""
-        for free_context in self._contexts:
+        for free_context in self._contexts.values():
             free_context()
         self._free()
 
@@ -75,7 +75,7 @@ class GgufWeights:
 
         Raises DeviceMemoryError where there is too little memory for its cache.
         """
-        needed = self.cache_bytes(choices)
+        needed = cache_bytes(self.config, choices.num_tokens, choices.kv_type)
         if choices.on_device:
             moved = min(self._num_cached, self.config.num_layers)
             needed = needed * moved // self.config.num_layers
@@ -90,7 +90,7 @@ class GgufWeights:
         if handle is not None:
             free = weakref.finalize(owner, _free, self.library.llama_free, handle)
             with self._lock:
-                self._contexts = [*(other for other in self._contexts if other.alive), free]
+                self._contexts = self._open_contexts() | {handle: free}
             return handle, free
         errors = log.errors_after(known)
         if _OUT_OF_MEMORY.search(errors):
@@ -100,10 +100,15 @@ class GgufWeights:
             remedy="Try --no-flash-attention, another --kv-type or a shorter --context.",
         )
 
-    def cache_bytes(self, choices: ContextChoices) -> int:
-        """Returns the size of keys and values."""
-        pairs = self.config.cached_keys * choices.num_tokens
-        return int(pairs * KV_TYPES[choices.kv_type].bytes_per_pair)
+    @property
+    def graphs_reused(self) -> int:
+        """Counts the passes of open contexts that took the graph of the pass before. llama.cpp
+        builds another one for another number of rows, of scores or of sequences."""
+        handles = list(self._open_contexts())
+        return sum(int(self.library.llama_perf_context(each).n_reused) for each in handles)
+
+    def _open_contexts(self) -> dict[int, weakref.finalize[..., Any]]:
+        return {handle: free for handle, free in self._contexts.items() if free.alive}
 
     def _refusal(self, errors: str) -> Exception:
         if _OUT_OF_MEMORY.search(errors):

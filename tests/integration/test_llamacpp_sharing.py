@@ -215,3 +215,18 @@ def test_scores_that_are_read_are_not_written_over(model: LlamaCppModel, tokens:
     one.commit(range(3))
     together(model, (one, chain(tokens(2))), (other, chain(tokens(2))))
     assert other._sequence.home is one._sequence.home
+
+
+def test_passes_alike_reuse_the_graph_of_the_one_before(
+    model: LlamaCppModel, tokens: Tokens
+) -> None:
+    """Whoever they are of; passes of other widths build another one."""
+    one, other = model.open_session(), model.open_session()
+    counts = []
+    for widths in ((3, 2), (3, 2), (2, 3), (2, 2), (2, 2)):
+        parts = zip((one, other), map(chain, map(tokens, widths)), strict=True)
+        together(model, *parts)
+        counts.append(model.graphs_reused)
+    assert counts == [0, 1, 2, 2, 3]
+    model.close()
+    assert model.graphs_reused == 0
