@@ -18,7 +18,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.runtimes.llamacpp.cache import Cache
 from edge_spec.runtimes.llamacpp.context import RECURRENT, Context
-from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
+from edge_spec.runtimes.llamacpp.library import ContextChoices
 from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 from edge_spec.runtimes.llamacpp.transfer import is_hybrid_sequence, is_recurrent_state
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
@@ -64,9 +64,6 @@ class Places:
         """Forgets those beyond."""
         while self._places and self._places[-1].length > length:
             self._places.pop()
-
-    def clear(self) -> None:
-        self._places.clear()
 
     def _is_over(self) -> bool:
         num_bytes = sum(each.state.nbytes for each in self._places)
@@ -208,8 +205,7 @@ class HybridSession(LlamaCppSession):
         text = self._text[:length]
         self._sequence.hold(self._go_back(length))
         self._places.cut(self.length)
-        for start in range(self.length, length, PREFILL_TOKENS):
-            self.prefill(text[start : start + PREFILL_TOKENS])
+        self.prefill(text[self.length :])
 
     def _go_back(self, length: int) -> int:
         """Returns the length of the text that the cache then holds."""

@@ -96,6 +96,9 @@ class ModelChoices:
     scored_tokens: ScoredTokens | None = None  # on the CPU, with kernels of ours
 
 
+VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
+
+
 @dataclass(frozen=True)
 class ContextChoices:
     """Describes how large a context is and how it computes."""

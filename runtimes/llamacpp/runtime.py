@@ -15,11 +15,16 @@ from edge_spec.runtimes.llamacpp.devices import choose_devices, listed, wanted_d
 from edge_spec.runtimes.llamacpp.library import (
     NAME,
     NO_REASON,
+    VOCABULARY_ONLY,
     Library,
     LibraryDevice,
-    ModelChoices,
 )
-from edge_spec.runtimes.llamacpp.memory import offload
+from edge_spec.runtimes.llamacpp.memory import (
+    SMALLER,
+    gguf_memory,
+    offload,
+    requantized_memory,
+)
 from edge_spec.runtimes.llamacpp.model import LlamaCppModel
 from edge_spec.runtimes.llamacpp.rows.install import wanted
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
@@ -29,7 +34,6 @@ if TYPE_CHECKING:
     from edge_spec.models.devices import Memory
 
 _UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
-_VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
 
 
 class LlamaCppRuntime:
@@ -90,8 +94,6 @@ class LlamaCppRuntime:
     def memory(
         self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
-        from edge_spec.runtimes.llamacpp.memory import gguf_memory
-
         devices = self._offload_devices(options)
         moved = offload(source, options, devices, num_tokens) if devices else None
         return gguf_memory(
@@ -114,8 +116,6 @@ class LlamaCppRuntime:
     def smaller_memory(
         self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
     ) -> tuple[str, Memory] | None:
-        from edge_spec.runtimes.llamacpp.memory import SMALLER, requantized_memory
-
         now = self.memory(source, options, num_tokens)
         repacks = options.mmap is not False and not wanted()
         found = requantized_memory(source, now, repacks)
@@ -125,7 +125,7 @@ class LlamaCppRuntime:
 def _require_plain_decoder(library: Library, source: ModelInfo) -> None:
     """Looks at the architecture before the weights are read. Raises UnsupportedModelError."""
     path, known = source.path, library.log.num_errors
-    handle = library.load_model(os.fsencode(path), _VOCABULARY_ONLY)
+    handle = library.load_model(os.fsencode(path), VOCABULARY_ONLY)
     if handle is None:
         errors = library.log.errors_after(known)
         problem = f"cannot load {path}: {errors or NO_REASON}"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from edge_spec.errors import ModelFileError
-from edge_spec.runtimes.llamacpp.library import NAME, Library, ModelChoices
+from edge_spec.runtimes.llamacpp.library import NAME, VOCABULARY_ONLY, Library
 from edge_spec.text.given_encoding import Place, occurrences, pattern_of, touches
 from edge_spec.text.token_pieces import ByteStream
 
@@ -29,9 +29,8 @@ class LibraryTokenizer:
     """
 
     def __init__(self, library: Library, path: Path, bos_id: int | None) -> None:
-        choices = ModelChoices((), 0, mmap=True, vocabulary_only=True)
         known = library.log.num_errors
-        model = library.load_model(os.fsencode(path), choices)
+        model = library.load_model(os.fsencode(path), VOCABULARY_ONLY)
         if model is None:
             raise ModelFileError(
                 f"{NAME} cannot read the vocabulary of {path}: {library.log.errors_after(known)}",

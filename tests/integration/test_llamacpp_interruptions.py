@@ -47,9 +47,10 @@ def test_a_failed_pass_says_where_and_the_session_goes_on(
         both.forward(random_tree(6, seed=1))
 
 
-@pytest.mark.parametrize("at", range(1, 12))
+@pytest.mark.parametrize("at", range(1, 18))
+@pytest.mark.parametrize("reads", [False, True])
 def test_ctrl_c_between_two_calls_of_the_library_loses_no_committed_token(
-    at: int, both: Both, session: Any, tokens: Tokens, random_tree: RandomTree
+    reads: bool, at: int, both: Both, session: Any, tokens: Tokens, random_tree: RandomTree
 ) -> None:
     """A second Ctrl-C raises wherever the program is, and a chat goes on afterwards."""
     left = at
@@ -72,6 +73,8 @@ def test_ctrl_c_between_two_calls_of_the_library_loses_no_committed_token(
     try:
         session.forward(tree)
         session.commit(tree.path(5))
+        if reads:
+            session.prefill(tokens(6, seed=3))
     except KeyboardInterrupt:
         session._weights.library = library
         session.rollback(8)
