@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edge_spec.runtimes.llamacpp import upstream
-from edge_spec.runtimes.llamacpp.rows.install import Loading
+from edge_spec.runtimes.llamacpp.rows.install import loading
 
 _HEAP_FIELDS = ("RssAnon", "RssFile", "VmHWM")
 
@@ -43,13 +43,13 @@ class LlamaLoop:
         rows = self._rows
         params = self._api.llama_model_default_params()
         params.n_gpu_layers = 0
-        with Loading(rows, wants_stock=not self.ours) as loading:
+        with loading(rows, wants_stock=not self.ours) as load:
             model = self._api.llama_model_load_from_file(path.encode(), params)
         if not model:
             raise SystemExit(f"llama.cpp does not load {path}")
-        if self.ours and not loading.packed.num_packed:
+        if self.ours and not load.num_packed:
             raise SystemExit(f"nothing of {path} has our kernels: {rows.description}")
-        self.left = loading.packed.left
+        self.left = load.left
         return model
 
     def _open(self, threads: int, num_tokens: int, batch_tokens: int) -> Any:

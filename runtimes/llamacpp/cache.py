@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock, get_ident
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,28 +20,29 @@ from edge_spec.core.model import Forward
 from edge_spec.core.threads import ThreadGovernor
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
-from edge_spec.runtimes.kv_cache import MAX_ROWS
-from edge_spec.runtimes.llamacpp.batch import Batch
-from edge_spec.runtimes.llamacpp.cells import (
+from edge_spec.runtimes.llamacpp.context import (
     NUM_SEQUENCES,
-    PADDING,
+    Batch,
     CacheSequence,
     Context,
-    SequenceRows,
     keeps_order,
 )
-from edge_spec.runtimes.llamacpp.features import Tap
-from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
-from edge_spec.runtimes.llamacpp.transfer import (
-    read_sequence,
-    read_windowed,
-    write_sequence,
-    write_windowed,
-)
-from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
+from edge_spec.runtimes.llamacpp.features import Features, Tap, new_tap, unsupported
+from edge_spec.runtimes.llamacpp.library import NAME, NO_REASON, PREFILL_TOKENS, ContextChoices
+from edge_spec.runtimes.llamacpp.transfer import read_windowed, write_windowed
+from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full
+_TRIED_TOKENS = 256  # of the context that tells which streams there are: the library has no less
 _SPARE = 1.5  # times the cells in use, that a new context of several conversations has
+
+
+class SequenceRows(NamedTuple):
+    """What a conversation has in a pass. is_scored: whether anybody reads the scores."""
+
+    sequence: CacheSequence
+    tree: TokenTree
+    is_scored: bool = True
 
 
 class Cache:
@@ -52,13 +53,13 @@ class Cache:
 
     def __init__(self, weights: GgufWeights, choices: ContextChoices, context_length: int) -> None:
         self.weights = weights
-        self.library = weights.library
         self.context_length = context_length
         self.choices = choices  # of the next context, but for its size
         if keeps_order(choices):
             self.choices = replace(choices, num_sequences=NUM_SEQUENCES)
         self._lock = Lock()
-        self._batch = Batch(self.library.batch_type, PREFILL_TOKENS, MAX_ROWS)
+        self._batch = Batch(weights.library.llama_batch, PREFILL_TOKENS)
+        self._offsets = np.arange(PREFILL_TOKENS)
         self._threads = None if choices.on_device else ThreadGovernor(choices.threads)
         self._sequences: list[CacheSequence] = []
         self._current: Context | None = None
@@ -83,86 +84,34 @@ class Cache:
             finally:
                 self._lock.release()
 
-    def score(self, sequence: CacheSequence, tree: TokenTree) -> Forward:
-        """Score a conversation's rows. Scores are valid until its next pass.
+    def score(self, parts: Sequence[SequenceRows]) -> list[Forward]:
+        """Score rows of one conversation, or of several, in one pass. Rows that nobody reads the
+        scores of have none; beside them, others come without hidden states. Features are those of
+        all rows. Scores are valid until the next pass.
 
         Raises SessionError, DeviceMemoryError; there are no rows to commit then."""
-        sequence.has_rows = False
-        rows, is_chain = len(tree), tree.is_chain
-        with self._turn():
-            context = self._prepare([sequence], rows, 0 if is_chain else len(tree.leaves))
-            started_s = turns.own_clock()
-            context.outputs.want_hidden(True)
-            context.outputs.want_steady(rows == 1)
-            cells = range(context.tail, context.tail + rows)
-            numbers = context.begin(self.library, sequence, tree, cells)
-            if is_chain:
-                batch = self._batch.chain(tree.tokens, sequence.length, sequence.number)
-            else:
-                batch = self._batch.mixed(_rows(sequence, tree, numbers, True))
-            self._decode(context, [sequence], batch)
-            self._share_out(context, rows, turns.own_clock() - started_s)
-            out = context.outputs.scores(rows)
-            if len(self._sequences) == 1:
-                context.viewer = sequence  # nobody else writes to the library's own buffers
-            else:
-                out = Forward(out.logits.copy(), None if out.hidden is None else out.hidden.copy())
-            if sequence.features is not None or sequence.keys_values is not None:
-                out = self._with_features(context, sequence, out, rows)
-        sequence.has_rows = True
-        return out
-
-    def score_together(self, parts: Sequence[SequenceRows], num_rows: int) -> list[Forward]:
-        """Score rows of several conversations in one pass. Scores are copies; they come without
-        hidden states where not all rows are scored. Features are those of all rows. num_rows: of
-        the pass, if more than the parts have. Raises as `score` does."""
         sequences = [part.sequence for part in parts]
-        if any(sequence.needs_final_states for sequence in sequences):
-            parts = [part._replace(is_scored=True) for part in parts]
-        rows = max(num_rows, sum(len(part.tree) for part in parts))
-        branches = sum(0 if part.tree.is_chain else len(part.tree.leaves) for part in parts)
-        is_whole = all(part.is_scored for part in parts)
+        rows, branches, num_scored, is_whole = 0, 0, 0, False
+        for sequence, tree, is_scored in parts:
+            sequence.has_rows = False
+            rows += len(tree)
+            branches += 0 if tree.is_chain else len(tree.leaves)
+            num_scored += is_scored
+            is_whole = is_whole or sequence.needs_final_states
+        is_whole = is_whole or num_scored == len(parts)
         with self._turn():
             context = self._prepare(sequences, rows, branches)
             started_s = turns.own_clock()
-            context.outputs.want_hidden(is_whole)
-            context.outputs.want_steady(rows == 1)
-            batch, places, outputs = self._lay_out(context, parts, rows)
-            self._decode(context, sequences, batch)
-            self.library.sequence_remove(context.memory, PADDING, -1, -1)
-            self._share_out(context, rows, turns.own_clock() - started_s)
-            whole, outs = context.outputs.scores(1 + max(map(max, filter(len, outputs)))), []
-            for sequence, at_rows, at in zip(sequences, places, outputs, strict=True):
-                hidden = None if whole.hidden is None else whole.hidden[at]
-                out = Forward(whole.logits[at], hidden)
-                outs.append(self._with_features(context, sequence, out, rows, at_rows))
+            context.want_hidden(is_whole)
+            context.want_steady(rows == 1 and num_scored > 0)
+            places = self._lay_out(context, parts, rows, is_whole)
+            self._decode(context, sequences, rows)
+            if num_scored:
+                self._share_out(context, rows, turns.own_clock() - started_s)
+            outs = self._outputs(context, parts, places, rows)
         for sequence in sequences:
             sequence.has_rows = True
         return outs
-
-    def read(self, sequence: CacheSequence, tokens: Sequence[int]) -> np.ndarray | None:
-        """Add up to PREFILL_TOKENS tokens to a conversation without scores; returns the features of
-        these, if any are collected. Raises SessionError, DeviceMemoryError."""
-        sequence.has_rows = False
-        with self._turn():
-            count, length = len(tokens), sequence.length
-            context = self._prepare([sequence], count)
-            is_scored = sequence.needs_final_states  # for which every token is
-            context.outputs.want_hidden(is_scored)
-            context.outputs.want_steady(False)
-            batch = self._batch.chain(tokens, length, sequence.number, is_scored)
-            self._decode(context, [sequence], batch)
-            sequence.cells.extend(range(context.tail, context.tail + count))
-            sequence.outcome = (length + count, ())
-            if sequence.keys_values is not None:
-                self.library.synchronize(context.handle)
-                sequence.keys_values.take(context.choices.tap, count)
-                sequence.keys_values.commit(range(count), length)
-            return self._features(context, sequence, count)
-
-    def wait(self, sequence: CacheSequence) -> None:
-        """Return when the passes of a conversation are done: devices go on by themselves."""
-        self.library.synchronize(sequence.home.handle)
 
     def require_open(self, sequence: CacheSequence) -> Context:
         """Return a conversation's context. Raises SessionError once it or its model is closed."""
@@ -170,14 +119,38 @@ class Cache:
             raise SessionError("the session is closed", remedy="Open another one.")
         return sequence.home
 
-    def first_position(self, sequence: CacheSequence) -> int:
-        """Return the first position of a conversation that the library still has."""
-        return self.library.sequence_start(sequence.home.memory, sequence.number)
-
     def require_tap(self, tap: Tap) -> None:
         """Have the next passes keep what a tap takes. tap: the one for it if there is none yet."""
         if self.choices.tap is None:
             self.choices = replace(self.choices, tap=tap)
+
+    def collect(self, sequence: CacheSequence, features: Features | None) -> None:
+        """Have the next passes of a conversation give features. Raises UnsupportedModelError,
+        SessionError."""
+        if features is not None:
+            self._require_streams(features.streams)
+            self.choices = features.fitted(self.choices)
+        sequence.features = features
+
+    def _require_streams(self, layers: Sequence[int]) -> None:
+        """Try a pass of one token in a context of its own."""
+        untried = [layer for layer in layers if layer not in self.weights.known_streams]
+        if not untried:
+            return
+        tap, batch = new_tap(self.weights, 1), Batch(self.weights.library.llama_batch, 1)
+        tap.want(untried, {})
+        context = Context(self.weights, replace(self.choices, num_tokens=_TRIED_TOKENS, tap=tap))
+        try:
+            failed = context.decode(batch.chain([0], 0))
+            context.wait()
+        finally:
+            context.free()
+        missing = untried if failed else tap.missing(1)
+        if missing:
+            named = f"inputs of the layers {', '.join(map(str, missing))}"
+            architecture = self.weights.config.architecture
+            raise unsupported(f"{named} of the architecture {architecture!r}")
+        self.weights.known_streams.update(untried)
 
     def settle(self, sequence: CacheSequence, rows: int = 0) -> Context:
         """Leave the tokens of a conversation alone in its context, with room for `rows` more.
@@ -219,12 +192,6 @@ class Cache:
 
     def _prepare(self, sequences: Sequence[CacheSequence], rows: int, branches: int = 0) -> Context:
         """Bring these together in a context that has room for `rows` more, and settle it."""
-        context = self._current
-        first = sequences[0]
-        if context is not None and len(self._sequences) == 1 and first.home is context:
-            is_settled = context.take_chain(self.library, first)
-            if is_settled and not self._needs_another(context, sequences, rows, branches):
-                return context
         for each in sequences:
             self.require_open(each)
         self._collect(sequences)
@@ -262,7 +229,7 @@ class Cache:
                 self._sequences = [each for each in self._sequences if each.home is not context]
                 self._current = None if self._current is context else self._current
                 continue
-            context.settle(self.library, here, joining)
+            context.settle(here, joining)
             for each in here:
                 if each.is_closed:
                     self._sequences.remove(each)
@@ -282,20 +249,19 @@ class Cache:
         choices = replace(self.choices, num_tokens=room)
         if self._threads is not None:
             choices = replace(choices, threads=self._threads.threads)
-        opened = self.weights.open_context(self, choices)
-        self._current = Context(self.weights, opened, choices)
+        self._current = Context(self.weights, choices)
         if before is not None and all(each.home is not before for each in self._sequences):
             before.free()
         return self._current
 
     def _move(self, sequence: CacheSequence, context: Context) -> None:
         length, before = sequence.length, sequence.home
-        self.library.sequence_remove(before.memory, sequence.number, length, -1)
+        before.remove(sequence.number, length)
         try:
             self._put(sequence, context, self._read(sequence), length)
         except ValueError:
             raise SessionError(
-                f"{self.library.name} could not move {length} tokens to a larger cache",
+                f"{NAME} could not move {length} tokens to a larger cache",
                 remedy="Give a shorter --context.",
             ) from None
         self._collect([sequence])
@@ -323,68 +289,84 @@ class Cache:
         sequence.pending, sequence.outcome = None, (length, ())
 
     def _read(self, sequence: CacheSequence) -> np.ndarray:
-        context, length = sequence.home, sequence.length
-        if not self.weights.state_window:
-            return read_sequence(self.library, context.handle, sequence.number)
-        window, [spare] = self.weights.state_window, context.take_numbers(1)
-        context.give_back([spare])
-        numbers = sequence.number, spare
-        return read_windowed(self.library, context.handle, numbers, length, window)
+        context, window = sequence.home, self.weights.state_window
+        if window:
+            return read_windowed(context, sequence.number, sequence.length, window)
+        return context.read(sequence.number)
 
     def _write(self, context: Context, number: int, stored: np.ndarray) -> None:
-        if not self.weights.state_window:
-            write_sequence(self.library, context.handle, stored, number)
-            return
-        [spare] = context.take_numbers(1)
-        context.give_back([spare])
-        write_windowed(self.library, context.handle, (number, spare), stored)
+        if self.weights.state_window:
+            write_windowed(context, number, stored)
+        else:
+            context.write(stored, number)
 
     def _lay_out(
-        self, context: Context, parts: Sequence[SequenceRows], num_rows: int
-    ) -> tuple[Any, list[list[int]], list[list[int]]]:
-        """Begin a pass: returns its batch, where each part's rows are in it, and where their
-        scores. First rows are before second ones: what is rejected then comes after what is
-        kept."""
-        order = sorted((row, at) for at, part in enumerate(parts) for row in range(len(part.tree)))
-        places = [[i for i, (_, at) in enumerate(order) if at == p] for p in range(len(parts))]
-        rows: list[Any] = [(0, at, (PADDING,), True) for at in range(num_rows)]
-        for part, at_rows in zip(parts, places, strict=True):
-            cells = [context.tail + at for at in at_rows]
-            numbers = context.begin(self.library, part.sequence, part.tree, cells)
-            own = _rows(part.sequence, part.tree, numbers, part.is_scored)
-            for at, row in zip(at_rows, own, strict=True):
-                rows[at] = row
-        output = np.cumsum([row[-1] for row in rows]) - 1  # of each row that has one
-        outputs = [
-            output[at_rows].tolist() if part.is_scored else []
-            for part, at_rows in zip(parts, places, strict=True)
-        ]
-        return self._batch.mixed(rows), places, outputs
+        self, context: Context, parts: Sequence[SequenceRows], num_rows: int, is_whole: bool
+    ) -> list[slice | np.ndarray]:
+        """Begin a pass and write its batch; return where each part's rows are in it. First rows are
+        before second ones: what is rejected then comes after what is kept."""
+        places: list[slice | np.ndarray] = [slice(num_rows)]
+        if len(parts) > 1:
+            order = sorted(
+                (row, at) for at, part in enumerate(parts) for row in range(len(part.tree))
+            )
+            owners = np.array([at for _, at in order])
+            places = [np.flatnonzero(owners == at) for at in range(len(parts))]
+        for (sequence, tree, is_scored), at in zip(parts, places, strict=True):
+            numbers = context.begin(sequence, tree, (self._offsets[at] + context.tail).tolist())
+            self._batch.put(at, tree, sequence.length, numbers, is_scored or is_whole)
+        return places
 
-    def _decode(self, context: Context, sequences: Sequence[CacheSequence], batch: Any) -> None:
+    def _decode(self, context: Context, sequences: Sequence[CacheSequence], num_rows: int) -> None:
         """Raises SessionError."""
-        library, tap = self.library, context.choices.tap
+        log, tap = self.weights.library.log, context.choices.tap
         if tap is not None:
             wanted = {
                 layer for each in sequences if each.features for layer in each.features.streams
             }
             shared = sequences[0].keys_values
-            tap.want(sorted(wanted))
-            tap.want_keys_values({} if shared is None else shared.sizes)
-            tap.begin()
-        known = library.log.num_errors
+            tap.want(sorted(wanted), {} if shared is None else shared.sizes)
+        known = log.num_errors
         context.is_broken, context.viewer = True, None
-        status = library.decode(context.handle, batch)
+        self._batch.struct.n_tokens = num_rows
+        status = context.decode(self._batch.struct)
         if status:
             for sequence in sequences:
                 sequence.outcome = (sequence.length, ())
             lengths = " and ".join(str(sequence.length) for sequence in sequences)
             raise SessionError(
-                f"{library.name} failed to score {batch.n_tokens} tokens after {lengths} (status "
-                f"{status}): {library.log.errors_after(known) or NO_REASON}",
+                f"{NAME} failed to score {num_rows} tokens after {lengths} (status {status}): "
+                f"{log.errors_after(known) or NO_REASON}",
                 remedy="Give a shorter --context or another --device.",
             )
         context.is_broken = False
+
+    def _outputs(
+        self,
+        context: Context,
+        parts: Sequence[SequenceRows],
+        places: Sequence[slice | np.ndarray],
+        num_rows: int,
+    ) -> list[Forward]:
+        """Return what the last pass gives each part."""
+        outs, outputs = [], self._offsets[:num_rows]
+        if len(parts) > 1:
+            outputs = self._batch.outputs(num_rows)
+        for (sequence, _, is_scored), rows in zip(parts, places, strict=True):
+            if not is_scored:
+                out = Forward(np.empty((0, self.weights.vocab_size), np.float32))
+            elif len(self._sequences) == 1:
+                out = context.scores(num_rows)
+                context.viewer = sequence  # nobody else writes to the library's own buffers
+            else:
+                out = context.scores(int(outputs[-1]) + 1)
+                own = outputs[rows]
+                hidden = None if out.hidden is None else out.hidden[own]
+                out = Forward(out.logits[own], hidden)  # copies
+            if sequence.features is not None or sequence.keys_values is not None:
+                out = self._with_features(context, sequence, out, num_rows, rows)
+            outs.append(out)
+        return outs
 
     def _with_features(
         self,
@@ -392,30 +374,17 @@ class Cache:
         sequence: CacheSequence,
         out: Forward,
         num_rows: int,
-        rows: Sequence[int] | None = None,
+        rows: slice | np.ndarray,
     ) -> Forward:
-        """Add what is collected of these rows of the last pass, of `num_rows`; None: of all."""
-        if sequence.keys_values is not None:
-            self.library.synchronize(context.handle)
-            sequence.keys_values.take(context.choices.tap, num_rows)
-        if sequence.features is None:
-            return out
-        return replace(out, features=self._features(context, sequence, num_rows, rows))
-
-    def _features(
-        self,
-        context: Context,
-        sequence: CacheSequence,
-        num_rows: int,
-        rows: Sequence[int] | None = None,
-    ) -> np.ndarray | None:
-        """Return what is collected of these rows of the last pass, of `num_rows`."""
-        features = sequence.features
+        """Add what is collected of these rows of the last pass, of `num_rows`."""
+        features, keys_values = sequence.features, sequence.keys_values
+        context.wait()
+        if keys_values is not None:
+            keys_values.take(context.choices.tap, num_rows)
         if features is None:
-            return None
-        self.library.synchronize(context.handle)
-        hidden = context.outputs.hidden(num_rows) if features.has_final else None
-        return features.read(context.choices.tap, num_rows, hidden, rows)
+            return out
+        hidden = context.hidden(num_rows) if features.has_final else None
+        return replace(out, features=features.read(context.choices.tap, num_rows, hidden, rows))
 
     def _share_out(self, context: Context, rows: int, seconds: float) -> None:
         """The next pass has as many threads as are fastest beside what else is running. No score
@@ -426,23 +395,4 @@ class Cache:
         before = governor.threads
         threads = governor.observe(rows, seconds)
         if threads != before:
-            self.library.set_threads(context.handle, threads, threads)
-
-
-def _rows(
-    sequence: CacheSequence, tree: TokenTree, numbers: Sequence[int], is_scored: bool
-) -> list[tuple[int, int, Sequence[int], bool]]:
-    """Return token, position and sequences of each row. numbers: the sequence of each leaf; a row
-    has those of the leaves below it."""
-    below: list[list[int]] = [[] for _ in range(len(tree))]
-    if tree.is_chain:
-        below = [list(numbers)] * len(tree)
-    else:
-        for leaf, number in zip(tree.leaves.tolist(), numbers, strict=True):
-            for row in tree.path(leaf):
-                below[row].append(number)
-    positions = (sequence.length + tree.depths).tolist()
-    return [
-        (token, position, own, is_scored)
-        for token, position, own in zip(tree.tokens.tolist(), positions, below, strict=True)
-    ]
+            self.weights.library.llama_set_n_threads(context.handle, threads, threads)

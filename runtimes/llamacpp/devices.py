@@ -16,7 +16,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models import devices as placement
 from edge_spec.runtimes.llamacpp import upstream
-from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
+from edge_spec.runtimes.llamacpp.library import NAME, Library, LibraryDevice
 from edge_spec.scheduler.machine import cpu_features
 
 NO_RPC = "it was compiled without RPC"
@@ -29,9 +29,9 @@ def remote_devices(library: Library, servers: Sequence[str]) -> list[LibraryDevi
     both quickly."""
     if not servers:
         return []
-    if not library.takes_servers:
+    if not library.llama_supports_rpc():
         raise UsageError(
-            f"{library.name} cannot reach {', '.join(servers)}: {NO_RPC}",
+            f"{NAME} cannot reach {', '.join(servers)}: {NO_RPC}",
             remedy="Run: CMAKE_ARGS=-DGGML_RPC=ON pip install --force-reinstall --no-cache-dir "
             "--no-deps llama-cpp-python, and use --runtime llamacpp.",
         )
@@ -77,7 +77,7 @@ def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[p
     """Lists devices under the names that `choose_devices` takes; a server that does not serve is
     listed under its own name."""
     faults = {
-        server: fault(server) if library.takes_servers else f"{library.name}: {NO_RPC}"
+        server: fault(server) if library.llama_supports_rpc() else f"{NAME}: {NO_RPC}"
         for server in servers
     }
     serving = [server for server, reason in faults.items() if reason is None]
@@ -92,7 +92,7 @@ def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[p
                 device.free_bytes or None,
                 hint=_left_out(library) if device.is_cpu else None,
                 shares_memory=device.shares_memory,
-                kernels=library.rows.description if library.rows and device.is_cpu else None,
+                kernels=library.rows.description if device.is_cpu else None,
             )
     for server, reason in faults.items():
         if reason is not None:
@@ -102,11 +102,11 @@ def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[p
 def _left_out(library: Library) -> str | None:
     """Says where the library was built for less than the processor has, as wheels are."""
     has = any(name.startswith(("AVX512", "X86_V4")) for name in cpu_features())
-    if not has or b"AVX512 = 1" in library.system_info():
+    if not has or b"AVX512 = 1" in library.llama_print_system_info():
         return None
-    if library.rows is not None and library.rows.table is not None:
+    if library.rows.table is not None:
         return None  # what takes the time is computed by others
-    return f"this build of {library.name} does without the processor's AVX-512"
+    return f"this build of {NAME} does without the processor's AVX-512"
 
 
 def _kind(device: LibraryDevice) -> str:

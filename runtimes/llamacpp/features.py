@@ -19,8 +19,7 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import OnPrefilled
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.runtimes.llamacpp.batch import Batch
-from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
+from edge_spec.runtimes.llamacpp.library import NAME, PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.rows import library as rows_library
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
@@ -67,24 +66,17 @@ class Tap:
             get=ctypes.cast(ggml.ggml_backend_tensor_get, _GET),
         )
         self._streams: tuple[int, ...] = ()
-        self._shared: Mapping[int, int] = {}
+        self._shared: dict[int, int] = {}
         self._lay_out()
         self.callback: Any = ctypes.cast(rows_library.function("tap"), Callback)
         self.data = ctypes.addressof(self._fields)
 
-    def want(self, layers: Sequence[int]) -> None:
-        """Has the next passes keep the streams that enter these layers; none: they cost nothing."""
-        if self._streams != tuple(layers):
-            self._streams = tuple(layers)
+    def want(self, layers: Sequence[int], sizes: Mapping[int, int]) -> None:
+        """Has the next pass keep the streams that enter these layers, and the keys and values of
+        those with sizes, as many numbers each; none cost nothing. Forgets the pass before."""
+        if (self._streams, self._shared) != (tuple(layers), sizes):
+            self._streams, self._shared = tuple(layers), dict(sizes)
             self._lay_out()
-
-    def want_keys_values(self, sizes: Mapping[int, int]) -> None:
-        """Has the next passes keep the keys and values of these layers, as many numbers each."""
-        self._shared = dict(sizes)
-        self._lay_out()
-
-    def begin(self) -> None:
-        """Forgets what the pass before has left."""
         self._counts[:] = 0
 
     def missing(self, num_rows: int) -> list[int]:
@@ -94,13 +86,10 @@ class Tap:
         found: list[int] = self._layers[:count][self._counts[:count] != num_rows].tolist()
         return found
 
-    def copy_rows(
-        self, layers: Sequence[int], rows: slice | Sequence[int], copies: np.ndarray
-    ) -> None:
-        """Copies these rows of the last pass. layers: some of those that were wanted. copies:
-        [rows, layers, hidden_size] float32."""
-        for at, layer in enumerate(layers):
-            copies[:, at] = self._rows[self._streams.index(layer)][rows]
+    def rows_of(self, layer: int) -> np.ndarray:
+        """[rows, hidden_size] float32 of the last pass, valid until the next one. layer: one of
+        those that were wanted."""
+        return self._rows[self._streams.index(layer)]
 
     def keys_values(self, num_rows: int) -> dict[int, tuple[np.ndarray, np.ndarray]] | None:
         """[rows, numbers] float32 keys and values of each layer of the last pass, valid until the
@@ -135,86 +124,47 @@ def _pointer(array: np.ndarray, kind: type[Any]) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
-_TRIED_TOKENS = 256  # of the context that tells which streams there are: the library has no less
-
-
 class Features:
     """Collects for a session the residual streams that enter layers, and the final state.
 
-    Raises UnsupportedModelError where the library gives no such streams of this model.
+    Raises UnsupportedModelError where the library gives no such state of this model.
     """
 
     def __init__(
-        self,
-        weights: GgufWeights,
-        layers: Sequence[int],
-        on_prefilled: OnPrefilled,
-        choices: ContextChoices,
+        self, weights: GgufWeights, layers: Sequence[int], on_prefilled: OnPrefilled
     ) -> None:
-        """choices: of the session's context."""
         self.on_prefilled = on_prefilled
-        self.has_final = weights.num_layers in layers
-        self.streams = tuple(layer for layer in layers if layer < weights.num_layers)
+        self.has_final = weights.config.num_layers in layers
+        self.streams = tuple(layer for layer in layers if layer < weights.config.num_layers)
         self._weights = weights
         if self.has_final and not weights.gives_final_states:
-            raise _unsupported(weights.library, "final states of this model")
-        untried = [layer for layer in self.streams if layer not in weights.known_streams]
-        if untried:
-            _require(weights, untried, choices)
-            weights.known_streams.update(untried)
+            raise unsupported("final states of this model")
 
     def fitted(self, choices: ContextChoices) -> ContextChoices:
         """Returns those of a context that gives the features. Prompts are read in the passes in
         which they always are: others, of fewer rows, could leave other last bits in the cache."""
         num_outputs, tap = choices.num_outputs, choices.tap
         if self.has_final:
-            num_outputs = num_outputs or PREFILL_TOKENS
+            num_outputs = PREFILL_TOKENS
         if self.streams:
             tap = tap or new_tap(self._weights, PREFILL_TOKENS)
         return replace(choices, num_outputs=num_outputs, tap=tap)
 
     def read(
-        self,
-        tap: Tap | None,
-        num_rows: int,
-        hidden: np.ndarray | None,
-        rows: Sequence[int] | None = None,
+        self, tap: Tap | None, num_rows: int, hidden: np.ndarray | None, rows: slice | np.ndarray
     ) -> np.ndarray:
-        """Copies the last pass's: [rows, features, hidden_size] float32. num_rows: of the pass.
-        hidden: its final states. rows: those that are wanted, None for all. Raises SessionError."""
-        wanted = slice(num_rows) if rows is None else rows
-        num_wanted, num_streams = num_rows if rows is None else len(rows), len(self.streams)
-        shape = (num_wanted, num_streams + self.has_final, self._weights.hidden_size)
-        found = np.empty(shape, np.float32)
-        if num_streams:
+        """Copies these rows of the last pass, which had `num_rows`: [rows, features, hidden_size]
+        float32. hidden: its final states. Raises SessionError."""
+        found = []
+        if self.streams:
             if tap is None or tap.missing(num_rows):
                 raise _missing("inputs of layers")
-            tap.copy_rows(self.streams, wanted, found[:, :num_streams])
+            found += [tap.rows_of(layer)[rows] for layer in self.streams]
         if self.has_final:
             if hidden is None:
                 raise _missing("hidden states")
-            found[:, -1] = hidden[wanted]
-        return found
-
-
-def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoices) -> None:
-    """Tries a pass of one token in a context of its own. Raises UnsupportedModelError,
-    SessionError."""
-    library, tap = weights.library, new_tap(weights, 1)
-    tap.want(streams)
-    tried = replace(choices, num_tokens=_TRIED_TOKENS, tap=tap)
-    batch = Batch(library.batch_type, 1, 1)
-    opened = weights.open_context(tap, tried)
-    try:
-        failed = library.decode(opened.handle, batch.chain([0], 0))
-        library.synchronize(opened.handle)
-    finally:
-        opened.free()
-    missing = streams if failed else tap.missing(1)
-    if missing:
-        layers = ", ".join(map(str, missing))
-        architecture = f"of the architecture {weights.architecture!r}"
-        raise _unsupported(library, f"inputs of the layers {layers} {architecture}")
+            found.append(hidden[rows])
+        return np.stack(found, axis=1)
 
 
 def new_tap(weights: GgufWeights, most_rows: int) -> Tap:
@@ -222,12 +172,12 @@ def new_tap(weights: GgufWeights, most_rows: int) -> Tap:
         return Tap(weights.library.ggml, weights.hidden_size, most_rows)
     except (OSError, AttributeError):
         what = "inputs of layers without edge-spec's own kernels"
-        raise _unsupported(weights.library, what) from None
+        raise unsupported(what) from None
 
 
-def _unsupported(library: Library, what: str) -> UnsupportedModelError:
+def unsupported(what: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{library.name} does not give the {what}, which the drafter reads",
+        f"{NAME} does not give the {what}, which the drafter reads",
         remedy="Use --runtime ort, or another drafter.",
     )
 

@@ -11,15 +11,14 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
 from threading import Event
 from typing import Any, NoReturn, TypeVar
 
 from edge_spec.core.callbacks import library_callback
 from edge_spec.errors import DeviceError
 from edge_spec.runtimes.llamacpp.compute_thread import Worker, current_worker
-from edge_spec.runtimes.llamacpp.library import Library
+from edge_spec.runtimes.llamacpp.library import NAME, Library
 
 _Result = TypeVar("_Result")
 _REMEDY = "Start again; if it stays, use --device cpu or a newer driver."
@@ -27,36 +26,46 @@ _Handler = ctypes.CFUNCTYPE(None)
 _AbortHandler = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
+_CALLS = (
+    "load_model",
+    "open_context",
+    "llama_decode",
+    "llama_synchronize",
+    "llama_get_logits",
+    "llama_state_seq_get_data_ext",
+    "llama_state_seq_set_data_ext",
+)
+_FREES = ("llama_model_free", "llama_free")
+
+
+@cache
+def device_library(library: Library, is_guarded: bool) -> Library:
+    """Returns the same for models on devices, whose passes wait for none on the processor.
+    is_guarded: one that is lost is an error of its callers, as those of servers cannot be."""
+    direct = library.replacing(llama_decode=library.api.llama_decode)
+    return DeviceGuard(direct).guarded() if is_guarded else direct
+
+
 class DeviceGuard:
     """One for all models of a library. lost: why no device is used any more."""
 
-    def __init__(self, library: Library, ggml: Any) -> None:
+    def __init__(self, library: Library) -> None:
         self.lost: str | None = None
         self._library = library
         self._workers: set[Worker] = set()
         self._idle: list[Worker] = []  # the last one first: its thread has what a call needs
         # They have to live as long as the process.
         self._handlers = _Handler(self._thrown), _AbortHandler(self._aborted)
-        ggml.ggml_set_abort_callback(self._handlers[1])
+        library.ggml.ggml_set_abort_callback(self._handlers[1])
         set_terminate = _set_terminate()
         if set_terminate is not None:
             set_terminate(self._handlers[0])
 
     def guarded(self) -> Library:
         """Returns the library with calls that raise DeviceError when a device was lost."""
-        library, call, free = self._library, self._calling, self._freeing
-        return replace(
-            library,
-            load_model=call(library.load_model),
-            free_model=free(library.free_model),
-            open_context=call(library.open_context),
-            free_context=free(library.free_context),
-            decode=call(library.decode),
-            synchronize=call(library.synchronize),
-            logits=call(library.logits),
-            state_read=call(library.state_read),
-            state_write=call(library.state_write),
-        )
+        calls = {name: self._calling(getattr(self._library, name)) for name in _CALLS}
+        frees = {name: self._freeing(getattr(self._library, name)) for name in _FREES}
+        return self._library.replacing(**calls, **frees)
 
     def _calling(self, function: Callable[..., _Result]) -> Callable[..., _Result]:
         @wraps(function)
@@ -96,13 +105,12 @@ class DeviceGuard:
 
     def _lose(self, reason: str) -> NoReturn:
         """Returning would end the process, which is right only where nobody waits."""
-        name = self._library.name
         worker = current_worker()
         if worker is None or worker not in self._workers:
-            line = f"edge-spec: {name} cannot go on: {reason}. {_REMEDY}"
+            line = f"edge-spec: {NAME} cannot go on: {reason}. {_REMEDY}"
             print(line, file=sys.stderr, flush=True)
             os._exit(1)
-        self.lost = f"{name} has lost a device: {reason}"
+        self.lost = f"{NAME} has lost a device: {reason}"
         worker.lose()
         while True:
             Event().wait()

@@ -13,19 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_spec.core.model import Forward, require_rollback, require_state
+from edge_spec.core.model import Capabilities, Forward, require_rollback, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.runtimes.llamacpp.cache import Cache
-from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
+from edge_spec.runtimes.llamacpp.context import RECURRENT, Context
+from edge_spec.runtimes.llamacpp.library import ContextChoices
 from edge_spec.runtimes.llamacpp.session import LlamaCppSession
-from edge_spec.runtimes.llamacpp.transfer import (
-    RECURRENT,
-    is_hybrid_sequence,
-    is_recurrent_state,
-    read_sequence,
-    write_sequence,
-)
+from edge_spec.runtimes.llamacpp.transfer import is_hybrid_sequence, is_recurrent_state
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 MAX_PLACES, MAX_BYTES = 16, 400_000_000  # of a session
@@ -70,9 +65,6 @@ class Places:
         while self._places and self._places[-1].length > length:
             self._places.pop()
 
-    def clear(self) -> None:
-        self._places.clear()
-
     def _is_over(self) -> bool:
         num_bytes = sum(each.state.nbytes for each in self._places)
         return len(self._places) > MAX_PLACES or (len(self._places) > 1 and num_bytes > MAX_BYTES)
@@ -103,7 +95,6 @@ class HybridSession(LlamaCppSession):
 
     def __init__(self, cache: Cache) -> None:
         super().__init__(cache)
-        self._library = cache.library
         self._most_rows = cache.choices.kept_states + 1
         self._text: list[int] = []  # that the cache may hold, uncommitted tokens included
         self._saved: np.ndarray | None = None  # the sequence of the committed tokens
@@ -136,8 +127,8 @@ class HybridSession(LlamaCppSession):
 
     def keep_place(self) -> None:
         self._drop_rejected()
-        state = read_sequence(self._library, self._handle, 0, RECURRENT)
-        self._places.add(Place(self.length, state))
+        context = self._cache.settle(self._sequence)
+        self._places.add(Place(self.length, context.read(0, RECURRENT)))
 
     def place_before(self, length: int) -> int:
         if length >= self.length:
@@ -173,13 +164,8 @@ class HybridSession(LlamaCppSession):
         super().restore({"sequence": state["sequence"]}, length)
         self._text, self._places, self._saved = state["text"].tolist(), places, None
 
-    @property
-    def _handle(self) -> int:
-        """Raises SessionError once the session or its model is closed."""
-        return self._cache.settle(self._sequence).handle
-
     def _holds(self, stored: np.ndarray, length: int) -> bool:
-        return not length or is_hybrid_sequence(stored, length, self._library.state_form)
+        return not length or is_hybrid_sequence(stored, length)
 
     def _checked_places(self, lengths: list[int], states: np.ndarray, length: int) -> Places:
         """Raises ValueError for what is not in the form of `state`."""
@@ -188,7 +174,7 @@ class HybridSession(LlamaCppSession):
         for index, each in enumerate(lengths):
             own = states[index * size : (index + 1) * size]
             after = lengths[index - 1] if index else 0
-            known = is_recurrent_state(own, each, self._library.state_form)
+            known = is_recurrent_state(own, each)
             if not after < each <= length or not known or size * len(lengths) != len(states):
                 raise ValueError(f"no state of {each} tokens")
             places.add(Place(each, own))
@@ -201,8 +187,8 @@ class HybridSession(LlamaCppSession):
         pending, chosen = sequence.pending, sequence.outcome[1]
         if pending is None or length == len(sequence.cells) + len(pending.cells):
             return
-        memory = sequence.home.memory
-        if chosen and self._library.sequence_remove(memory, 0, length, -1):
+        context = sequence.home
+        if chosen and context.remove(0, length):
             sequence.hold(length)
             return
         if self._saved is None:
@@ -210,8 +196,8 @@ class HybridSession(LlamaCppSession):
             self._saved = self._cache.stored(sequence)
         else:
             sequence.hold(length)
-            self._library.sequence_remove(memory, 0, -1, -1)
-            write_sequence(self._library, sequence.home.handle, self._saved, 0)
+            context.remove(0)
+            context.write(self._saved, 0)
 
     def _read_again(self, length: int) -> None:
         """Goes back to the last place before that length and reads the text from there. Raises
@@ -219,19 +205,18 @@ class HybridSession(LlamaCppSession):
         text = self._text[:length]
         self._sequence.hold(self._go_back(length))
         self._places.cut(self.length)
-        for start in range(self.length, length, PREFILL_TOKENS):
-            self.prefill(text[start : start + PREFILL_TOKENS])
+        self.prefill(text[self.length :])
 
     def _go_back(self, length: int) -> int:
         """Returns the length of the text that the cache then holds."""
-        library, context = self._library, self._cache.require_open(self._sequence)
+        context = self._cache.require_open(self._sequence)
         place = self._places.before(length)
         if place is not None:
             place.was_used = True
-            write_sequence(library, context.handle, place.state, 0, RECURRENT)
-            if library.sequence_remove(context.memory, 0, place.length, -1):
+            context.write(place.state, 0, RECURRENT)
+            if context.remove(0, place.length):
                 return place.length
-        library.sequence_remove(context.memory, 0, -1, -1)
+        context.remove(0)
         return 0
 
 
@@ -248,17 +233,19 @@ def rewindable(weights: GgufWeights, choices: ContextChoices, path: object) -> C
     Raises UnsupportedModelError where the library keeps none.
     """
     chosen = replace(choices, num_sequences=1, kept_states=KEPT_STATES)
-    owner = _Owner()
-    opened = weights.open_context(owner, replace(chosen, num_tokens=_TRIED_TOKENS))
-    kept = weights.library.kept_states(opened.handle)
-    opened.free()
+    tried = Context(weights, replace(chosen, num_tokens=_TRIED_TOKENS))
+    kept = weights.library.llama_n_rs_seq(tried.handle)
+    tried.free()
     if kept < 1:
         raise _no_states(path)
     return replace(chosen, kept_states=min(kept, KEPT_STATES))
 
 
-class _Owner:
-    """Owns a context, which is freed at the latest when this is collected."""
+def rewindable_capabilities(found: Capabilities, choices: ContextChoices) -> Capabilities:
+    kept = choices.kept_states
+    return replace(
+        found, max_rows=kept + 1, trees=False, rollback_rows=kept, why_no_trees=NO_BRANCHES
+    )
 
 
 def _no_states(path: object) -> UnsupportedModelError:

@@ -1,19 +1,34 @@
-"""One table for the functions of `llama.h` that a session needs, whichever library has them."""
+"""llama.cpp's functions and ggml's, under their C names, and what models and contexts are asked
+for."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
+import os
+import platform
+import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from edge_spec.core.callbacks import library_callback
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import ScoredTokens
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.runtimes.llamacpp.rows.install import Rows
+from edge_spec.errors import DeviceError
+from edge_spec.models.devices import free_bytes
+from edge_spec.runtimes.kv_cache import MAX_ROWS
+from edge_spec.runtimes.llamacpp.compute_thread import in_compute_thread
+from edge_spec.runtimes.llamacpp.rows.install import Rows, install, loading
+from edge_spec.runtimes.llamacpp.rows.library import Load
+from edge_spec.runtimes.llamacpp.rows.library import function as rows_function
 
+NAME = "llama.cpp"  # as users know it
+NO_REASON = "it gives no reason"
 PREFILL_TOKENS = 512  # given to the library at once
 
 
@@ -32,6 +47,14 @@ KV_TYPES: Mapping[str, KvType] = {
     "q8_0": KvType(8, 8, 68 / 32),
     "q4_0": KvType(2, 2, 36 / 32),
 }
+PLAIN_KV_TYPES = ("f32", "f16")  # that attention takes without flash
+DEFAULT_KV_TYPE = "f16"  # as large as "f16-bf16"
+
+
+def cache_bytes(config: ModelConfig, num_tokens: int, kv_type: str | None) -> int:
+    """Returns the size of keys and values. Raises KeyError for a type that no library has."""
+    kind = KV_TYPES[(kv_type or DEFAULT_KV_TYPE).lower()]
+    return int(config.cached_keys * num_tokens * kind.bytes_per_pair)
 
 
 class LibraryDevice(NamedTuple):
@@ -42,7 +65,7 @@ class LibraryDevice(NamedTuple):
     is_cpu: bool
     free_bytes: int
     total_bytes: int
-    handle: int | None = None  # ggml_backend_dev_t, where the library has them
+    handle: int | None = None  # ggml_backend_dev_t
     server: str | None = None  # host:port, of a device elsewhere
     shares_memory: bool = False  # with the processor
 
@@ -73,12 +96,7 @@ class ModelChoices:
     scored_tokens: ScoredTokens | None = None  # on the CPU, with kernels of ours
 
 
-class Way(NamedTuple):
-    """Describes how attention computes on a CPU, where nothing else was asked for."""
-
-    name: str
-    kv_type: str = "f16"
-    steady_rows: bool = False  # a single row as those of wider passes
+VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
 
 
 @dataclass(frozen=True)
@@ -86,27 +104,17 @@ class ContextChoices:
     """Describes how large a context is and how it computes."""
 
     num_tokens: int
-    batch_tokens: int  # that the library computes at once
-    max_rows: int  # of one forward; also the sequences that a tree may have
     threads: int
     kv_type: str  # of KV_TYPES
     flash_attention: bool
     on_device: bool  # whether attention may leave the CPU
     steady_rows: bool = False  # whether a single row is scored as those of wider passes are
-    num_sequences: int | None = None  # None: max_rows
-    num_outputs: int | None = None  # rows of a pass that may be scored; None: max_rows
+    num_sequences: int = MAX_ROWS  # as many as a tree may have leaves
+    num_outputs: int = MAX_ROWS  # rows of a pass that may be scored
     kept_states: int = 0  # of recurrent layers: after so many of the last rows of a pass
     invariant_rows: bool = False  # a row's bits follow from the tokens of its sequence, as long as
     # these stand in the cache in their order
     tap: Any = None  # a features.Tap, of streams within its passes
-
-
-class SequenceForm(NamedTuple):
-    """`words_before`, then the number of cells, then for each cell its position and `cell`, in
-    words of 32 bits. Keys and values by layers follow, whose types and sizes a library checks."""
-
-    words_before: int
-    cell: tuple[int, ...]
 
 
 LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -120,7 +128,7 @@ class LibraryLog:
     """Passes the library's lines on to `logging`, never to the terminal. Attribute `callback` has
     to live as long as the library, which calls it with `data`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str = NAME) -> None:
         self._logger = logging.getLogger(f"edge_spec.{name}")
         self._logger.addHandler(logging.NullHandler())  # or errors would go to stderr
         self.num_errors = 0
@@ -159,64 +167,226 @@ class LibraryLog:
             self._logger.log(_LEVELS.get(self._level, logging.DEBUG), line)
 
 
-@dataclass(frozen=True)
-class Library:
-    """Functions under llama.cpp's present names; handles are addresses, None where one failed.
+_HANDLE, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+_TEXT, _BOOL = ctypes.c_char_p, ctypes.c_bool
+# What llama-cpp-python does not bind, or binds otherwise: an address of scores is made and read
+# faster than a typed pointer.
+UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
+    ("llama_get_logits", [_HANDLE], _HANDLE),  # [outputs, vocab] float32
+    ("llama_get_embeddings", [_HANDLE], _HANDLE),  # [outputs, hidden] float32
+    ("ggml_backend_load", [_TEXT], _HANDLE),
+    ("ggml_backend_dev_count", [], _SIZE),
+    ("ggml_backend_dev_get", [_SIZE], _HANDLE),
+    ("ggml_backend_dev_name", [_HANDLE], _TEXT),
+    ("ggml_backend_dev_description", [_HANDLE], _TEXT),
+    ("ggml_backend_dev_type", [_HANDLE], _INT),
+    ("ggml_backend_dev_memory", [_HANDLE, *[ctypes.POINTER(_SIZE)] * 2], None),
+    ("ggml_backend_reg_by_name", [_TEXT], _HANDLE),
+    ("ggml_backend_reg_dev_count", [_HANDLE], _SIZE),
+    ("ggml_backend_reg_dev_get", [_HANDLE, _SIZE], _HANDLE),
+    ("ggml_backend_reg_get_proc_address", [_HANDLE, _TEXT], _HANDLE),
+)
+_SCHEDULER_OF = "_ZNK13llama_context9get_schedEv"  # llama_context::get_sched() const
+# Of `steady_switch`; no header of llama.cpp has the first one, and no wheel promises to keep it.
+_UNLISTED: tuple[tuple[str, list[Any], Any], ...] = (
+    (_SCHEDULER_OF, [_HANDLE], _HANDLE),
+    ("ggml_backend_sched_get_n_backends", [_HANDLE], _INT),
+    ("ggml_backend_sched_get_backend", [_HANDLE, _INT], _HANDLE),
+    ("ggml_backend_is_cpu", [_HANDLE], _BOOL),
+    ("ggml_backend_cpu_set_use_ref", [_HANDLE, _BOOL], None),
+)
+BACKEND = "GGML_BACKEND_PATH"  # of the environment: a backend beside those compiled in
+_IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"  # all memory is one
+_CPU, _INTEGRATED_GPU, _ACCELERATED_CPU = 0, 2, 3  # ggml_backend_dev_type
+_MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 
-    `memory` is what the sequence functions take.
+
+class Library:
+    """llama.cpp's functions and ggml's, under their C names; handles are addresses.
+
+    `llama_decode` computes in a thread of its own, one pass at a time. Attributes: `api` and `ggml`
+    as llama-cpp-python has loaded them; `rows`, kernels of our own that `install_rows` puts in.
     """
 
-    name: str  # as users know it
-    log: LibraryLog
-    batch_type: type[ctypes.Structure]
-    devices: Callable[..., list[LibraryDevice]]  # of servers, as host:port, and of this machine
-    takes_servers: bool
-    system_info: Callable[[], bytes]  # as llama_print_system_info
-    flash_kv_types: tuple[str, ...]  # of KV_TYPES, those that flash attention takes
-    plain_kv_types: tuple[str, ...]  # and those that attention takes without it
-    cpu_ways: tuple[Way, ...]  # of attention there, the fastest first
-    steady_rows: Callable[[int], Callable[[bool], None] | None]  # of a context: what makes a pass
-    # score a single row as those of wider passes are; None where that is out of reach
-    # model
-    load_model: Callable[[bytes, ModelChoices], int | None]
-    free_model: Callable[[int], None]
-    vocab_size: Callable[[int], int]
-    hidden_size: Callable[[int], int]
-    is_plain_decoder: Callable[[int], bool]  # attention alone, each token after those before it
-    is_hybrid: Callable[[int], bool]  # attention in some layers, a recurrent state in others
-    # vocabulary
-    vocabulary: Callable[[int], int]  # of a model
-    tokenize: Callable[..., int]  # as llama_tokenize, of a vocabulary
-    token_to_piece: Callable[..., int]  # as llama_token_to_piece, of a vocabulary
-    token_text: Callable[[int, int], bytes | None]
-    token_attributes: Callable[[int, int], int]  # as llama_vocab_get_attr
-    # context
-    open_context: Callable[[int, ContextChoices], int | None]
-    free_context: Callable[[int], None]
-    kept_states: Callable[[int], int]  # of a context, as it was opened
-    set_threads: Callable[[int, int, int], None]  # context, of one row, of more
-    # 0: done; 1: no room in the cache; other: failed. On the processor one at a time, in a thread
-    # of its own.
-    decode: Callable[[int, Any], int]
-    synchronize: Callable[[int], None]  # a context: returns when its devices have done all
-    logits: Callable[[int], int | None]  # address of [outputs, vocab] float32
-    hidden: Callable[[int], int | None]  # address of [outputs, hidden] float32
-    want_hidden: Callable[[int, bool], None]
-    # cache
-    memory: Callable[[int], int]
-    sequence_remove: Callable[[int, int, int, int], bool]  # memory, sequence, from, to (-1: end)
-    sequence_copy: Callable[[int, int, int, int, int], None]  # memory, source, target, from, to
-    sequence_start: Callable[[int, int], int]  # memory, sequence: the smallest position it holds
-    state_size: Callable[[int, int, int], int]  # context, sequence, flags: bytes of it
-    state_read: Callable[[int, Any, int, int, int], int]  # context, buffer, size, sequence, flags
-    state_write: Callable[[int, Any, int, int, int], int]
-    state_form: SequenceForm  # of what state_read gives
-    state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all
-    ggml: Any = None  # as ctypes has loaded it, for taps
-    # The same for models on devices, whose passes wait for none on the processor. Whether devices
-    # are of this machine: one of these that is lost raises.
-    for_devices: Callable[[bool], Library] | None = None
-    # Whether kernels of our own compute all of a model on the CPU, flash attention too.
-    has_invariant_rows: Callable[[ModelInfo], bool] = lambda source: False
-    rows: Rows | None = None  # kernels of our own in its place; None: of a library without any
-    kernels: Callable[[ModelInfo], str | None] = lambda source: None  # the same of a loaded model
+    def __init__(self, api: Any, ggml: Any) -> None:
+        """Raises DeviceError for a backend that does not load."""
+        self.api, self.ggml = api, ggml
+        self.log = LibraryLog()
+        self.rows = Rows(None)
+        self._loads: dict[bytes, Load] = {}  # the last one of each file
+        self.llama_decode = in_compute_thread(api.llama_decode)
+        self._bind(UNBOUND)
+        with suppress(AttributeError):
+            self._bind(_UNLISTED)
+        self.llama_log_set(self.log.callback, self.log.data)
+        self._load_backend()
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("llama_"):
+            raise AttributeError(name)
+        found = self.__dict__[name] = getattr(self.api, name)
+        return found
+
+    def _bind(self, functions: Sequence[tuple[str, list[Any], Any]]) -> None:
+        for name, arguments, result in functions:
+            # An item is another object than the package's own: a thread that calls a function
+            # while another one binds it would read freed memory.
+            found = (self.ggml if name.startswith("ggml") else self.api.llama_cpp._lib)[name]
+            found.argtypes, found.restype = arguments, result
+            self.__dict__[name] = found
+
+    def replacing(self, **functions: Any) -> Library:
+        """Return a copy in which these take the place of functions or methods."""
+        made = copy.copy(self)
+        made.__dict__.update(functions)
+        return made
+
+    def install_rows(self) -> None:
+        """Put kernels of our own in its place, where they compute right in it. The first time that
+        takes seconds, in another process."""
+        self.rows = install(self.ggml)
+        if self.rows.table is not None:
+            self.log.send_through(rows_function("log"))
+            self.llama_log_set(self.log.callback, self.log.data)
+
+    # Models
+
+    def load_model(self, path: bytes, choices: ModelChoices) -> int | None:
+        rows, api = self.rows, self.api
+        if rows.table is not None:
+            rows_function("log_from")(self.log.least_level)
+        params = api.llama_model_default_params()
+        params.vocab_only = choices.vocabulary_only
+        params.load_mode = _NO_MMAP if choices.mmap is False else _MMAP
+        if choices.gpu_layers is not None:
+            params.n_gpu_layers = choices.gpu_layers
+        handles = [device.handle for device in choices.devices]
+        listed = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)  # lives until the return
+        params.devices = ctypes.cast(listed, ctypes.c_void_p)
+        with loading(rows, scored_tokens=choices.scored_tokens) as load:
+            handle: int | None = api.llama_model_load_from_file(path, params)
+        if not choices.vocabulary_only:
+            self._loads[path] = load
+        if load.num_failed:  # there was no memory for the packed weights
+            if handle is not None:
+                api.llama_model_free(handle)
+            with loading(rows, wants_stock=True):
+                handle = api.llama_model_load_from_file(path, params)
+        return handle
+
+    def vocab_size(self, model: int) -> int:
+        return int(self.llama_vocab_n_tokens(self.llama_model_get_vocab(model)))
+
+    def has_invariant_rows(self, source: ModelInfo) -> bool:
+        """Return whether kernels of our own compute all of a loaded model on the CPU, flash
+        attention too."""
+        return self.rows.takes_attention and self._load_of(source).is_whole
+
+    def kernels(self, source: ModelInfo) -> str:
+        """Describe the kernels of a loaded model in one line."""
+        return self.rows.describe(self._load_of(source))
+
+    def _load_of(self, source: ModelInfo) -> Load:
+        return self._loads.get(os.fsencode(source.path), Load())
+
+    # Contexts
+
+    def open_context(self, model: int, choices: ContextChoices) -> int | None:
+        params = self.api.llama_context_default_params()
+        params.n_ctx = choices.num_tokens
+        params.n_batch = params.n_ubatch = PREFILL_TOKENS
+        params.n_seq_max = choices.num_sequences
+        params.n_outputs_max = max(choices.num_sequences, choices.num_outputs)
+        params.n_rs_seq = choices.kept_states
+        params.n_outputs_max_per_seq = 0  # all of them
+        params.n_threads = params.n_threads_batch = choices.threads
+        params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
+        params.flash_attn_type = int(choices.flash_attention)
+        params.offload_kqv = params.op_offload = choices.on_device
+        params.swa_full = True  # or positions before the window could not be rolled back to
+        params.kv_unified = True  # branches share the cells of their common prefix
+        if choices.tap is not None:
+            params.cb_eval = ctypes.cast(choices.tap.callback, type(params.cb_eval))
+            params.cb_eval_user_data = choices.tap.data
+        handle: int | None = self.api.llama_init_from_model(model, params)
+        return handle
+
+    def steady_switch(self, context: int) -> Callable[[bool], None] | None:
+        """Return what makes the next passes of a context on the CPU score a single row as rows of
+        wider ones; None where a build exports too little for it.
+
+        ggml's flash attention shares the cells of a single row out among the threads, and sums in
+        another order than for several rows (ggml-cpu/ops.cpp). Its backend has a switch that turns
+        such kernels off; llama.h does not lead to it, but a method of the C++ class does.
+        """
+        try:
+            scheduler = getattr(self, _SCHEDULER_OF)(context)
+            for number in reversed(range(self.ggml_backend_sched_get_n_backends(scheduler))):
+                backend = self.ggml_backend_sched_get_backend(scheduler, number)
+                if self.ggml_backend_is_cpu(backend):
+                    return lambda on: self.ggml_backend_cpu_set_use_ref(backend, on)
+        except AttributeError:
+            pass
+        return None
+
+    # Devices
+
+    def devices(self, *servers: str) -> list[LibraryDevice]:
+        """Return those of servers (host:port) first, as llama.cpp has them: fewer results cross the
+        network. Then those of this machine."""
+        found = []
+        for server in servers:
+            registry = self._add_server(server.encode())
+            count = self.ggml_backend_reg_dev_count(registry) if registry else 0
+            handles = [self.ggml_backend_reg_dev_get(registry, i) for i in range(count)]
+            found += [self._device(handle, server) for handle in handles]
+        local = map(self.ggml_backend_dev_get, range(self.ggml_backend_dev_count()))
+        return found + [self._device(handle) for handle in local]
+
+    def _add_server(self, server: bytes) -> int | None:
+        """The second call for a server gives the same devices.
+
+        Ends the process where a server does not answer, and from then on where one dies.
+        """
+        self.ggml.ggml_set_abort_callback(_END)
+        registry = self.ggml_backend_reg_by_name(b"RPC")
+        address = self.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
+        found: int | None = ctypes.CFUNCTYPE(_HANDLE, _TEXT)(address)(server)
+        return found
+
+    def _device(self, handle: int, server: str | None = None) -> LibraryDevice:
+        kind = self.ggml_backend_dev_type(handle)
+        is_cpu = kind in (_CPU, _ACCELERATED_CPU)
+        free, total = _SIZE(), _SIZE()
+        self.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+        return LibraryDevice(
+            name=self.ggml_backend_dev_name(handle).decode(),
+            description=self.ggml_backend_dev_description(handle).decode(),
+            is_cpu=is_cpu,
+            free_bytes=(is_cpu and free_bytes()) or free.value,
+            total_bytes=total.value,
+            handle=handle,
+            server=server,
+            shares_memory=kind == _INTEGRATED_GPU or _IS_UNIFIED,
+        )
+
+    def _load_backend(self) -> None:
+        """Load a backend that was compiled apart, as the library's own programs do."""
+        path = os.environ.get(BACKEND)
+        if path and not self.ggml_backend_load(os.fsencode(path)):
+            raise DeviceError(
+                f"{NAME} cannot load the backend {path}: {self.log.errors_after(0) or NO_REASON}",
+                remedy="Compile it from the sources of the installed llama-cpp-python, or unset "
+                f"{BACKEND}.",
+            )
+
+
+def _end(message: bytes) -> None:
+    """Called where the library is about to abort; it would start a debugger for a trace."""
+    reason = message.decode("utf-8", "replace").split(": ", 1)[-1].strip()  # without its source
+    remedy = "Start an RPC server that is gone again."
+    print(f"edge-spec: {NAME} cannot go on: {reason}. {remedy}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+_END = ctypes.CFUNCTYPE(None, _TEXT)(_end)

@@ -30,15 +30,18 @@ from edge_spec.errors import DeviceMemoryError
 from edge_spec.models.devices import PLANNED_TOKENS, Memory, context_tokens
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.cache import FIRST_TOKENS
-from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS, LibraryDevice, Offload
+from edge_spec.runtimes.llamacpp.library import (
+    PREFILL_TOKENS,
+    LibraryDevice,
+    Offload,
+    cache_bytes,
+)
 
 # Copied into the order of the kernels for AVX2 and NEON; of these only Q4_0 was measured.
 REPACKED = frozenset({"Q4_0", "Q4_K", "IQ4_NL"})
 SMALLER, _OUTER = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_DEFAULT_KV_TYPE = "f16"  # as large as "f16-bf16"
 _CELLS = 256  # a cache has a multiple of these
-_TOKEN_BYTES = 380  # of a vocabulary that is not known: texts, merges and the maps to them
 _VOCABULARY = 7  # times what a file has beside its tensors, nearly all of it texts and merges
 _SCORED_ROWS = 16  # that are written: there is room for MAX_ROWS, but few passes are so wide
 _FLOAT = 4  # bytes
@@ -62,19 +65,16 @@ class Parts:
 def model_parts(source: ModelInfo, options: RuntimeOptions, num_tokens: int | None) -> Parts:
     """Raises KeyError for a KV type that no library has."""
     config = source.config
-    cells = _padded(_cells(config, options, num_tokens))
+    cells = _cells(config, options, num_tokens)
     found: Counter[int | None] = Counter()
     for name, tensor in _tensors(source).items():
         layer = _LAYER.search(name)
         if name != _EMBEDDING or config.tied_embeddings:  # which is copied to be the head
             found[int(layer[1]) if layer else None] += tensor.data.nbytes
-    if not found:  # all of them alike
-        share = source.path.stat().st_size // (config.num_layers + 1)
-        found.update({layer: share for layer in (*range(config.num_layers), None)})
     counted = config.num_layers + (config.num_layers in found)
     return Parts(
         tuple(found[layer] for layer in range(counted)),
-        _cache(config, options, cells) // config.num_layers,
+        cache_bytes(config, cells, options.kv_type) // config.num_layers,
         found[None],
         _work(config, cells, MAX_ROWS),
     )
@@ -92,9 +92,15 @@ def gguf_memory(
     compute, for which matrices of some types are copied. Raises KeyError for a KV type that no
     library has."""
     cells, config = _cells(source.config, options, num_tokens), source.config
-    file_bytes = source.path.stat().st_size
-    copied = _repacked_bytes(source) if repacks and options.mmap is not False else 0
-    cache = _cache(config, options, _padded(cells))
+    tensors, file_bytes, copied = _tensors(source), source.path.stat().st_size, 0
+    vocabulary = _VOCABULARY * (file_bytes - sum(each.data.nbytes for each in tensors.values()))
+    if repacks and options.mmap is not False:
+        copied = sum(
+            tensor.data.nbytes
+            for name, tensor in tensors.items()
+            if tensor.kind.name in REPACKED and name != _EMBEDDING
+        )
+    cache = cache_bytes(config, cells, options.kv_type)
     if offload is not None and offload.num_layers:
         parts = model_parts(source, options, num_tokens)
         kept = len(parts.layers) - offload.num_cached
@@ -102,9 +108,9 @@ def gguf_memory(
         file_bytes -= sum(parts.layers[kept:]) + (0 if config.tied_embeddings else parts.head)
         cache = parts.cache * kept
     return Memory(
-        weights=file_bytes + copied + _vocabulary(source),
+        weights=file_bytes + copied + max(0, vocabulary),
         cache=cache,
-        work=_work(config, _padded(cells)) + _CONTEXT_BYTES,
+        work=_work(config, cells) + _CONTEXT_BYTES,
         library=_LIBRARY_BYTES,
         mapped_twice=copied,
         on_devices=offload.by_device if offload else {},
@@ -115,11 +121,10 @@ def requantized_memory(source: ModelInfo, found: Memory, repacks: bool) -> Memor
     """Changes the memory that was found for a file to that of its matrices as SMALLER, embedding
     and head as Q8_0, as our exporter writes them; None for one that it cannot convert, or that is
     no larger. repacks: whether the library copies matrices of that type."""
-    tensors = _tensors(source)
-    if not is_plain(source) or not tensors:
+    if not is_plain(source):
         return None
     now, then, copied = 0, 0, 0
-    for name, tensor in tensors.items():
+    for name, tensor in _tensors(source).items():
         num_bytes = tensor.data.nbytes
         now += num_bytes
         if len(tensor.shape) > 1:
@@ -135,50 +140,18 @@ def requantized_memory(source: ModelInfo, found: Memory, repacks: bool) -> Memor
 
 
 def _cells(config: ModelConfig, options: RuntimeOptions, num_tokens: int | None) -> int:
-    """Counts the cells of the cache, which doubles from FIRST_TOKENS on."""
+    """Counts the cells of the cache, which doubles from FIRST_TOKENS on; as many as it is given."""
     length, used = context_tokens(config.context_length, options, num_tokens)
     cells = min(FIRST_TOKENS, length)
     while cells < used:
         cells = min(2 * cells, length)
-    return cells
-
-
-def _padded(cells: int) -> int:
     return -(-cells // _CELLS) * _CELLS
 
 
-def _repacked_bytes(source: ModelInfo) -> int:
-    """Returns all of the file where its tensors are not known, and it has such types."""
-    if not source.weight_types & REPACKED:
-        return 0
-    tensors = _tensors(source)
-    if not tensors:
-        return source.path.stat().st_size
-    return sum(
-        tensor.data.nbytes
-        for name, tensor in tensors.items()
-        if tensor.kind.name in REPACKED and name != _EMBEDDING
-    )
-
-
 def _tensors(source: ModelInfo) -> Mapping[str, Any]:
-    """Returns them; None where the description of the file has none."""
-    tensors: Mapping[str, Any] = getattr(source, "tensors", {})
+    """Returns what every description of a GGUF file has."""
+    tensors: Mapping[str, Any] = source.tensors  # type: ignore[attr-defined]
     return tensors
-
-
-def _vocabulary(source: ModelInfo) -> int:
-    tensors = _tensors(source).values()
-    if not tensors:
-        return source.config.vocab_size * _TOKEN_BYTES
-    stored: int = sum(tensor.data.nbytes for tensor in tensors)
-    described = source.path.stat().st_size - stored
-    return _VOCABULARY * max(0, described)
-
-
-def _cache(config: ModelConfig, options: RuntimeOptions, cells: int) -> int:
-    kv_type = KV_TYPES[(options.kv_type or _DEFAULT_KV_TYPE).lower()]
-    return int(config.cached_keys * cells * kv_type.bytes_per_pair)
 
 
 def _work(config: ModelConfig, cells: int, scored_rows: int = _SCORED_ROWS) -> int:

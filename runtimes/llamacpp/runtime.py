@@ -12,19 +12,28 @@ from edge_spec.core.model_info import ModelInfo, is_plain
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.runtimes.llamacpp.devices import choose_devices, listed, wanted_devices
-from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice, ModelChoices
-from edge_spec.runtimes.llamacpp.memory import offload
+from edge_spec.runtimes.llamacpp.library import (
+    NAME,
+    NO_REASON,
+    VOCABULARY_ONLY,
+    Library,
+    LibraryDevice,
+)
+from edge_spec.runtimes.llamacpp.memory import (
+    SMALLER,
+    gguf_memory,
+    offload,
+    requantized_memory,
+)
 from edge_spec.runtimes.llamacpp.model import LlamaCppModel
 from edge_spec.runtimes.llamacpp.rows.install import wanted
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
-from edge_spec.runtimes.llamacpp.weights import NO_REASON
 
 if TYPE_CHECKING:
     from edge_spec.models import devices as placement
     from edge_spec.models.devices import Memory
 
 _UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
-_VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
 
 
 class LlamaCppRuntime:
@@ -85,8 +94,6 @@ class LlamaCppRuntime:
     def memory(
         self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
-        from edge_spec.runtimes.llamacpp.memory import gguf_memory
-
         devices = self._offload_devices(options)
         moved = offload(source, options, devices, num_tokens) if devices else None
         return gguf_memory(
@@ -109,8 +116,6 @@ class LlamaCppRuntime:
     def smaller_memory(
         self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
     ) -> tuple[str, Memory] | None:
-        from edge_spec.runtimes.llamacpp.memory import SMALLER, requantized_memory
-
         now = self.memory(source, options, num_tokens)
         repacks = options.mmap is not False and not wanted()
         found = requantized_memory(source, now, repacks)
@@ -120,24 +125,29 @@ class LlamaCppRuntime:
 def _require_plain_decoder(library: Library, source: ModelInfo) -> None:
     """Looks at the architecture before the weights are read. Raises UnsupportedModelError."""
     path, known = source.path, library.log.num_errors
-    handle = library.load_model(os.fsencode(path), _VOCABULARY_ONLY)
+    handle = library.load_model(os.fsencode(path), VOCABULARY_ONLY)
     if handle is None:
         errors = library.log.errors_after(known)
         problem = f"cannot load {path}: {errors or NO_REASON}"
         if _UNKNOWN_ARCHITECTURE in errors:
             problem = f"does not know the architecture {source.config.architecture!r} of {path}"
         raise UnsupportedModelError(
-            f"{library.name} {problem}", remedy="Update the library, or convert the model again."
+            f"{NAME} {problem}", remedy="Update the library, or convert the model again."
         )
     try:
-        is_plain, is_hybrid = library.is_plain_decoder(handle), library.is_hybrid(handle)
+        is_hybrid = library.llama_model_is_hybrid(handle)
+        is_attention_alone = not (
+            library.llama_model_is_recurrent(handle)
+            or library.llama_model_is_diffusion(handle)
+            or library.llama_model_has_encoder(handle)
+        )
     finally:
-        library.free_model(handle)
+        library.llama_model_free(handle)
     if is_hybrid:
         from edge_spec.runtimes.llamacpp.hybrid import require_known_hybrid
 
         require_known_hybrid(source.config.architecture, path)
-    elif not is_plain:
+    elif not is_attention_alone:
         raise UnsupportedModelError(
             f"{path} is no decoder with attention in all layers: a recurrent state cannot be "
             "rewound, which speculation and chat need",

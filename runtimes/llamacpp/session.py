@@ -13,8 +13,7 @@ from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
-from edge_spec.runtimes.llamacpp.cache import Cache
-from edge_spec.runtimes.llamacpp.cells import SequenceRows
+from edge_spec.runtimes.llamacpp.cache import Cache, SequenceRows
 from edge_spec.runtimes.llamacpp.features import Features, KeysValues, new_tap
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS
 from edge_spec.runtimes.llamacpp.transfer import holds, holds_windowed
@@ -38,23 +37,26 @@ class LlamaCppSession:
 
     def prefill(self, tokens: Sequence[int]) -> None:
         require_room(self.length, len(tokens), self._cache.context_length)
-        self._untold = None
         self._cache.settle(self._sequence, len(tokens))
         for start in range(0, len(tokens), PREFILL_TOKENS):
-            length, features = self.length, self._sequence.features
-            found = self._cache.read(self._sequence, tokens[start : start + PREFILL_TOKENS])
-            if features is not None and found is not None:
-                features.on_prefilled(length, found)
+            tree = TokenTree.chain(tokens[start], tokens[start + 1 : start + PREFILL_TOKENS])
+            self._score(tree, is_scored=False)
+            self.commit(range(len(tree)))
         if len(tokens):
-            self._cache.wait(self._sequence)  # whoever reads a clock next, reads it right
+            self._sequence.home.wait()  # whoever reads a clock next, reads it right
 
     def forward(self, tree: TokenTree) -> Forward:
         rows = len(tree)
         if rows > MAX_ROWS:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
-        self._untold = None
         require_room(self.length, rows, self._cache.context_length)
-        return self._cache.score(self._sequence, tree)
+        return self._score(tree, is_scored=True)
+
+    def _score(self, tree: TokenTree, is_scored: bool) -> Forward:
+        self._untold = None
+        [out] = self._cache.score([SequenceRows(self._sequence, tree, is_scored)])
+        self._untold = None if is_scored else out.features
+        return out
 
     def commit(self, rows: Sequence[int]) -> None:
         sequence = self._sequence
@@ -67,14 +69,15 @@ class LlamaCppSession:
         sequence.has_rows = False
         untold, self._untold = self._untold, None
         if untold is not None and sequence.features is not None and len(rows):
-            sequence.features.on_prefilled(before, untold[np.asarray(rows)])
+            kept = untold if len(rows) == len(untold) else untold[np.asarray(rows)]
+            sequence.features.on_prefilled(before, kept)
 
     def rollback(self, length: int) -> None:
         """Raises SessionError where a sliding window has forgotten what then would be needed."""
         sequence, window = self._sequence, self._weights.state_window
         require_rollback(self.length, length)
         if window and length < self.length:
-            start = self._cache.first_position(sequence)
+            start = sequence.home.first_position(sequence.number)
             if length and start > max(0, length - window):  # before it nothing is looked at
                 raise SessionError(
                     f"llama.cpp holds this text from token {start} on only, so that it cannot go "
@@ -98,12 +101,9 @@ class LlamaCppSession:
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         """See `edge_spec.core.features.GivesFeatures`. Final states of a prompt cost its scores,
         without which llama.cpp gives none, and a context that holds these."""
-        require_layers(layers, self._weights.num_layers)
-        choices, wanted = self._cache.choices, None
-        if layers:
-            wanted = Features(self._weights, layers, on_prefilled, choices)
-            self._cache.choices = wanted.fitted(choices)
-        self._sequence.features = wanted
+        require_layers(layers, self._weights.config.num_layers)
+        wanted = Features(self._weights, layers, on_prefilled) if layers else None
+        self._cache.collect(self._sequence, wanted)
         self._untold = None
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
@@ -137,34 +137,28 @@ class LlamaCppSession:
         self._sequence.outcome = (0, ())
         self._collected()
 
-    def take_pass(self, part: PassPart, out: Forward) -> None:
-        """Is told of a pass that others shared."""
-        self._untold = None if part.is_scored else out.features
-
-    def rows_of(self, part: PassPart) -> SequenceRows:
-        """Return what it has in a pass that others share. Raises ContextFullError."""
-        self._sequence.has_rows = False
-        require_room(self.length, len(part.tree), self._cache.context_length)
-        return SequenceRows(self._sequence, part.tree, part.is_scored)
-
     def _holds(self, stored: np.ndarray, length: int) -> bool:
         """Say whether it is a sequence of `length` tokens, that the library may be given."""
-        form, window = self._weights.library.state_form, self._weights.state_window
-        if window:
-            return holds_windowed(stored, length, window, form)
-        return holds(stored, length, form)
+        window = self._weights.state_window
+        return holds_windowed(stored, length, window) if window else holds(stored, length)
 
 
-def forward_together(cache: Cache, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+def forward_together(parts: Sequence[PassPart]) -> list[Forward]:
     """Score trees of several sessions on one cache in one pass. Raises what `forward` does."""
     sessions = [each.session for each in parts if isinstance(each.session, LlamaCppSession)]
     require_none_alone(sessions)
-    if max(num_rows, sum(len(part.tree) for part in parts)) > MAX_ROWS:
+    if sum(len(part.tree) for part in parts) > MAX_ROWS:
         raise ValueError(f"more than {MAX_ROWS} rows in one pass")
+    cache = sessions[0]._cache
     for session in sessions:
         session._sequence.has_rows = False
-    rows = [session.rows_of(part) for session, part in zip(sessions, parts, strict=True)]
-    outs = cache.score_together(rows, num_rows)
+    for session, part in zip(sessions, parts, strict=True):
+        require_room(session.length, len(part.tree), cache.context_length)
+    rows = [
+        SequenceRows(session._sequence, part.tree, part.is_scored)
+        for session, part in zip(sessions, parts, strict=True)
+    ]
+    outs = cache.score(rows)
     for session, part, out in zip(sessions, parts, outs, strict=True):
-        session.take_pass(part, out)
+        session._untold = None if part.is_scored else out.features
     return outs

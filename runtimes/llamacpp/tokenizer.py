@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from edge_spec.errors import ModelFileError
-from edge_spec.runtimes.llamacpp.library import Library, ModelChoices
+from edge_spec.runtimes.llamacpp.library import NAME, VOCABULARY_ONLY, Library
 from edge_spec.text.given_encoding import Place, occurrences, pattern_of, touches
 from edge_spec.text.token_pieces import ByteStream
 
@@ -29,19 +29,17 @@ class LibraryTokenizer:
     """
 
     def __init__(self, library: Library, path: Path, bos_id: int | None) -> None:
-        choices = ModelChoices((), 0, mmap=True, vocabulary_only=True)
         known = library.log.num_errors
-        model = library.load_model(os.fsencode(path), choices)
+        model = library.load_model(os.fsencode(path), VOCABULARY_ONLY)
         if model is None:
             raise ModelFileError(
-                f"{library.name} cannot read the vocabulary of {path}: "
-                f"{library.log.errors_after(known)}",
+                f"{NAME} cannot read the vocabulary of {path}: {library.log.errors_after(known)}",
                 remedy="Download or convert the file again.",
             )
-        weakref.finalize(self, library.free_model, model)
+        weakref.finalize(self, library.llama_model_free, model)
         self._library = library
         self._bos_id = bos_id
-        self._vocabulary = library.vocabulary(model)
+        self._vocabulary = library.llama_model_get_vocab(model)
         self._size = library.vocab_size(model)
 
     def encode(self, text: str) -> list[int]:
@@ -103,7 +101,7 @@ class LibraryTokenizer:
         size = len(raw) + 8  # most tokens have a byte or more, and a space may come before
         while True:
             ids = (ctypes.c_int32 * size)()
-            count = self._library.tokenize(
+            count = self._library.llama_tokenize(
                 self._vocabulary, raw, len(raw), ids, size, False, parse_special
             )
             if count >= 0:
@@ -134,7 +132,7 @@ class LibraryTokenizer:
 
     def _has(self, token: int, attributes: int) -> bool:
         return token >= 0 and bool(
-            self._library.token_attributes(self._vocabulary, token) & attributes
+            self._library.llama_vocab_get_attr(self._vocabulary, token) & attributes
         )
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -159,7 +157,7 @@ class LibraryTokenizer:
         """The token as the vocabulary spells it, special ones included."""
         if not 0 <= token < self._size:
             return ""
-        text = self._library.token_text(self._vocabulary, token) or b""
+        text = self._library.llama_vocab_get_text(self._vocabulary, token) or b""
         return text.decode("utf-8", "replace")
 
     def token_id(self, text: str) -> int | None:
@@ -182,7 +180,9 @@ class LibraryTokenizer:
         size = _FIRST_PIECE_BYTES
         while True:
             buffer = ctypes.create_string_buffer(size)
-            count = self._library.token_to_piece(self._vocabulary, token, buffer, size, 0, False)
+            count = self._library.llama_token_to_piece(
+                self._vocabulary, token, buffer, size, 0, False
+            )
             if count >= 0:
                 return buffer.raw[:count]
             size = -count

@@ -8,29 +8,25 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import DeviceMemoryError, ModelFileError, SessionError, UnsupportedModelError
 from edge_spec.models.devices import return_freed
 from edge_spec.runtimes.llamacpp.library import (
-    KV_TYPES,
+    NAME,
+    NO_REASON,
     ContextChoices,
     Library,
     LibraryDevice,
     ModelChoices,
+    cache_bytes,
 )
 
-NO_REASON = "it gives no reason"
 # Of layers with a recurrent state: what gives final states beside the scores of tokens. LFM2's
 # graph takes the same switch for that of a model that embeds text, and computes other scores.
 _HYBRIDS_WITH_STATES = frozenset({"qwen35", "qwen35moe"})
 _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
-
-
-class OpenContext(NamedTuple):
-    handle: int
-    free: weakref.finalize[..., Any]  # at the latest at the interpreter's exit, and only once
 
 
 class GgufWeights:
@@ -49,37 +45,37 @@ class GgufWeights:
         if handle is None:
             raise self._refusal(library.log.errors_after(known))
         self._handle = handle
-        self._free = weakref.finalize(self, library.free_model, handle)
-        self._contexts: list[weakref.finalize[..., Any]] = []
+        self._free = weakref.finalize(self, library.llama_model_free, handle)
+        self._contexts: dict[int, weakref.finalize[..., Any]] = {}  # by handle
         self._lock = Lock()  # threads may open contexts, each its own, at the same time
         self.vocab_size = library.vocab_size(handle)
-        self.hidden_size = library.hidden_size(handle)
-        self.num_layers = config.num_layers
-        self.architecture = config.architecture
+        self.hidden_size = library.llama_model_n_embd(handle)
         self.known_streams: set[int] = set()  # layers whose inputs the library is known to give
-        self.state_window = library.state_window(handle)
-        self.is_hybrid = library.is_hybrid(handle)
-        self.gives_final_states = not self.is_hybrid or self.architecture in _HYBRIDS_WITH_STATES
+        self.state_window = library.llama_model_n_swa(handle)
+        self.is_hybrid = library.llama_model_is_hybrid(handle)
+        self.gives_final_states = not self.is_hybrid or config.architecture in _HYBRIDS_WITH_STATES
         if self.vocab_size != config.vocab_size:
             self.close()
             raise ModelFileError(
-                f"{path}: {library.name} reads {self.vocab_size} tokens, expected "
-                f"{config.vocab_size}",
+                f"{path}: {NAME} reads {self.vocab_size} tokens, expected {config.vocab_size}",
                 remedy="Convert the model again.",
             )
 
     def close(self) -> None:
         """Closes the contexts, too: they read these weights."""
-        for free_context in self._contexts:
+        for free_context in self._contexts.values():
             free_context()
         self._free()
 
-    def open_context(self, owner: object, choices: ContextChoices) -> OpenContext:
-        """A context that lives as long as its owner, at most.
+    def open_context(
+        self, owner: object, choices: ContextChoices
+    ) -> tuple[int, weakref.finalize[..., Any]]:
+        """Returns a context and what frees it, once: at the latest when its owner is collected or
+        the interpreter exits.
 
         Raises DeviceMemoryError where there is too little memory for its cache.
         """
-        needed = self.cache_bytes(choices)
+        needed = cache_bytes(self.config, choices.num_tokens, choices.kv_type)
         if choices.on_device:
             moved = min(self._num_cached, self.config.num_layers)
             needed = needed * moved // self.config.num_layers
@@ -92,23 +88,27 @@ class GgufWeights:
         known = log.num_errors
         handle = self.library.open_context(self._handle, choices)
         if handle is not None:
-            free = weakref.finalize(owner, _free, self.library.free_context, handle)
+            free = weakref.finalize(owner, _free, self.library.llama_free, handle)
             with self._lock:
-                self._contexts = [*(other for other in self._contexts if other.alive), free]
-            return OpenContext(handle, free)
+                self._contexts = self._open_contexts() | {handle: free}
+            return handle, free
         errors = log.errors_after(known)
         if _OUT_OF_MEMORY.search(errors):
             raise _too_little(devices, needed, what)
         raise SessionError(
-            f"{self.library.name} cannot open a context of {choices.num_tokens} tokens: "
-            f"{errors or NO_REASON}",
+            f"{NAME} cannot open a context of {choices.num_tokens} tokens: {errors or NO_REASON}",
             remedy="Try --no-flash-attention, another --kv-type or a shorter --context.",
         )
 
-    def cache_bytes(self, choices: ContextChoices) -> int:
-        """Returns the size of keys and values."""
-        pairs = self.config.cached_keys * choices.num_tokens
-        return int(pairs * KV_TYPES[choices.kv_type].bytes_per_pair)
+    @property
+    def graphs_reused(self) -> int:
+        """Counts the passes of open contexts that took the graph of the pass before. llama.cpp
+        builds another one for another number of rows, of scores or of sequences."""
+        handles = list(self._open_contexts())
+        return sum(int(self.library.llama_perf_context(each).n_reused) for each in handles)
+
+    def _open_contexts(self) -> dict[int, weakref.finalize[..., Any]]:
+        return {handle: free for handle, free in self._contexts.items() if free.alive}
 
     def _refusal(self, errors: str) -> Exception:
         if _OUT_OF_MEMORY.search(errors):
@@ -116,7 +116,7 @@ class GgufWeights:
             devices = self._used_devices(bool(self._devices))
             return _too_little(devices, needed, f"the weights of {self._path}")
         return UnsupportedModelError(
-            f"{self.library.name} cannot load {self._path}: {errors or NO_REASON}",
+            f"{NAME} cannot load {self._path}: {errors or NO_REASON}",
             remedy="Update the library, or convert the model again.",
         )
 

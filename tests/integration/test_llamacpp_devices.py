@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def test_a_server_that_does_not_serve_is_listed_with_the_reason(
         asked.extend(servers)
         return [CPU]
 
-    pretended = replace(library, devices=devices, takes_servers=True)
+    pretended = library.replacing(devices=devices, llama_supports_rpc=lambda: True)
     found = list(listed("llamacpp", pretended, [server]))
     assert [device.name for device in found] == ["cpu", server]
     assert "no connection: " in (found[1].fault or "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +99,16 @@ def test_a_growth_that_fails_leaves_the_cache_as_it_was(
     monkeypatch.setattr(cache, "FIRST_TOKENS", 32)
     one = open_llama(llama, gguf()).open_session()
     one.prefill(tokens(20))
-    probe, library = random_tree(8), one._cache.library
+    probe, library = random_tree(8), one._weights.library
     before = scored(one, probe)
-    failing = replace(library, open_context=lambda model, choices: None)
-    for broken in (failing, replace(library, state_write=lambda *arguments: 0)):
-        one._cache.library = one._weights.library = broken
+    failing = library.replacing(open_context=lambda model, choices: None)
+    for broken in (failing, library.replacing(llama_state_seq_set_data_ext=lambda *arguments: 0)):
+        one._weights.library = broken
         with pytest.raises(EdgeSpecError) as caught:
             one.prefill(tokens(60))
         assert "\n" not in str(caught.value)
         assert one.length == 20
-        one._cache.library = one._weights.library = library
+        one._weights.library = library
         np.testing.assert_array_equal(scored(one, probe), before)
     one.prefill(tokens(60))
     assert one.length == 80

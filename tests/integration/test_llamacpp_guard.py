@@ -13,7 +13,6 @@ pytest.importorskip("llama_cpp")
 
 PREPARED = """
 import ctypes, os, signal, sys
-from dataclasses import replace
 from pathlib import Path
 from llama_cpp._ggml import libggml
 from edge_spec.core.model import RuntimeOptions
@@ -34,7 +33,7 @@ def interrupted(context, batch):
     seen.append("ended")
 
 def guarded(decode):
-    return DeviceGuard(replace(library(), decode=decode), libggml).guarded()
+    return DeviceGuard(library().replacing(llama_decode=decode)).guarded()
 
 seen = []
 """
@@ -44,12 +43,12 @@ options = RuntimeOptions(threads=1, providers=("cpu",))
 on_cpu = runtimes.load_runtime("llamacpp").open(source, options).open_session()
 before = on_cpu.forward(TokenTree.chain(1)).logits.copy()
 lost = guarded(globals()[sys.argv[1]])
-for call in (lost.decode, lost.decode, lost.open_context):
+for call in (lost.llama_decode, lost.llama_decode, lost.open_context):
     try:
         call(0, None)
     except DeviceError as error:
         print(error)
-lost.free_context(1)  # no context: it would crash
+lost.llama_free(1)  # no context: it would crash
 assert (on_cpu.forward(TokenTree.chain(1)).logits == before).all()
 print("survived")
 """

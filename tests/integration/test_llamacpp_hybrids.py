@@ -151,10 +151,9 @@ def test_a_library_that_keeps_no_states_is_refused_in_words(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an older one would say that it kept none."""
-    from dataclasses import replace
-
     runtime = runtimes.load_runtime("llamacpp")
-    older = replace(runtime._library(), kept_states=lambda context: 0)  # type: ignore[attr-defined]
+    library = runtime._library()  # type: ignore[attr-defined]
+    older = library.replacing(llama_n_rs_seq=lambda context: 0)
     monkeypatch.setattr(type(runtime), "_library", staticmethod(lambda: older))
     with pytest.raises(UnsupportedModelError, match="recurrent state") as refused:
         runtime.open(runtimes.open_model_info(path), FLOAT32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,20 +36,21 @@ def test_a_token_outside_the_vocabulary_is_refused_and_the_session_goes_on(
 def test_a_failed_pass_says_where_and_the_session_goes_on(
     both: Both, session: Any, tokens: Tokens, random_tree: RandomTree
 ) -> None:
-    library = session._cache.library
+    library = session._weights.library
     both.prefill(tokens(8))
     for tree in (random_tree(6), TokenTree.chain(1, tokens(5))):
-        session._cache.library = replace(library, decode=lambda context, batch: -3)
+        session._weights.library = library.replacing(llama_decode=lambda context, batch: -3)
         with pytest.raises(SessionError, match=r"6 tokens after 8 \(status -3\)"):
             session.forward(tree)
-        session._cache.library = library
+        session._weights.library = library
         both.chain(tokens(6))
         both.forward(random_tree(6, seed=1))
 
 
-@pytest.mark.parametrize("at", range(1, 12))
+@pytest.mark.parametrize("at", range(1, 18))
+@pytest.mark.parametrize("reads", [False, True])
 def test_ctrl_c_between_two_calls_of_the_library_loses_no_committed_token(
-    at: int, both: Both, session: Any, tokens: Tokens, random_tree: RandomTree
+    reads: bool, at: int, both: Both, session: Any, tokens: Tokens, random_tree: RandomTree
 ) -> None:
     """A second Ctrl-C raises wherever the program is, and a chat goes on afterwards."""
     left = at
@@ -65,16 +65,18 @@ def test_ctrl_c_between_two_calls_of_the_library_loses_no_committed_token(
 
         return call
 
-    library, names = session._cache.library, ("decode", "sequence_copy")
+    library, names = session._weights.library, ("llama_decode", "llama_memory_seq_cp")
     both.prefill(tokens(8))
     tree = random_tree(6, seed=2)
-    changed = {n: interrupted(getattr(library, n)) for n in (*names, "sequence_remove")}
-    session._cache.library = replace(library, **changed)
+    changed = {n: interrupted(getattr(library, n)) for n in (*names, "llama_memory_seq_rm")}
+    session._weights.library = library.replacing(**changed)
     try:
         session.forward(tree)
         session.commit(tree.path(5))
+        if reads:
+            session.prefill(tokens(6, seed=3))
     except KeyboardInterrupt:
-        session._cache.library = library
+        session._weights.library = library
         session.rollback(8)
         both.chain(tokens(3))
         both.forward(random_tree(6, seed=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +78,8 @@ def test_a_cache_beyond_the_free_memory_is_refused_before_the_library_is_asked(
 
     def library_with(free_bytes: int) -> Any:
         device = replace_free(free_bytes)
-        return replace(
-            whole, devices=lambda: [device], open_context=lambda *choices: asked.append(choices)
+        return whole.replacing(
+            devices=lambda: [device], open_context=lambda *choices: asked.append(choices)
         )
 
     def replace_free(free_bytes: int) -> LibraryDevice:

@@ -8,7 +8,6 @@ import gc
 import mmap
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,11 @@ class Recorded:
         self.freed: Counter[tuple[str, int]] = Counter()
         self.order: list[str] = []
         library = library_of(runtime)
-        self.library = replace(
-            library,
+        self.library = library.replacing(
             load_model=self._opening("model", library.load_model),
             open_context=self._opening("context", library.open_context),
-            free_model=self._freeing("model", library.free_model),
-            free_context=self._freeing("context", library.free_context),
+            llama_model_free=self._freeing("model", library.llama_model_free),
+            llama_free=self._freeing("context", library.llama_free),
         )
 
     def _opening(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,8 +104,9 @@ def test_handles_are_freed_once_after_a_growth(
     one = open_llama(llama, gguf()).open_session()
     for count in (8, 8, 40):
         one.prefill(tokens(count))
-    one._weights.library = replace(recorded.library, state_write=lambda *arguments: 0)
-    one._cache.library = one._weights.library
+    one._weights.library = recorded.library.replacing(
+        llama_state_seq_set_data_ext=lambda *arguments: 0
+    )
     with pytest.raises(SessionError, match="could not move 56 tokens"):
         one.prefill(tokens(60))
     assert recorded.opened.total() == recorded.freed.total() + 2  # the model and the last cache

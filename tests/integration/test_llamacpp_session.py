@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.llamacpp import cells
+from edge_spec.runtimes.llamacpp.context import HELD
 from fixtures.axes import each
 
 Both = Any  # as in fixtures/side_by_side.py, with its Setup
@@ -41,12 +41,10 @@ def test_every_architecture_scores_as_the_reference(
 def left_over(session: Any) -> tuple[int, int, list[int]]:
     """Bytes of the committed sequence, its first position, and what else the cache holds."""
     session.state()  # removes what was not committed
-    sequence, library = session._sequence, session._cache.library
-    context, number = sequence.home, sequence.number
-    numbers = (each for each in range(64) if each not in (number, cells.HELD))
-    others = [each for each in numbers if library.sequence_start(context.memory, each) != -1]
-    size = library.state_size(context.handle, number, 0)
-    return size, library.sequence_start(context.memory, number), others
+    context, number = session._sequence.home, session._sequence.number
+    numbers = (each for each in range(64) if each not in (number, HELD))
+    others = [each for each in numbers if context.first_position(each) != -1]
+    return len(context.read(number)), context.first_position(number), others
 
 
 @pytest.mark.parametrize("seed", range(4))

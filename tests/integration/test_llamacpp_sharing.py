@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,17 +166,17 @@ def test_a_device_that_fails_in_a_shared_pass_costs_no_token(
         one.prefill(tokens(11))
     star = TokenTree(np.array(tokens(3), np.int32), np.array([-1, 0, 0], np.int32), np.ones(3))
     trees = [chain(tokens(3)), star, chain(tokens(1))]
-    shared, probe = sessions[0]._cache, chain(tokens(4, 5))
-    library = shared.library
+    weights, probe = model._weights, chain(tokens(4, 5))
+    library = weights.library
     wanted = expected.forward(probe).logits.copy()
     for succeeds_before in (False, True):
         if succeeds_before:
             together(model, *zip(sessions, trees, strict=True))
-        shared.library = replace(library, decode=lambda context, batch: -3)
+        weights.library = library.replacing(llama_decode=lambda context, batch: -3)
         with pytest.raises(SessionError, match="11 and 11 and 11") as caught:
             together(model, *zip(sessions, trees, strict=True))
         assert "\n" not in str(caught.value)
-        shared.library = library
+        weights.library = library
         for one in sessions:
             assert one.length == 11
             np.testing.assert_allclose(one.forward(probe).logits, wanted, atol=TOLERANCE, rtol=0)
@@ -216,3 +215,18 @@ def test_scores_that_are_read_are_not_written_over(model: LlamaCppModel, tokens:
     one.commit(range(3))
     together(model, (one, chain(tokens(2))), (other, chain(tokens(2))))
     assert other._sequence.home is one._sequence.home
+
+
+def test_passes_alike_reuse_the_graph_of_the_one_before(
+    model: LlamaCppModel, tokens: Tokens
+) -> None:
+    """Whoever they are of; passes of other widths build another one."""
+    one, other = model.open_session(), model.open_session()
+    counts = []
+    for widths in ((3, 2), (3, 2), (2, 3), (2, 2), (2, 2)):
+        parts = zip((one, other), map(chain, map(tokens, widths)), strict=True)
+        together(model, *parts)
+        counts.append(model.graphs_reused)
+    assert counts == [0, 1, 2, 2, 3]
+    model.close()
+    assert model.graphs_reused == 0

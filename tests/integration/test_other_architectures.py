@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,8 +96,8 @@ def test_a_cache_that_has_forgotten_its_beginning_refuses_to_go_back(
 ) -> None:
     one = open_llama("llamacpp", gemma3()).open_session()
     one.prefill(tokens(20))
-    library = one._cache.library
-    one._cache.library = replace(library, sequence_start=lambda memory, sequence: 12)
+    library = one._weights.library
+    one._weights.library = library.replacing(llama_memory_seq_pos_min=lambda memory, sequence: 12)
     for length in (1, 5, 19):
         with pytest.raises(SessionError, match="from token 12 on only") as caught:
             one.rollback(length)
@@ -127,7 +126,7 @@ def test_a_recurrent_state_is_refused_before_the_weights_are_read(
         asked.append(choices.vocabulary_only)
         return library.load_model(name, choices)
 
-    spied = replace(library, load_model=load_model)
+    spied = library.replacing(load_model=load_model)
     monkeypatch.setattr(type(runtime), "_library", staticmethod(lambda: spied))
     with pytest.raises(UnsupportedModelError) as caught:
         runtime.open(runtimes.open_model_info(path), RuntimeOptions())

@@ -17,6 +17,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.errors import SnapshotError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.runtimes.llamacpp.transfer import CELL_WORDS, WORDS_BEFORE
 from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures import axes
@@ -135,10 +136,9 @@ def test_no_length_or_position_that_is_wrong_reaches_the_library(
     other.prefill(PROMPT)
     sequence = session.state()["sequence"]
     before = other.state()["sequence"]
-    form = session._cache.library.state_form
-    first, width = form.words_before + 1, 1 + len(form.cell)
+    first, width = WORDS_BEFORE + 2, CELL_WORDS
     words = first + 20 * width
-    for at in range(4 * form.words_before, 4 * words):
+    for at in range(4 * (first - 1), 4 * words):
         if at // 4 >= first and (at // 4 - first) % width == width - 1:
             continue  # the sequence's number there, which the library does not use
         for flipped in (1, 255):

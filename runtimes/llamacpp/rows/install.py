@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,36 +56,19 @@ class Rows:
             return f"rows: {self.table}"
         return f"rows: off, {self.reason}"
 
-    def describe(self, packed: Packed) -> str:
+    def describe(self, load: library.Load) -> str:
         """The same of one model."""
         if self.table is None:
             return self.description
-        if packed.num_failed:
+        if load.num_failed:
             return "rows: off, there was not enough memory for the weights"
-        if not packed.num_packed:
-            why = "there are no kernels for its types" if packed.left else "as asked for"
+        if not load.num_packed:
+            why = "there are no kernels for its types" if load.left else "as asked for"
             return f"rows: off, {why}"
-        left = ", ".join(f"{count} of {name}" for name, count in packed.left.items())
-        scored = f", {packed.num_scored} tokens scored" if packed.num_scored else ""
-        all_packed = f"rows: {self.table}, {packed.num_packed} matrices{scored}"
+        left = ", ".join(f"{count} of {name}" for name, count in load.left.items())
+        scored = f", {load.num_scored} tokens scored" if load.num_scored else ""
+        all_packed = f"rows: {self.table}, {load.num_packed} matrices{scored}"
         return all_packed + (left and f", not {left}")
-
-
-@dataclass(frozen=True)
-class Packed:
-    """What of a model's matrices the kernels took. left: by type, how many llama.cpp kept.
-    num_scored: tokens that the output matrix has rows of, where others were left out."""
-
-    num_packed: int = 0
-    num_bytes: int = 0
-    num_failed: int = 0
-    left: dict[str, int] = field(default_factory=dict)
-    num_scored: int = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether they took all."""
-        return self.num_packed > 0 and not self.num_failed and not self.left
 
 
 def install(ggml: Any) -> Rows:
@@ -195,37 +178,21 @@ def stock_weights() -> Iterator[None]:
         _wants_stock.reset(token)
 
 
-class Loading:
-    """Notes what one load of a model, in this thread, gives to the kernels. scored_tokens: those
-    that the output matrix is to have rows of; None: all."""
-
-    def __init__(
-        self, rows: Rows, *, wants_stock: bool = False, scored_tokens: ScoredTokens | None = None
-    ) -> None:
-        self._is_on = rows.table is not None
-        self._scored = scored_tokens or ScoredTokens(b"")
-        self._wants_stock = wants_stock or _wants_stock.get()
-        self.packed = Packed()
-
-    def __enter__(self) -> Loading:
-        if self._is_on:
-            wanted = self._scored
-            library.function("begin_load")(int(self._wants_stock), wanted.ids, len(wanted))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_on:
-            load = library.Load()
-            library.function("end_load")(ctypes.byref(load))
-            self.packed = Packed(
-                load.num_packed,
-                load.packed_bytes,
-                load.num_failed,
-                _by_name(load.left),
-                len(self._scored) if load.num_trimmed else 0,
-            )
-
-
-def _by_name(left: Any) -> dict[str, int]:
-    names = {number: name for name, number in library.TYPES.items()}
-    return {names.get(i, f"type {i}"): count for i, count in enumerate(left) if count}
+@contextmanager
+def loading(
+    rows: Rows, *, wants_stock: bool = False, scored_tokens: ScoredTokens | None = None
+) -> Iterator[library.Load]:
+    """Yields what one load of a model, in this thread, gives to the kernels, known after it.
+    scored_tokens: those that the output matrix is to have rows of; None: all."""
+    load = library.Load()
+    if rows.table is None:
+        yield load
+        return
+    scored = scored_tokens or ScoredTokens(b"")
+    is_stock = wants_stock or _wants_stock.get()
+    library.function("begin_load")(int(is_stock), scored.ids, len(scored))
+    try:
+        yield load
+    finally:
+        library.function("end_load")(ctypes.byref(load))
+        load.num_scored = len(scored) if load.num_trimmed else 0

@@ -35,16 +35,29 @@ _log = logging.getLogger(__name__)
 
 
 class Load(ctypes.Structure):
-    """Says what loading one model did."""
+    """Says what one load of a model gave to the kernels."""
 
     _fields_ = (
         ("wants_stock", ctypes.c_int32),
         ("num_packed", ctypes.c_int32),
-        ("num_failed", ctypes.c_int32),
+        ("num_failed", ctypes.c_int32),  # for want of memory
         ("packed_bytes", ctypes.c_int64),
-        ("left", ctypes.c_int32 * _NUM_TYPES),  # matrices that ggml keeps, by its types
+        ("left_by_number", ctypes.c_int32 * _NUM_TYPES),  # matrices that ggml keeps, by its types
         ("num_trimmed", ctypes.c_int32),
     )
+    num_scored = 0  # tokens that the output matrix has rows of, where others were left out
+
+    @property
+    def left(self) -> dict[str, int]:
+        """Counts the matrices that ggml keeps, by the names of their types."""
+        names = {number: name for name, number in TYPES.items()}
+        left = enumerate(self.left_by_number)
+        return {names.get(i, f"type {i}"): count for i, count in left if count}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether they took all matrices."""
+        return self.num_packed > 0 and not self.num_failed and not self.left
 
 
 _HANDLE, _INT, _TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
@@ -53,7 +66,6 @@ _FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("table_name", [_INT], _TEXT),
     ("table_is_supported", [_INT], _INT),
     ("install", [_HANDLE, ctypes.c_uint32, _INT], _TEXT),
-    ("is_listed", [], _INT),
     ("takes", [], _INT),
     ("buffer_type", [], _HANDLE),
     ("libraries", [_HANDLE, _TEXT, ctypes.c_size_t], _INT),
@@ -62,7 +74,6 @@ _FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("log", [_INT, _TEXT, _HANDLE], None),
     ("log_from", [_INT], None),
     ("tap", [_HANDLE, ctypes.c_bool, _HANDLE], ctypes.c_bool),
-    ("counters", [ctypes.POINTER(ctypes.c_int64 * 4)], None),
 )
 
 

@@ -1,18 +1,16 @@
 """What the plugin computes in ggml's graphs, held against ggml's own kernels.
 
-Runs in a process of its own, since a build whose structures are others may crash it. Nothing but
-ctypes is needed: numbers are few, and importing numpy would take longer than the test.
+Runs in a process of its own, since a build whose structures are others may crash it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
-import random
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from edge_spec.runtimes.llamacpp.rows.library import TYPES, function
 
@@ -81,18 +79,19 @@ def run(path: str) -> dict[str, Any]:
 
 
 class _Test:
+    """Shapes of tensors are numpy's, whose last axis is ggml's first."""
+
     def __init__(self, ggml: Any) -> None:
         self._ggml = ggml
         for name, arguments, result in _BOUND:
             bound = getattr(ggml, f"ggml_{name}")
             bound.argtypes, bound.restype = arguments, result
-        self._random = random.Random(42)
+        self._random = np.random.default_rng(42)
         self._backend = 0
         self._buffers: list[int] = []
         self._contexts: list[int] = []
         self._cpu = ggml.ggml_backend_cpu_buffer_type()
         self._ours = function("buffer_type")()
-        self._weights = self._numbers(3 * _OUTPUTS * _COLUMNS)
 
     @contextmanager
     def opened(self) -> Iterator[_Test]:
@@ -107,97 +106,77 @@ class _Test:
             self._ggml.ggml_backend_free(self._backend)
 
     def check_products(self, name: str) -> None:
-        given = self._numbers(_ROWS * _COLUMNS)
-
-        def product(buffer_type: int, rows: Sequence[float], num_threads: int) -> list[float]:
-            weight = weights[buffer_type]
+        def product(weight: int, rows: np.ndarray, num_threads: int) -> np.ndarray:
             context = self._context()
-            x = self._tensor(context, _F32, _COLUMNS, len(rows) // _COLUMNS)
+            x = self._tensor(context, _F32, *rows.shape)
             out = self._ggml.ggml_mul_mat(context, weight, x)
-            return self._computed(context, out, {x: array("f", rows)}, num_threads)
+            return self._computed(context, out, {x: rows}, num_threads).reshape(len(rows), -1)
 
-        weights = {
-            kind: self._packed(kind, TYPES[name], (_COLUMNS, _OUTPUTS, 1))
-            for kind in (self._cpu, self._ours)
-        }
-        stock = product(self._cpu, given, 1)
-        ours = product(self._ours, given, 1)
-        _require_close(f"products of {name}", ours, stock)
+        given = self._numbers(_ROWS, _COLUMNS)
+        stock, packed = self._both(TYPES[name], (_OUTPUTS, _COLUMNS))
+        ours = product(packed, given, 1)
+        _require_close(f"products of {name}", ours, product(stock, given, 1))
         threads = 2 if name == "Q8_0" else 1  # on a busy machine they wait for each other
-        for first, last in ((0, 1), (1, 3), (3, _ROWS)):
-            part = product(self._ours, given[first * _COLUMNS : last * _COLUMNS], threads)
-            _require_equal(name, part, ours[first * _OUTPUTS : last * _OUTPUTS])
+        for part in (slice(0, 1), slice(1, 3), slice(3, _ROWS)):
+            _require_equal(name, product(packed, given[part], threads), ours[part])
 
     def check_experts(self, name: str) -> None:
         num_experts, used, tokens = 3, 2, 6
-        given = self._numbers(tokens * _COLUMNS)
-        chosen = [e for _ in range(tokens) for e in self._random.sample(range(num_experts), used)]
+        given = self._numbers(tokens, 1, _COLUMNS)
+        chosen = self._random.permuted(np.tile(np.arange(num_experts), (tokens, 1)), axis=1)
+        chosen = chosen[:, :used].astype(np.int32)
 
-        def product(weight: int, first: int, last: int) -> list[float]:
-            context = self._context()
-            x = self._tensor(context, _F32, _COLUMNS, 1, last - first)
-            ids = self._tensor(context, _I32, used, last - first)
+        def product(weight: int, part: slice) -> np.ndarray:
+            context, rows = self._context(), given[part]
+            x = self._tensor(context, _F32, *rows.shape)
+            ids = self._tensor(context, _I32, len(rows), used)
             out = self._ggml.ggml_mul_mat_id(context, weight, x, ids)
-            inputs = {
-                x: array("f", given[first * _COLUMNS : last * _COLUMNS]),
-                ids: array("i", chosen[first * used : last * used]),
-            }
-            return self._computed(context, out, inputs, min(2, last - first))
+            inputs = {x: rows, ids: chosen[part]}
+            return self._computed(context, out, inputs, min(2, len(rows))).reshape(len(rows), -1)
 
-        shape = (_COLUMNS, _OUTPUTS, num_experts)
-        stock, ours = (
-            product(self._packed(kind, TYPES[name], shape), 0, tokens)
-            for kind in (self._cpu, self._ours)
-        )
-        _require_close(f"experts of {name}", ours, stock)
-        weight, row = self._packed(self._ours, TYPES[name], shape), used * _OUTPUTS
-        for token in range(tokens):
-            part = product(weight, token, token + 1)
-            _require_equal(f"experts of {name}", part, ours[token * row : (token + 1) * row])
+        stock, packed = self._both(TYPES[name], (num_experts, _OUTPUTS, _COLUMNS))
+        ours = product(packed, slice(tokens))
+        _require_close(f"experts of {name}", ours, product(stock, slice(tokens)))
+        for part in (slice(token, token + 1) for token in range(tokens)):
+            _require_equal(f"experts of {name}", product(packed, part), ours[part])
 
     def check_attention(self, name: str) -> None:
         size, heads, kv_heads, cells, tokens = 64, 4, 2, 48, 5
-        given = self._numbers(tokens * _COLUMNS)
-        kind = TYPES[name]
-        weight = self._packed(self._ours, TYPES["Q8_0"], (_COLUMNS, size * heads, 1))
-        caches = [self._numbers(size * cells * kv_heads) for _ in range(2)]
-        minus = float("-inf")
-        rows = [
-            [0.0 if c <= cells - tokens + t else minus for c in range(cells)] for t in range(tokens)
-        ]
+        kind, width = TYPES[name], size * heads
+        given, caches = self._numbers(tokens, _COLUMNS), self._numbers(2, kv_heads, cells, size)
+        _, weight = self._both(TYPES["Q8_0"], (width, _COLUMNS))
+        seen = np.arange(cells) <= np.arange(cells - tokens, cells)[:, None]
+        mask_rows = np.where(seen, 0, -np.inf).astype(np.float32)
 
-        def attended(first: int, last: int, queries: Sequence[float] | None) -> list[list[float]]:
+        def attended(part: slice, queries: np.ndarray | None) -> list[np.ndarray]:
             """The rows and their queries, which are given where ggml is to compute."""
-            context, count = self._context(), last - first
-            x = self._tensor(context, _F32, _COLUMNS, count)
-            q = self._tensor(context, _F32, size * heads, count)
+            context, rows = self._context(), given[part]
+            x = self._tensor(context, _F32, *rows.shape)
+            q = self._tensor(context, _F32, len(rows), width)
             made = self._ggml.ggml_mul_mat(context, weight, x)
-            k, v = (self._tensor(context, kind, size, cells, kv_heads) for _ in range(2))
-            mask = self._tensor(context, _F16, cells, count)
+            k, v = (self._tensor(context, kind, *each.shape) for each in caches)
+            mask = self._tensor(context, _F16, len(rows), cells)
             source = made if queries is None else q
-            shaped = self._ggml.ggml_reshape_3d(context, source, size, heads, count)
+            shaped = self._ggml.ggml_reshape_3d(context, source, size, heads, len(rows))
             turned = self._ggml.ggml_permute(context, shaped, 0, 2, 1, 3)
             out = self._ggml.ggml_flash_attn_ext(context, turned, k, v, mask, 0.125, 0.0, 0.0)
             inputs = {
-                x: array("f", given[first * _COLUMNS : last * _COLUMNS]),
-                q: array("f", queries or [0.0] * (size * heads * count)),
-                k: self._stored(kind, caches[0], size),
-                v: self._stored(kind, caches[1], size),
-                mask: self._stored(_F16, [m for row in rows[first:last] for m in row], cells),
+                x: rows,
+                q: np.zeros((len(rows), width), np.float32) if queries is None else queries,
+                k: self._stored(kind, caches[0]),
+                v: self._stored(kind, caches[1]),
+                mask: self._stored(_F16, mask_rows[part]),
             }
-            self._computed(context, out, inputs, min(2, last - first), made)
-            return [self._read(out), self._read(made)]
+            found = self._computed(context, out, inputs, min(2, len(rows)), made)
+            return [found.reshape(len(rows), -1), self._read(made)]
 
-        ours, queries = attended(0, tokens, None)
-        stock, _ = attended(0, tokens, queries)
-        _require_close(f"attention to {name}", ours, stock)
-        row = size * heads
-        for token in range(tokens):
-            part, _ = attended(token, token + 1, None)
-            _require_equal(f"attention to {name}", part, ours[token * row : (token + 1) * row])
+        ours, queries = attended(slice(tokens), None)
+        _require_close(f"attention to {name}", ours, attended(slice(tokens), queries)[0])
+        for part in (slice(token, token + 1) for token in range(tokens)):
+            _require_equal(f"attention to {name}", attended(part, None)[0], ours[part])
 
-    def _numbers(self, count: int) -> list[float]:
-        return [self._random.random() - 0.5 for _ in range(count)]
+    def _numbers(self, *shape: int) -> np.ndarray:
+        return self._random.random(shape, np.float32) - np.float32(0.5)
 
     def _context(self) -> int:
         context: int = self._ggml.ggml_init(_InitParams(200_000, None, True))
@@ -205,20 +184,19 @@ class _Test:
         return context
 
     def _tensor(self, context: int, kind: int, *shape: int) -> int:
-        sizes = (*shape, 1, 1, 1)[:4]
+        sizes = (*shape[::-1], 1, 1, 1)[:4]
         tensor: int = self._ggml.ggml_new_tensor_4d(context, kind, *sizes)
         return tensor
 
-    def _packed(self, buffer_type: int, kind: int, shape: tuple[int, int, int]) -> int:
-        """A weight of these sizes in a buffer of this type."""
-        context = self._context()
-        weight = self._tensor(context, kind, *shape)
-        self._allocate(context, buffer_type)
-        numbers = self._weights[: math.prod(shape)]
-        if len(numbers) < math.prod(shape):
-            numbers = self._numbers(math.prod(shape))
-        self._set(weight, self._stored(kind, numbers, shape[0]))
-        return weight
+    def _both(self, kind: int, shape: tuple[int, ...]) -> list[int]:
+        """A weight in ggml's own buffer, and the same in ours."""
+        values, found = self._stored(kind, self._numbers(*shape)), []
+        for buffer_type in (self._cpu, self._ours):
+            context = self._context()
+            found.append(self._tensor(context, kind, *shape))
+            self._allocate(context, buffer_type)
+            self._set(found[-1], values)
+        return found
 
     def _allocate(self, context: int, buffer_type: int) -> None:
         buffer = self._ggml.ggml_backend_alloc_ctx_tensors_from_buft(context, buffer_type)
@@ -226,29 +204,32 @@ class _Test:
             raise WrongError("ggml could not allocate a buffer")
         self._buffers.append(buffer)
 
-    def _stored(self, kind: int, numbers: Sequence[float], columns: int) -> Any:
+    def _stored(self, kind: int, numbers: np.ndarray) -> np.ndarray:
         """Numbers as a file of this type has them."""
-        source = array("f", numbers)
         if kind == _F32:
-            return source
-        num_rows = len(numbers) // columns
-        out = (ctypes.c_uint8 * (self._ggml.ggml_row_size(kind, columns) * num_rows))()
-        address = source.buffer_info()[0]
-        self._ggml.ggml_quantize_chunk(kind, address, out, 0, num_rows, columns, None)
+            return numbers
+        columns, source = numbers.shape[-1], np.ascontiguousarray(numbers)
+        rows = numbers.size // columns
+        out = np.empty(self._ggml.ggml_row_size(kind, columns) * rows, np.uint8)
+        self._ggml.ggml_quantize_chunk(
+            kind, source.ctypes.data, out.ctypes.data, 0, rows, columns, None
+        )
         return out
 
-    def _set(self, tensor: int, values: Any) -> None:
-        if isinstance(values, array):
-            address, size = values.buffer_info()[0], len(values) * values.itemsize
-        else:
-            address, size = ctypes.addressof(values), ctypes.sizeof(values)
-        if size != self._ggml.ggml_nbytes(tensor):
+    def _set(self, tensor: int, values: np.ndarray) -> None:
+        source = np.ascontiguousarray(values)
+        if source.nbytes != self._ggml.ggml_nbytes(tensor):
             raise WrongError("a tensor of ggml has another size than its values")
-        self._ggml.ggml_backend_tensor_set(tensor, address, 0, size)
+        self._ggml.ggml_backend_tensor_set(tensor, source.ctypes.data, 0, source.nbytes)
 
     def _computed(
-        self, context: int, out: int, inputs: dict[int, Any], num_threads: int, *others: int
-    ) -> list[float]:
+        self,
+        context: int,
+        out: int,
+        inputs: Mapping[int, np.ndarray],
+        num_threads: int,
+        *others: int,
+    ) -> np.ndarray:
         graph = self._ggml.ggml_new_graph(context)
         for tensor in (out, *others):
             self._ggml.ggml_build_forward_expand(graph, tensor)
@@ -262,20 +243,18 @@ class _Test:
             raise WrongError("ggml could not compute a graph")
         return self._read(out)
 
-    def _read(self, tensor: int) -> list[float]:
-        size = self._ggml.ggml_nbytes(tensor)
-        found = (ctypes.c_float * (size // 4))()
-        self._ggml.ggml_backend_tensor_get(tensor, found, 0, size)
-        return list(found)
+    def _read(self, tensor: int) -> np.ndarray:
+        found = np.empty(self._ggml.ggml_nbytes(tensor) // 4, np.float32)
+        self._ggml.ggml_backend_tensor_get(tensor, found.ctypes.data, 0, found.nbytes)
+        return found
 
 
-def _require_close(what: str, ours: Sequence[float], stock: Sequence[float]) -> None:
-    size = math.sqrt(sum(value * value for value in stock))
-    off = math.sqrt(sum((a - b) ** 2 for a, b in zip(ours, stock, strict=True)))
+def _require_close(what: str, ours: np.ndarray, stock: np.ndarray) -> None:
+    size, off = (float(np.linalg.norm(each)) for each in (stock, ours - stock))
     if not off <= _TOLERANCE * size:
         raise WrongError(f"{what} differ from ggml's by {off / size:.2g} of their size")
 
 
-def _require_equal(what: str, part: Sequence[float], whole: Sequence[float]) -> None:
-    if array("f", part).tobytes() != array("f", whole).tobytes():
+def _require_equal(what: str, part: np.ndarray, whole: np.ndarray) -> None:
+    if part.tobytes() != whole.tobytes():
         raise WrongError(f"rows of {what} differ with the rows beside them")

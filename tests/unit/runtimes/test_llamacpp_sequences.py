@@ -8,14 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edge_spec.runtimes.llamacpp.library import SequenceForm
 from edge_spec.runtimes.llamacpp.transfer import (
     holds_windowed,
     is_hybrid_sequence,
     is_recurrent_state,
 )
 
-FORM = SequenceForm(3, (1, 0))
 LENGTH, WINDOW = 5, 2
 Check = Callable[[np.ndarray], bool]
 
@@ -51,19 +49,19 @@ def windowed() -> bytes:
 
 HYBRID = words(7, 0) + attention(0, LENGTH) + recurrent(LENGTH)
 CASES: dict[str, tuple[bytes, Check]] = {
-    "hybrid": (HYBRID, lambda each: is_hybrid_sequence(each, LENGTH, FORM)),
+    "hybrid": (HYBRID, lambda each: is_hybrid_sequence(each, LENGTH)),
     "values turned": (
         words(7, 0) + attention(0, LENGTH, turned=True) + recurrent(LENGTH),
-        lambda each: is_hybrid_sequence(each, LENGTH, FORM),
+        lambda each: is_hybrid_sequence(each, LENGTH),
     ),
     "positions of several parts": (
         words(7, 0) + attention(0, LENGTH, extra=3) + recurrent(LENGTH),
-        lambda each: is_hybrid_sequence(each, LENGTH, FORM),
+        lambda each: is_hybrid_sequence(each, LENGTH),
     ),
-    "windowed": (windowed(), lambda each: holds_windowed(each, LENGTH, WINDOW, FORM)),
+    "windowed": (windowed(), lambda each: holds_windowed(each, LENGTH, WINDOW)),
     "recurrent": (
         words(7, 0) + recurrent(LENGTH),
-        lambda each: is_recurrent_state(each, LENGTH, FORM),
+        lambda each: is_recurrent_state(each, LENGTH),
     ),
 }
 
@@ -84,10 +82,10 @@ def test_other_counts_positions_and_sequences_are_refused(word: int, value: int)
     )  # streams, and a number that is passed
     changed = bytearray(HYBRID)
     changed[4 * word : 4 * word + 4] = words(value)
-    assert is_hybrid_sequence(stored(bytes(changed)), LENGTH, FORM) is is_free
+    assert is_hybrid_sequence(stored(bytes(changed)), LENGTH) is is_free
 
 
 def test_a_sequence_of_another_length_is_refused() -> None:
-    assert not is_hybrid_sequence(stored(HYBRID), LENGTH - 1, FORM)
-    assert not holds_windowed(stored(windowed()), LENGTH + 1, WINDOW, FORM)
-    assert not holds_windowed(stored(windowed() + bytes(3)), LENGTH, WINDOW, FORM)
+    assert not is_hybrid_sequence(stored(HYBRID), LENGTH - 1)
+    assert not holds_windowed(stored(windowed()), LENGTH + 1, WINDOW)
+    assert not holds_windowed(stored(windowed() + bytes(3)), LENGTH, WINDOW)

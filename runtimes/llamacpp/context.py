@@ -1,0 +1,346 @@
+"""One context of llama.cpp: its batch, its scores, and which of its cells conversations have.
+
+Where a row's bits follow from the tokens before it (`invariant_rows`), they do as long as these are
+in cells in their order, in which attention adds them up: it skips the cells of others. A row of a
+tree is behind its parent, so trees keep the order, too. The library puts new tokens into the first
+free cells. So no cell before the last one in use is ever free: what is rejected there stays in the
+sequence HELD, which nobody reads, as long as the context lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import SessionError
+from edge_spec.runtimes.kv_cache import MAX_ROWS
+from edge_spec.runtimes.llamacpp.library import NAME, ContextChoices
+from edge_spec.runtimes.llamacpp.weights import GgufWeights
+
+if TYPE_CHECKING:
+    from edge_spec.runtimes.llamacpp.features import Features, KeysValues
+
+# Of a context that keeps the order of tokens: each has room for the scores of as many rows.
+NUM_SEQUENCES = MAX_ROWS + 1
+HELD = NUM_SEQUENCES - 1
+WHOLE, RECURRENT = 0, 1  # llama_state_seq_flags: all layers, or those with a recurrent state
+
+
+class Batch:
+    """The tokens of one pass as `llama_batch` has them. `struct` points into arrays that are
+    written in place and live as long as this."""
+
+    def __init__(self, batch_type: type[ctypes.Structure], num_tokens: int) -> None:
+        self._tokens = np.zeros(num_tokens, np.int32)
+        self._positions = np.zeros(num_tokens, np.int32)
+        self._num_sequences = np.ones(num_tokens, np.int32)
+        self._sequences = np.zeros((num_tokens, MAX_ROWS), np.int32)
+        starts = np.arange(num_tokens, dtype=np.uintp) * np.uintp(self._sequences.strides[0])
+        self._starts = np.uintp(self._sequences.ctypes.data) + starts
+        self._scored = np.ones(num_tokens, np.int8)
+        struct: Any = batch_type()
+        kinds = dict(struct._fields_)
+        for name, array in (
+            ("token", self._tokens),
+            ("pos", self._positions),
+            ("n_seq_id", self._num_sequences),
+            ("seq_id", self._starts),
+            ("logits", self._scored),
+        ):
+            setattr(struct, name, ctypes.cast(array.ctypes.data, kinds[name]))
+        self.struct = struct
+
+    def chain(self, tokens: Sequence[int], position: int, is_scored: bool = True) -> Any:
+        """Return the struct of a chain of sequence 0 from this position on."""
+        tree = TokenTree.chain(tokens[0], tokens[1:])
+        self.put(slice(len(tokens)), tree, position, [0], is_scored)
+        self.struct.n_tokens = len(tokens)
+        return self.struct
+
+    def put(
+        self,
+        rows: slice | np.ndarray,
+        tree: TokenTree,
+        position: int,
+        numbers: Sequence[int],
+        is_scored: bool,
+    ) -> None:
+        """Write a tree to these rows. numbers: the sequence of each leaf; a row has those of the
+        leaves below it."""
+        self._tokens[rows] = tree.tokens
+        self._positions[rows] = tree.depths + position
+        self._scored[rows] = is_scored
+        self._num_sequences[rows] = 1
+        self._sequences[rows, 0] = numbers[0]
+        if tree.is_chain:
+            return
+        below: list[list[int]] = [[] for _ in range(len(tree))]
+        for leaf, number in zip(tree.leaves.tolist(), numbers, strict=True):
+            for row in tree.path(leaf):
+                below[row].append(number)
+        for row, own in zip(np.arange(len(self._tokens))[rows], below, strict=True):
+            self._num_sequences[row] = len(own)
+            self._sequences[row, : len(own)] = own
+
+    def outputs(self, num_rows: int) -> np.ndarray:
+        """Return where the scores of each row are, [rows], as far as it has any."""
+        outputs: np.ndarray = np.cumsum(self._scored[:num_rows]) - 1
+        return outputs
+
+
+class PendingRows(NamedTuple):
+    """The rows of a conversation's last pass. numbers: the sequence of each leaf."""
+
+    tree: TokenTree
+    cells: Sequence[int]
+    numbers: Sequence[int]
+
+
+@dataclass(eq=False)
+class CacheSequence:
+    """One conversation's tokens.
+
+    outcome: how many tokens it has, and which rows of its last pass are among them, None before it
+    has chosen. has_rows: whether it may choose. Its own thread sets them, at any time; all else is
+    changed by whoever holds the cache's lock.
+    """
+
+    home: Context
+    number: int
+    cells: list[int] = field(default_factory=list)  # of its tokens, ascending
+    outcome: tuple[int, Sequence[int] | None] = (0, ())
+    has_rows: bool = False
+    pending: PendingRows | None = None
+    is_closed: bool = False
+    features: Features | None = None  # that are collected
+    keys_values: KeysValues | None = None  # that someone reads
+
+    @property
+    def length(self) -> int:
+        return self.outcome[0]
+
+    @property
+    def is_undecided(self) -> bool:
+        return self.pending is not None and self.outcome[1] is None and not self.is_closed
+
+    @property
+    def needs_final_states(self) -> bool:
+        """Whether those of all of its rows are collected, unscored ones included."""
+        return self.features is not None and self.features.has_final
+
+    def hold(self, length: int) -> None:
+        """Note that its first `length` tokens are in the cache, and nothing else."""
+        self.cells, self.pending, self.outcome = list(range(length)), None, (length, ())
+
+
+class Context:
+    """Lives as long as its weights and whoever refers to it."""
+
+    def __init__(self, weights: GgufWeights, choices: ContextChoices) -> None:
+        """Raises DeviceMemoryError where there is too little memory for its cache, SessionError."""
+        self._weights = weights
+        self.choices = choices
+        self.handle, self.free = weights.open_context(self, choices)
+        library = weights.library
+        self.memory: int = library.llama_get_memory(self.handle)
+        self._switch_steady = library.steady_switch(self.handle) if choices.steady_rows else None
+        self._is_single = False
+        self._gives_hidden: bool | None = False
+        # By the address of the logits, whose buffer the library keeps; hidden states share it.
+        self._forwards: dict[tuple[int | None, int, bool | None], Forward] = {}
+        self.tail = 0  # all cells before it are in use, none after it
+        self.is_broken = False  # whether cells may be others than those that are noted
+        self.viewer: CacheSequence | None = None  # whose last scores are in the library's buffers
+        self._keeps_order = keeps_order(choices)
+        self._held_end = 0  # the cell after the last one in HELD
+        count = choices.num_sequences - self._keeps_order
+        self._free_numbers = list(range(count - 1, -1, -1))
+        self._stale_numbers: list[int] = []  # of sequences that are still to be removed
+
+    # Passes
+
+    def want_steady(self, is_single: bool) -> None:
+        """Prepare a pass of one row, or of several: with `steady_rows` it is scored alike."""
+        if self._switch_steady is not None and is_single != self._is_single:
+            self._switch_steady(is_single)
+            self._is_single = is_single
+
+    def want_hidden(self, wanted: bool) -> None:
+        """Have the next passes give hidden states, where the model can."""
+        if self._weights.gives_final_states and wanted != self._gives_hidden:
+            self._gives_hidden = None
+            self._weights.library.llama_set_embeddings(self.handle, wanted)
+            self._gives_hidden = wanted
+
+    def decode(self, batch: Any) -> int:
+        """Return 0 when the pass is made, 1 where no cell is left, or another number."""
+        status: int = self._weights.library.llama_decode(self.handle, batch)
+        return status
+
+    def wait(self) -> None:
+        """Return when the passes are done: devices go on by themselves."""
+        self._weights.library.llama_synchronize(self.handle)
+
+    def scores(self, rows: int) -> Forward:
+        """Return those of the last pass, in the library's own buffers."""
+        start = self._weights.library.llama_get_logits(self.handle)
+        key = start, rows, self._gives_hidden
+        if key not in self._forwards:
+            logits = _view(start, rows, self._weights.vocab_size)
+            self._forwards[key] = Forward(logits, self.hidden(rows) if self._gives_hidden else None)
+        return self._forwards[key]
+
+    def hidden(self, rows: int) -> np.ndarray:
+        """Return the hidden states of the last pass."""
+        start = self._weights.library.llama_get_embeddings(self.handle)
+        return _view(start, rows, self._weights.hidden_size)
+
+    # Sequences
+
+    def remove(self, number: int, start: int = -1, end: int = -1) -> bool:
+        """Forget the positions of a sequence from `start` up to `end`; -1: from the first, to the
+        last. Return False where the library cannot."""
+        return bool(self._weights.library.llama_memory_seq_rm(self.memory, number, start, end))
+
+    def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
+        self._weights.library.llama_memory_seq_cp(self.memory, source, target, start, end)
+
+    def first_position(self, number: int) -> int:
+        """Return the first position of a sequence that the library still has; -1: none."""
+        return int(self._weights.library.llama_memory_seq_pos_min(self.memory, number))
+
+    def read(self, number: int, part: int = WHOLE) -> np.ndarray:
+        """Return a sequence as [bytes] uint8, in the library's own form."""
+        library = self._weights.library
+        size = library.llama_state_seq_get_size_ext(self.handle, number, part)
+        buffer = (ctypes.c_uint8 * size)()
+        written = library.llama_state_seq_get_data_ext(self.handle, buffer, size, number, part)
+        sequence: np.ndarray = np.ctypeslib.as_array(buffer)[:written]
+        return sequence
+
+    def write(self, sequence: np.ndarray, number: int, part: int = WHOLE) -> None:
+        """Put it in the place of what the sequence of this number was. Raises ValueError where the
+        library does not take it: it has to be one that `transfer` knows."""
+        writable = np.require(sequence, requirements=("C", "W"))  # from_buffer takes no other
+        size = len(sequence)
+        buffer = (ctypes.c_uint8 * size).from_buffer(writable.data)
+        library = self._weights.library
+        taken = library.llama_state_seq_set_data_ext(self.handle, buffer, size, number, part)
+        if taken != size:
+            raise ValueError(f"{NAME} read {taken} of {size} bytes")
+
+    def has_numbers(self, count: int) -> bool:
+        return count <= len(self._free_numbers)
+
+    def take_numbers(self, count: int) -> list[int]:
+        return [self._free_numbers.pop() for _ in range(count)]
+
+    def give_back(self, numbers: Sequence[int]) -> None:
+        """What these sequences have is removed before the next pass."""
+        self._stale_numbers += numbers
+
+    # Cells
+
+    def begin(self, sequence: CacheSequence, tree: TokenTree, cells: Sequence[int]) -> list[int]:
+        """Begin a pass over a tree, in these cells; return the sequences of its leaves."""
+        numbers = [sequence.number]
+        if not tree.is_chain:
+            numbers += self.take_numbers(len(tree.leaves) - 1)
+        sequence.outcome = (sequence.length, None)
+        sequence.pending = PendingRows(tree, cells, numbers)
+        for number in numbers[1:]:
+            self.copy(sequence.number, number)
+        return numbers
+
+    def settle(self, sequences: Sequence[CacheSequence], joining: Sequence[CacheSequence]) -> None:
+        """Keep what the sequences have chosen of their last passes and drop all else.
+
+        An interrupt may come anywhere: then it is done again. sequences: all that are here.
+        joining: those whose next pass it is, which have given up what they have not chosen."""
+        decided = [each for each in sequences if each in joining or not each.is_undecided]
+        kept = [self._kept_cells(each) for each in decided]
+        if self._keeps_order:
+            ends = [cells[-1] + 1 for cells in kept if cells]
+            waiting = [each.pending for each in sequences if each not in decided]
+            ends += [pending.cells[-1] + 1 for pending in waiting if pending is not None]
+            self.tail = max(self._held_end, *ends, 0)
+        for each in decided:
+            if each.pending is not None and not each.pending.tree.is_chain:
+                self._keep_branch(each)
+            elif each.pending is not None:
+                each.cells.extend(each.pending.cells)
+                each.pending = None
+            self._cut(each)
+        for number in self._stale_numbers:
+            self.remove(number)
+        self._free_numbers += self._stale_numbers
+        self._stale_numbers = []
+        if not self._keeps_order:
+            self.tail = sum(len(each.cells) for each in sequences)
+            self.is_broken = False
+
+    def _kept_cells(self, sequence: CacheSequence) -> Sequence[int]:
+        """Return the cells of the tokens that it keeps, or only the last ones of them."""
+        length, chosen = (0, ()) if sequence.is_closed else sequence.outcome
+        known, pending = len(sequence.cells), sequence.pending
+        if length <= known or pending is None:
+            return sequence.cells[length - 1 : length] if length else ()
+        if pending.tree.is_chain:
+            return pending.cells[: length - known]
+        return [pending.cells[row] for row in chosen or ()][: length - known]
+
+    def _keep_branch(self, sequence: CacheSequence) -> None:
+        """Make the path that was chosen of a tree the sequence's own."""
+        assert sequence.pending is not None
+        tree, cells, numbers = sequence.pending
+        rows, own, start = list(sequence.outcome[1] or ()), sequence.number, len(sequence.cells)
+        kept = own
+        for leaf, number in zip(tree.leaves.tolist(), numbers, strict=True):
+            path = tree.path(leaf)
+            shared = sum(row in rows for row in path)  # with the kept path: the first ones
+            if rows and shared == len(rows):
+                kept = number if kept == own else kept
+            self._hold(number, start + shared, [cells[row] for row in path[shared:]])
+        if kept != own:
+            self.remove(own, start)
+            self.copy(kept, own, start, start + len(rows))
+        else:
+            self.remove(own, start + len(rows))
+        sequence.cells.extend(cells[row] for row in rows)
+        # In one statement, so that an interrupt finds all of it done, or none.
+        self._stale_numbers, sequence.pending = [*self._stale_numbers, *numbers[1:]], None
+
+    def _cut(self, sequence: CacheSequence) -> None:
+        """Give up the cells after its last token."""
+        length, cells = 0 if sequence.is_closed else sequence.length, sequence.cells
+        if len(cells) > length or self.is_broken:
+            self._hold(sequence.number, length, cells[length:])
+            self.remove(sequence.number, length)
+            del cells[length:]
+
+    def _hold(self, number: int, position: int, cells: Sequence[int]) -> None:
+        """Hold what a sequence has from this position on in these cells, before the tail."""
+        held = bisect_left(cells, self.tail) if self._keeps_order else 0
+        if held:
+            self.copy(number, HELD, position, position + held)
+            self._held_end = max(self._held_end, cells[held - 1] + 1)
+
+
+def keeps_order(choices: ContextChoices) -> bool:
+    """Return whether tokens of a conversation have to be in cells in their order."""
+    return choices.invariant_rows and not choices.kept_states
+
+
+def _view(address: int | None, rows: int, columns: int) -> np.ndarray:
+    """Return [rows, columns] float32 in the library's own memory. Raises SessionError."""
+    if address is None:
+        raise SessionError(f"{NAME} returned no scores", remedy="Update the library.")
+    buffer = (ctypes.c_float * (rows * columns)).from_address(address)
+    return np.ctypeslib.as_array(buffer).reshape(rows, columns)
