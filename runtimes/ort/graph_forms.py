@@ -38,14 +38,13 @@ at the pace of the graph without them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxruntime import OrtValue
 
@@ -60,7 +59,7 @@ from edge_spec.runtimes.onnx_nodes import (
     set_nodes,
 )
 from edge_spec.runtimes.ort.device_memory import Place
-from edge_spec.runtimes.ort.signature import STACKED, bind_output
+from edge_spec.runtimes.ort.signature import STACKED
 
 _FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 _ALWAYS_HALF = (
@@ -235,20 +234,6 @@ def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> byt
         graph.node.append(node)
         graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
     return bytes(model.SerializeToString())
-
-
-class FeatureBuffers:
-    """Holds the features of passes of one width."""
-
-    def __init__(self, layers: Sequence[int], rows: int, hidden_size: int) -> None:
-        self._layers = layers
-        self._values = np.empty((len(layers), 1, rows, hidden_size), np.float32)
-        self.rows = self._values[:, 0].swapaxes(0, 1)  # [rows, features, hidden_size]
-
-    def bind(self, binding: onnxruntime.IOBinding, num_layers: int) -> None:
-        for layer, values in zip(self._layers, self._values, strict=True):
-            buffer = values[0] if layer == num_layers else values
-            bind_output(binding, feature_name(layer), buffer)
 
 
 def _stream(graph: GraphProto, path: Path, layer: int, name: str) -> NodeProto:

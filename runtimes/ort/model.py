@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -20,9 +20,9 @@ from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
 
 if TYPE_CHECKING:
-    from edge_spec.runtimes.ort.device_passes import DeviceSessions
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.joint import JointGraph
+    from edge_spec.runtimes.ort.session import OrtSession
 
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
 ENCODER_FILE = "encoder.onnx"  # beside the graph of its decoder
@@ -65,18 +65,18 @@ class OrtModel:
         )
         self._features: frozenset[int] = frozenset()  # that `_inference` gives
         self._joint: JointGraph | None = None
-        self._device: DeviceSessions | None = None
+        self._open_on_device: Callable[[], OrtSession] | None = None
         if self._loader.place is not None:
-            from edge_spec.runtimes.ort.device_passes import DeviceSessions
+            from edge_spec.runtimes.ort.session import device_sessions
 
-            self._device = DeviceSessions(self._loader, self._inference)
+            self._open_on_device = device_sessions(self._loader, self._inference)
 
     def open_session(self) -> Session:
-        if self._device is not None:
-            return self._device.open()
-        from edge_spec.runtimes.ort.session import OrtSession
+        if self._open_on_device is not None:
+            return self._open_on_device()
+        from edge_spec.runtimes.ort.session import HostSession
 
-        opened = partial(OrtSession, self._inference, self.config, self._open_partial, self._fewer)
+        opened = partial(HostSession, self._inference, self.config, self._open_partial, self._fewer)
         if self._encoder is None:
             return opened(open_features=self._open_features)
         from edge_spec.runtimes.ort.session import OrtSourceSession, encode
@@ -90,7 +90,7 @@ class OrtModel:
     def prepare_sharing(self, num_sessions: int) -> int:
         from edge_spec.runtimes.ort.joint import JointGraph
 
-        if self._loader.threads is None or self._loader.form is not None or self._device:
+        if self._loader.threads is None or self._loader.form is not None or self._open_on_device:
             return 1  # not measured on other devices than the CPU
         if self._encoder is not None:
             return 1  # each session attends to a source of its own
@@ -115,7 +115,7 @@ class OrtModel:
         self._fewer.close()
         if self._joint is not None:
             self._joint.close()
-        self._inference = self._partial = self._device = self._encoder = None
+        self._inference = self._partial = self._open_on_device = self._encoder = None
         self._loader.release()
 
     def _open_joint(self, num_places: int) -> Any:
