@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, EdgeSpecError
-from edge_spec.models.bundle import MANIFEST, Bundle
+from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.device_memory import Place, place_of, shares_weights
@@ -21,7 +21,6 @@ from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal
 from edge_spec.runtimes.ort.start_errors import start_error
 from edge_spec.scheduler.machine import available_cores
-from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,9 +84,7 @@ class GraphLoader:
         longest = bundle.config.context_length - (0 if is_growing else 1)
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
-        self._providers = partial(
-            devices.add_providers, chosen=self._devices, compiled=_compiled(bundle)
-        )
+        self._providers = partial(devices.add_providers, chosen=self._devices)
         self._load = partial(
             onnxruntime.InferenceSession,
             providers=self._providers(self._options),
@@ -222,9 +219,3 @@ class GraphLoader:
             f"onnxruntime cannot load {graph}: {error}",
             remedy="Export the model again, or update onnxruntime.",
         )
-
-
-def _compiled(bundle: Bundle) -> Path:
-    """Returns where providers keep what they make of these files, whose hashes the manifest has."""
-    digest = sha256_file(bundle.path / MANIFEST)[:16]
-    return cache_directory() / "compiled" / f"{bundle.manifest.name}-{digest}-onnxruntime"
