@@ -94,8 +94,9 @@ class DeviceCache:
         self._block, self.capacity = None, 0
         self.generation += 1
 
-    def bind(self, binding: onnxruntime.IOBinding) -> None:
-        """Binds the keys and the values of each layer as both past and present."""
+    def bind(self, binding: onnxruntime.IOBinding, suffix: str = "") -> None:
+        """Binds the keys and the values of each layer as both past and present. suffix: of the
+        names."""
         assert self._block is not None
         config = self._config
         shape = (1, config.num_kv_heads, self.capacity, config.head_dim)
@@ -104,8 +105,8 @@ class DeviceCache:
         for layer in range(config.num_layers):
             for part in ("key", "value"):
                 buffer = (*self._address, self._element.type, shape, pointer)
-                binding.bind_input(f"past.{layer}.{part}", *buffer)
-                binding.bind_output(f"present.{layer}.{part}", *buffer)
+                binding.bind_input(f"past.{layer}.{part}{suffix}", *buffer)
+                binding.bind_output(f"present.{layer}.{part}{suffix}", *buffer)
                 pointer += step
 
     def compact(self, start: int, rows: Sequence[int]) -> None:
@@ -173,7 +174,7 @@ def moving_graph(element: np.dtype[Any]) -> bytes:
         helper.make_node("Gather", ["cache", "rows"], ["kept"], axis=2),
         helper.make_node("TensorScatter", ["cache", "kept", "at"], ["moved"], axis=2),
     ]
-    cache = [1, "parts", "capacity", "size"]
+    cache: list[int | str | None] = [1, "parts", "capacity", "size"]
     inputs = [
         helper.make_tensor_value_info("cache", kind, cache),
         helper.make_tensor_value_info("rows", TensorProto.INT64, ["rows"]),

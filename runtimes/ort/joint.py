@@ -15,7 +15,7 @@ from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.models.devices import free_bytes
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
-from edge_spec.runtimes.ort.passes import MIN_ATTENDED, HostCache, Passes
+from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Cache, HostCache, Passes
 from edge_spec.runtimes.ort.signature import (
     BIAS,
     STACKED,
@@ -89,7 +89,7 @@ class JointPasses:
         self._nobody = HostCache(config, self._has_forms, spare_tokens=1)
         self._nobody.reserve(MIN_ATTENDED, 0)
         self._suffixes = [place_suffix(place) for place in range(num_places)]
-        self._bound: list[tuple[HostCache, int] | None] = [None] * num_places
+        self._bound: list[tuple[Cache, int] | None] = [None] * num_places
         self._bias = Bias(np.dtype(np.float32))
 
     def score(self, parts: Sequence[tuple[Passes, int, PassPart]], num_rows: int) -> list[Forward]:
@@ -135,7 +135,7 @@ class JointPasses:
         self._graph.inference.run_with_iobinding(binding)
         return logits, hidden, spans
 
-    def _places(self, caches: Sequence[HostCache]) -> list[int | None]:
+    def _places(self, caches: Sequence[Cache]) -> list[int | None]:
         """Returns which part each place has: that of the cache it is bound to, where that is among
         them."""
         places: list[int | None] = [None] * len(self._bound)
@@ -160,7 +160,7 @@ class JointPasses:
         return places
 
     def _bind_attention(
-        self, place: int, cache: HostCache, row: int, start: int, tree: TokenTree
+        self, place: int, cache: Cache, row: int, start: int, tree: TokenTree
     ) -> int:
         """row: of the pass, where the tree begins. Returns how many rows the place gives."""
         count = len(tree)

@@ -42,6 +42,9 @@ class HostCache(KvCache):
             binding.bind_ortvalue_output(f"present.{name}{suffix}", shared)
 
 
+Cache = HostCache | DeviceCache
+
+
 @dataclass(frozen=True, eq=False)
 class _Bound:
     """What is the same in all passes of one width: they write their scores to the same buffers."""
@@ -74,7 +77,7 @@ class Passes:
         self,
         graph: Graph,
         config: ModelConfig,
-        cache: HostCache | DeviceCache,
+        cache: Cache,
         runs: np.ndarray | None = None,
         chains: Graph | None = None,
     ) -> None:

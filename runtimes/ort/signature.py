@@ -122,7 +122,7 @@ def attention_inputs(
     """
     own = np.minimum(np.arange(attended), len(positions) - 1)
     total = start + attended
-    inputs = {
+    inputs: dict[str, np.ndarray] = {
         "position_ids": positions.astype(np.int64)[own][None],
         "seqlens_k": np.array([total - 1], np.int32),
         "total_sequence_length": np.array(total, np.int32),
