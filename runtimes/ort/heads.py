@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -24,13 +25,13 @@ from edge_spec.core.heads import (
 )
 from edge_spec.core.rope import Rope
 from edge_spec.errors import ModelFileError
+from edge_spec.runtimes.ort.graph_loader import WEIGHTS_FOLDER
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal
 from edge_spec.runtimes.ort.signature import bind_output
 
 # Of threads that wait: between two products they stay awake, after a step the target needs them.
 _WAITS_AWAKE = {"session.intra_op.spin_duration_us": "100", "session.force_spinning_stop": "1"}
-_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _POSITIONS = 1024  # that rotary tables are made for at once
 
 
@@ -180,39 +181,31 @@ class _BoundBlock:
 
 def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.InferenceSession:
     """Products are our own where there are kernels for them. Raises ModelFileError."""
-    products, folder = OwnProducts(refusal()), None
-    if isinstance(stored.weights, Path):
-        folder = stored.weights.parent
+    library = import_onnxruntime()
+    weights = stored.weights
+    folder = weights.parent if isinstance(weights, Path) else None
+
+    def options() -> Any:
+        made = library.SessionOptions()
+        made.log_severity_level = 3
+        made.intra_op_num_threads = threads or 1
+        for name, value in _WAITS_AWAKE.items():
+            made.add_session_config_entry(name, value)
+        if isinstance(weights, bytes):
+            made.add_external_initializers_from_files_in_memory(
+                [WEIGHTS_FILE], [weights], [len(weights)]
+            )
+        else:
+            made.add_session_config_entry(WEIGHTS_FOLDER, str(folder))
+        return made
+
+    def load(graph: bytes, chosen: Any) -> Any:
+        return library.InferenceSession(graph, chosen, providers=["CPUExecutionProvider"])
+
     try:
-        own = products.changed(stored.graph, folder, threads or 1)
-        if own is not None:
-            return _session(own, stored, threads, products)
-    except Exception as error:
-        products.refuse(error)
-    try:
-        return _session(stored.graph, stored, threads, None)
+        own = OwnProducts(refusal()).load(stored.graph, folder, threads or 1, options(), load)
+        return own or load(stored.graph, options())
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
         raise ModelFileError(
             f"onnxruntime cannot load {what}: {error}", remedy="Update onnxruntime."
         ) from error
-
-
-def _session(
-    graph: bytes, stored: StoredStep, threads: int | None, products: OwnProducts | None
-) -> onnxruntime.InferenceSession:
-    """products: what the graph's operator is; None: it has onnxruntime's own."""
-    library = import_onnxruntime()
-    options = library.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads or 1
-    for name, value in _WAITS_AWAKE.items():
-        options.add_session_config_entry(name, value)
-    if isinstance(stored.weights, bytes):
-        options.add_external_initializers_from_files_in_memory(
-            [WEIGHTS_FILE], [stored.weights], [len(stored.weights)]
-        )
-    else:
-        options.add_session_config_entry(_WEIGHTS_FOLDER, str(stored.weights.parent))
-    if products is not None:
-        products.register(options)
-    return library.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

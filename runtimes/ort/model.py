@@ -100,10 +100,10 @@ class OrtModel:
         return self._joint.prepare(num_sessions)
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        from edge_spec.runtimes.ort.session import OrtSession
+        from edge_spec.runtimes.ort.session import HostSession
 
         assert self._joint is not None
-        sessions = [part.session for part in parts if isinstance(part.session, OrtSession)]
+        sessions = [part.session for part in parts if isinstance(part.session, HostSession)]
         require_none_alone(sessions)
         joining = [
             (session.passes, session.length, part)
@@ -192,3 +192,40 @@ def _require_described(inference: Any, bundle: Bundle) -> None:
             f"{bundle.path}: its graph is not the one that its manifest describes",
             remedy="Export the model again.",
         )
+
+
+class GrowingModel:
+    """A graph of growing.py. Sessions share the weights and the thread pool. Raises BundleError for
+    another kind of graph."""
+
+    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
+        from edge_spec.runtimes.ort.growing import read_caches
+
+        # Planned memory is kept for every shape, and each pass has a shape of its own here.
+        loader = GraphLoader(bundle, options, enable_mem_pattern=False)
+        self.capabilities = Capabilities(
+            max_rows=MAX_ROWS,
+            trees=False,
+            rollback=True,
+            hidden_states=False,
+            why_no_trees="its graph takes no mask, so that each row sees all rows before it",
+        )
+        self.config = loader.config
+        self._inference: Any = loader.open(GRAPH_FILE)
+        self.capabilities = replace(self.capabilities, kernels=loader.kernels)
+        path = bundle.file(GRAPH_FILE)
+        self._caches = read_caches(self._inference, self.config.vocab_size, path)
+
+    def open_session(self) -> OrtSession:
+        from edge_spec.runtimes.ort.growing import GrowingCache, GrowingPasses
+        from edge_spec.runtimes.ort.session import OrtSession
+
+        cache = GrowingCache(self._caches, self.config.context_length)
+        return OrtSession(GrowingPasses(self._inference, cache, self.config))
+
+    def node_placement(self) -> dict[str, dict[str, int]]:
+        """Counts operators by the provider that took them: TellsNodePlacement."""
+        return count_nodes(self._inference)
+
+    def close(self) -> None:
+        self._inference = None

@@ -15,14 +15,13 @@ from edge_spec.runtimes.ort import devices, rows
 from edge_spec.runtimes.ort.cuda_driver import require_driver
 from edge_spec.runtimes.ort.devices import ProviderChoice
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.model import OrtModel
+from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
 
 if TYPE_CHECKING:
     from edge_spec.core.config import ModelConfig
     from edge_spec.core.heads import BindsBlocks, BindsCaches, MedusaStep, StoredStep
     from edge_spec.models.devices import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
-    from edge_spec.runtimes.ort.growing import GrowingModel
     from edge_spec.runtimes.static.session import StaticModel
     from edge_spec.runtimes.static.trial import TrialScores
 
@@ -136,8 +135,6 @@ def _open(
     bundle: Bundle, options: RuntimeOptions, form: GraphForm | None = None
 ) -> OrtModel | GrowingModel:
     if bundle.manifest.kv_cache == "growing":
-        from edge_spec.runtimes.ort.growing import GrowingModel
-
         return GrowingModel(bundle, options)
     return OrtModel(bundle, options, form)
 

@@ -24,6 +24,7 @@ from edge_spec.errors import UsageError
 from edge_spec.runtimes.ort.device_memory import DeviceCache, moving_graph, shares_weights
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.graph_loader import GraphLoader
+from edge_spec.runtimes.ort.growing import GrowingPasses
 from edge_spec.runtimes.ort.passes import HostCache, Passes
 from edge_spec.runtimes.ort.signature import Graph, pass_error
 
@@ -31,25 +32,21 @@ from edge_spec.runtimes.ort.signature import Graph, pass_error
 class _Session:
     """What a session commits, and the passes that score what comes after it."""
 
-    def __init__(self, passes: Passes) -> None:
+    def __init__(self, passes: Passes | GrowingPasses) -> None:
         self.length = 0
         self._passes = passes
 
-    @property
-    def passes(self) -> Passes:
-        """Returns the passes of this session, before one that other sessions share."""
-        self._claim()
-        return self._passes
-
     def prefill(self, tokens: Sequence[int]) -> None:
-        for length, features in self.passes.prefill(tokens, self.length):
+        self._claim()
+        for length, features in self._passes.prefill(tokens, self.length):
             start = self.length
             self._move(length)
             if features is not None:
                 self._report(start, features)
 
     def forward(self, tree: TokenTree) -> Forward:
-        return self.passes.score(tree, self.length)
+        self._claim()
+        return self._passes.score(tree, self.length)
 
     def commit(self, rows: Sequence[int]) -> None:
         self._passes.keep(rows, self.length)
@@ -90,6 +87,8 @@ class OrtSession(_Session):
 
 class PartialSession(_Session):
     """peers: all parts of `target`, which may include this one."""
+
+    _passes: Passes
 
     def __init__(self, passes: Passes, target: Session, peers: list[PartialSession]) -> None:
         super().__init__(passes)
@@ -184,6 +183,8 @@ class HostSession(OrtSession):
     Whatever this session does, its parts have then committed exactly what it has.
     """
 
+    _passes: Passes
+
     def __init__(
         self,
         inference: onnxruntime.InferenceSession,
@@ -205,6 +206,12 @@ class HostSession(OrtSession):
         self._open_features = open_features
         self._on_prefilled: OnPrefilled | None = None  # while features are collected
         self._threads = None if fewer is None else fewer.governor()
+
+    @property
+    def passes(self) -> Passes:
+        """Returns the passes of this session, before one that other sessions share."""
+        self._claim()
+        return self._passes
 
     def forward(self, tree: TokenTree) -> Forward:
         started_s = time.perf_counter()
