@@ -24,7 +24,7 @@ from edge_spec.errors import (
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, GPU, NPU, UNKNOWN, Device, FunctionPlacement
 from edge_spec.models.kept import compiled_bundle
-from edge_spec.runtimes.static.session import EXPORT_AGAIN, Interruption, Shape, Signature
+from edge_spec.runtimes.static.session import EXPORT_AGAIN, Shape, Signature
 
 _MIN_MACOS = 15  # states and several functions in a package
 
@@ -209,11 +209,7 @@ class NativeProgram:
         return _tried("make a state", self._model(self._first).make_state)
 
     def predict(
-        self,
-        function: str,
-        inputs: Mapping[str, np.ndarray],
-        state: Any,
-        interruption: Interruption,
+        self, function: str, inputs: Mapping[str, np.ndarray], state: Any
     ) -> Mapping[str, np.ndarray]:
         model = self._model(function)
         # A copy: coremltools replaces float16 inputs in it.
