@@ -6,9 +6,9 @@ than a step has nothing for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -17,8 +17,6 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import (
     WEIGHTS_FILE,
     BlockRows,
-    BlockStep,
-    EagleStep,
     EntryRows,
     HeadScores,
     StoredStep,
@@ -52,6 +50,9 @@ class OrtMedusaStep:
         return HeadScores(*(each[rows] for each in found))
 
 
+_Step = TypeVar("_Step", covariant=True)
+
+
 class _RotaryTables:
     """Holds the tables of a head's layers, made as the text grows."""
 
@@ -67,22 +68,26 @@ class _RotaryTables:
         return self._tables
 
 
-class _Layers:
-    """stored: a graph of exporters/heads. config: of the head."""
+class OrtLayers(Generic[_Step]):
+    """Runs a graph of exporters/heads/step_graph.py. bound: a step over a cache. config: of the
+    head."""
 
-    def __init__(self, stored: StoredStep, config: ModelConfig, threads: int | None) -> None:
+    def __init__(
+        self,
+        bound: Callable[[_RotaryTables, onnxruntime.InferenceSession, np.ndarray], _Step],
+        stored: StoredStep,
+        config: ModelConfig,
+        threads: int | None,
+    ) -> None:
+        self._bound = bound
         self._session = _opened(stored, "the layers of a head", threads)
         self._tables = _RotaryTables(config)
 
-
-class OrtEagleLayers(_Layers):
-    """Runs a graph of exporters/heads/step_graph.py."""
-
-    def bound_to(self, cache: np.ndarray) -> EagleStep:
-        return _BoundStep(self._tables, self._session, cache)
+    def bound_to(self, cache: np.ndarray) -> _Step:
+        return self._bound(self._tables, self._session, cache)
 
 
-class _BoundStep:
+class BoundStep:
     """Keys and values stay where they are: onnxruntime writes into the cache's own memory."""
 
     def __init__(
@@ -130,14 +135,7 @@ class _BoundStep:
         return states.numpy()[0], logits.numpy()[0]
 
 
-class OrtDFlashLayers(_Layers):
-    """Runs a graph of exporters/heads/step_graph.py."""
-
-    def bound_to(self, cache: np.ndarray) -> BlockStep:
-        return _BoundBlock(self._tables, self._session, cache)
-
-
-class _BoundBlock:
+class BoundBlock:
     """The graph reads the cache's own memory; what it makes is few entries, which are copied."""
 
     def __init__(

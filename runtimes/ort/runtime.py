@@ -92,9 +92,9 @@ class OrtRuntime:
         self, stored: StoredStep, config: ModelConfig, threads: int | None
     ) -> BindsCaches:
         """Opens it on the CPU; see ComputesHeads."""
-        from edge_spec.runtimes.ort.heads import OrtEagleLayers
+        from edge_spec.runtimes.ort.heads import BoundStep, OrtLayers
 
-        return OrtEagleLayers(stored, config, threads)
+        return OrtLayers(BoundStep, stored, config, threads)
 
     def open_medusa_step(self, stored: StoredStep, threads: int | None) -> MedusaStep:
         """Opens it on the CPU; see ComputesHeads."""
@@ -106,9 +106,9 @@ class OrtRuntime:
         self, stored: StoredStep, config: ModelConfig, threads: int | None
     ) -> BindsBlocks:
         """Opens it on the CPU; see ComputesHeads."""
-        from edge_spec.runtimes.ort.heads import OrtDFlashLayers
+        from edge_spec.runtimes.ort.heads import BoundBlock, OrtLayers
 
-        return OrtDFlashLayers(stored, config, threads)
+        return OrtLayers(BoundBlock, stored, config, threads)
 
     def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
         """Those of these names, whose driver is there. Raises UsageError, DeviceError."""
