@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import parser
 from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import require_state
 from edge_spec.runtimes.ort.devices import ProviderChoice
-from edge_spec.runtimes.ort.signature import translated
+from edge_spec.runtimes.ort.signature import ELEMENT_NAMES, translated
 
 # Providers with memory of their own, and what onnxruntime's OrtValue calls it where it has
 # addresses. None: it has none, so that they compute on copies of what is in main memory.
@@ -163,25 +163,14 @@ class DeviceCache:
         return (config.num_layers, 2, 1, config.num_kv_heads, length, config.head_dim)
 
 
-_OPSET, _IR_VERSION = 24, 10  # TensorScatter is of 24
-
-
 def moving_graph(element: np.dtype[Any]) -> bytes:
     """Returns a serialized model: `cache` [1, parts, capacity, size] with the tokens at `rows` [k]
     int64 copied to `at` [1] int64 and after; in place where `moved` is bound to the same buffer."""
-    kind = helper.np_dtype_to_tensor_dtype(element)
-    nodes = [
-        helper.make_node("Gather", ["cache", "rows"], ["kept"], axis=2),
-        helper.make_node("TensorScatter", ["cache", "kept", "at"], ["moved"], axis=2),
-    ]
-    cache: list[int | str | None] = [1, "parts", "capacity", "size"]
-    inputs = [
-        helper.make_tensor_value_info("cache", kind, cache),
-        helper.make_tensor_value_info("rows", TensorProto.INT64, ["rows"]),
-        helper.make_tensor_value_info("at", TensorProto.INT64, [1]),
-    ]
-    moved = helper.make_tensor_value_info("moved", kind, cache)
-    graph = helper.make_graph(nodes, "edge-spec", inputs, [moved])
-    opsets = [helper.make_opsetid("", _OPSET)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+    cache = f"{ELEMENT_NAMES[element.name]}[1, parts, capacity, size]"
+    model: Any = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 24]>
+        moving ({cache} cache, int64[k] rows, int64[1] at) => ({cache} moved) {{
+            kept = Gather <axis = 2> (cache, rows)
+            moved = TensorScatter <axis = 2> (cache, kept, at)
+        }}""")
     return bytes(model.SerializeToString())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, EdgeSpecError
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.devices import CPU
+from edge_spec.models.devices import CPU, free_bytes
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.device_memory import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, require_on_device
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, GraphForm
 
 GRAPH_FILE = "model.onnx"
+_ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
 _STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
 _NOTHING: Mapping[str, np.ndarray | OrtValue] = {}
@@ -88,10 +89,11 @@ class GraphLoader:
             return None
         return self._num_threads or available_cores()
 
-    def count_bytes(self) -> int:
-        """Returns the bytes of the bundle's files."""
+    def has_room(self) -> bool:
+        """Returns whether there is memory for another graph, with packed weights of its own."""
         files = (self.bundle.file(name) for name in self.bundle.manifest.files)
-        return sum(file.stat().st_size for file in files)
+        free = free_bytes()
+        return free is None or free > _ROOM * sum(file.stat().st_size for file in files)
 
     def open_whole(self, threads: int | None = None) -> Any:
         """The whole model in its form. Raises BundleError, DeviceError."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from threading import Lock
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import onnxruntime
@@ -13,7 +11,6 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
-from edge_spec.models.devices import free_bytes
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
 from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Cache, HostCache, Passes
 from edge_spec.runtimes.ort.signature import (
@@ -27,52 +24,13 @@ from edge_spec.runtimes.ort.signature import (
     translated,
 )
 
-PLACES = (2, 4, 8)  # of sessions, that the graph may have
+_PLACES = (2, 4, 8)  # of sessions, that the graph may have
 _NOBODYS = TokenTree.chain(0)
-_ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
 
 
-class JointGraph:
-    """The graph for passes of several sessions, loaded when it is first wanted, where there is
-    memory for one more copy of the packed weights: with as many places as were ever wanted.
-
-    open_graph: opens one with a number of places. count_bytes: of the bundle's files.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        open_graph: Callable[[int], Any],
-        count_bytes: Callable[[], int],
-    ) -> None:
-        self._config = config
-        self._open_graph = open_graph
-        self._count_bytes = count_bytes
-        self._num_places = 1
-        self._passes: JointPasses | None = None
-        self._lock = Lock()
-
-    def prepare(self, num_sessions: int) -> int:
-        """Loads what is missing. Returns how many sessions may share a pass."""
-        wanted = min((places for places in PLACES if places >= num_sessions), default=PLACES[-1])
-        with self._lock:
-            if wanted > self._num_places and self._has_room():
-                self._passes = JointPasses(self._open_graph(wanted), wanted, self._config)
-                self._num_places = wanted
-            return self._num_places
-
-    def score(self, parts: Sequence[tuple[Passes, int, PassPart]], num_rows: int) -> list[Forward]:
-        """Scores as `JointPasses.score` does."""
-        assert self._passes is not None
-        return self._passes.score(parts, num_rows)
-
-    def close(self) -> None:
-        with self._lock:
-            self._passes, self._num_places = None, 1
-
-    def _has_room(self) -> bool:
-        free = free_bytes()
-        return free is None or free >= _ROOM * self._count_bytes()
+def places_for(num_sessions: int) -> int:
+    """Returns with how many places a graph is made for them, or for as many as may share one."""
+    return min((places for places in _PLACES if places >= num_sessions), default=_PLACES[-1])
 
 
 class JointPasses:
@@ -82,6 +40,7 @@ class JointPasses:
     def __init__(
         self, inference: onnxruntime.InferenceSession, num_places: int, config: ModelConfig
     ) -> None:
+        self.num_places = num_places
         self._graph = Graph.of(inference)
         self._config = config
         self._has_forms = OWN_ROWS + place_suffix(0) in self._graph.inputs

@@ -21,7 +21,7 @@ from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
 
 if TYPE_CHECKING:
     from edge_spec.runtimes.ort.graph_forms import GraphForm
-    from edge_spec.runtimes.ort.joint import JointGraph
+    from edge_spec.runtimes.ort.joint import JointPasses
     from edge_spec.runtimes.ort.session import OrtSession
 
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
@@ -61,10 +61,10 @@ class OrtModel:
             self._encoder = self._loader.open(ENCODER_FILE, stops_spinning=True)
         self._lock = Lock()  # sessions may be used by threads of their own
         self._fewer = FewerThreads(
-            self._loader.threads, self._inference, self._reopen, self._loader.count_bytes
+            self._loader.threads, self._inference, self._reopen, self._loader.has_room
         )
         self._features: frozenset[int] = frozenset()  # that `_inference` gives
-        self._joint: JointGraph | None = None
+        self._joint: JointPasses | None = None
         self._open_on_device: Callable[[], OrtSession] | None = None
         if self._loader.place is not None:
             from edge_spec.runtimes.ort.session import device_sessions
@@ -88,16 +88,19 @@ class OrtModel:
         return count_nodes(self._inference)
 
     def prepare_sharing(self, num_sessions: int) -> int:
-        from edge_spec.runtimes.ort.joint import JointGraph
+        """The graph for passes of several sessions is loaded where there is memory for one more
+        copy of the packed weights: with as many places as were ever wanted."""
+        from edge_spec.runtimes.ort.joint import JointPasses, places_for
 
         if self._loader.threads is None or self._loader.form is not None or self._open_on_device:
             return 1  # not measured on other devices than the CPU
         if self._encoder is not None:
             return 1  # each session attends to a source of its own
         with self._lock:
-            if self._joint is None:
-                self._joint = JointGraph(self.config, self._open_joint, self._loader.count_bytes)
-        return self._joint.prepare(num_sessions)
+            held, wanted = self._num_places, places_for(num_sessions)
+            if wanted > held and self._loader.has_room():
+                self._joint = JointPasses(self._open_joint(wanted), wanted, self.config)
+            return self._num_places
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
         from edge_spec.runtimes.ort.session import HostSession
@@ -113,10 +116,14 @@ class OrtModel:
 
     def close(self) -> None:
         self._fewer.close()
-        if self._joint is not None:
-            self._joint.close()
+        self._joint = None
         self._inference = self._partial = self._open_on_device = self._encoder = None
         self._loader.release()
+
+    @property
+    def _num_places(self) -> int:
+        """Returns how many sessions may share a pass."""
+        return 1 if self._joint is None else self._joint.num_places
 
     def _open_joint(self, num_places: int) -> Any:
         from edge_spec.runtimes.ort.joint_graph import joint_graph

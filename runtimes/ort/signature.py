@@ -18,7 +18,8 @@ from edge_spec.core.tree import chain_parents, parents_seen, preceding
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 
 _PAST = "past."  # begins the names of caches
-_ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+ELEMENT_NAMES = {"float32": "float", "float16": "float16"}  # as onnx has numpy's types
+_ELEMENTS = {f"tensor({name})": np.dtype(kind) for kind, name in ELEMENT_NAMES.items()}
 STACKED = "stacked"  # the input that tells a graph with both forms of attention
 BIAS = "attention_bias"
 
@@ -44,10 +45,10 @@ class Graph:
         return cls(
             inference,
             frozenset(taken),
-            cache=_element(next(kind for name, kind in taken.items() if name.startswith(_PAST))),
-            logits=_element(given["logits"]),
-            hidden=_element(given["hidden"]),
-            bias=_element(taken[BIAS]) if BIAS in taken else None,
+            cache=_ELEMENTS[next(kind for name, kind in taken.items() if name.startswith(_PAST))],
+            logits=_ELEMENTS[given["logits"]],
+            hidden=_ELEMENTS[given["hidden"]],
+            bias=_ELEMENTS[taken[BIAS]] if BIAS in taken else None,
             has_stacked=STACKED in taken and inference.get_providers() == ["CPUExecutionProvider"],
         )
 
@@ -58,10 +59,6 @@ class Graph:
         for name, array in values.items():
             if name + suffix in self.inputs:
                 binding.bind_cpu_input(name + suffix, array)
-
-
-def _element(kind: str) -> np.dtype[Any]:
-    return np.dtype(_ELEMENTS[kind])
 
 
 def widened(logits: np.ndarray, hidden: np.ndarray, features: np.ndarray | None = None) -> Forward:

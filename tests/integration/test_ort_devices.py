@@ -184,7 +184,7 @@ def test_the_reason_that_a_library_prints_is_the_fault(monkeypatch: pytest.Monke
     printed = "with error: libcudnn.so.9: cannot open shared object file: No such file\n"
     monkeypatch.setattr(listing, "isolated", lost)
     fault = listing.fault("cuda") or ""
-    assert "cuDNN is missing" in fault and "libcudnn.so.9" in fault
+    assert "libraries are missing" in fault and "libcudnn.so.9" in fault
     printed = "something else"
     assert listing.fault("cuda") == "cannot start cuda, and would run on the CPU"
     with pytest.raises(DeviceError, match=r"cannot start cuda: because\. Choose"):

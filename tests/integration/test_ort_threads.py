@@ -73,7 +73,7 @@ def _chosen(governor: Any, threads: int) -> int:
 def test_without_memory_for_it_the_graph_stays_as_it_is(
     model: OrtModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.ort.fewer_threads.free_bytes", lambda: 1000)
+    monkeypatch.setattr("edge_spec.runtimes.ort.graph_loader.free_bytes", lambda: 1000)
     assert not opened(model, 1)
 
 
