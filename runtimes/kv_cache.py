@@ -91,6 +91,11 @@ class KvCache:
         keys, values = self._blocks[kind][self._layers[kind].index(layer)]
         return keys[0], values[0]
 
+    def gated(self, layer: int) -> np.ndarray:
+        """Returns the buffer of a convolving layer, [capacity + 1, hidden]."""
+        buffer: np.ndarray = self._blocks[_GATED][self._layers[_GATED].index(layer)][0, 0, 0]
+        return buffer
+
     def compact(self, start: int, rows: Sequence[int]) -> None:
         """Moves the tokens at start + rows to start, start + 1, ..."""
         for block in self._blocks.values():

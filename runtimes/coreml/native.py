@@ -13,32 +13,25 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edge_spec.core.entry_points import quiet_import
 from edge_spec.errors import (
     BundleError,
     DeviceError,
-    MissingDependencyError,
     SessionError,
     UsageError,
 )
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, GPU, NPU, UNKNOWN, Device, FunctionPlacement
 from edge_spec.models.kept import compiled_bundle
-from edge_spec.runtimes.static.session import EXPORT_AGAIN, Interruption, Shape, Signature
+from edge_spec.runtimes.libraries import import_library
+from edge_spec.runtimes.static.session import EXPORT_AGAIN, Shape, Signature
 
 _MIN_MACOS = 15  # states and several functions in a package
 
 
 def import_coremltools() -> Any:
     """Raises MissingDependencyError."""
-    try:
-        with quiet_import():
-            import coremltools
-    except ImportError:
-        raise MissingDependencyError(
-            "coremltools is not installed", remedy='Run: pip install "edge-spec[coreml]".'
-        ) from None
-    return coremltools
+    install = 'Run: pip install "edge-spec[coreml]".'
+    return import_library("coremltools", "models", install)
 
 
 def this_system() -> tuple[str, str]:
@@ -209,11 +202,7 @@ class NativeProgram:
         return _tried("make a state", self._model(self._first).make_state)
 
     def predict(
-        self,
-        function: str,
-        inputs: Mapping[str, np.ndarray],
-        state: Any,
-        interruption: Interruption,
+        self, function: str, inputs: Mapping[str, np.ndarray], state: Any
     ) -> Mapping[str, np.ndarray]:
         model = self._model(function)
         # A copy: coremltools replaces float16 inputs in it.

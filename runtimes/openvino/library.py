@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from edge_spec.core.entry_points import quiet_import
-from edge_spec.errors import DeviceError, MissingDependencyError
+from edge_spec.errors import DeviceError
+from edge_spec.runtimes.libraries import import_library
 
 _TELEMETRY = "openvino_telemetry"
 _INSTALL = 'Run: pip install "edge-spec[openvino]".'
@@ -21,18 +21,7 @@ def import_openvino() -> Any:
     not declined; without its module `openvino_telemetry`, which is kept from loading in this
     process, it takes a stub of its own that sends nothing. Raises MissingDependencyError."""
     sys.modules.setdefault(_TELEMETRY, None)  # type: ignore[arg-type]  # importing it fails
-    try:
-        with quiet_import():
-            import openvino
-    except ModuleNotFoundError:
-        raise MissingDependencyError("openvino is not installed", remedy=_INSTALL) from None
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"openvino is installed and does not load: {error}", remedy=_INSTALL
-        ) from error
-    if not hasattr(openvino, "Core"):
-        raise MissingDependencyError("openvino is installed in part", remedy=_INSTALL)
-    return openvino
+    return import_library("openvino", "Core", _INSTALL)
 
 
 @cache

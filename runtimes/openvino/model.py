@@ -23,7 +23,6 @@ from edge_spec.runtimes.openvino.library import OpenVinoDevice, import_openvino,
 from edge_spec.runtimes.static import trial
 from edge_spec.runtimes.static.onnx_program import PAST, OnnxProgram, OpenedGraphs
 from edge_spec.runtimes.static.session import (
-    Interruption,
     StaticModel,
     config_of,
     session_bytes,
@@ -53,7 +52,7 @@ def open_static(bundle: Bundle, options: RuntimeOptions, device: OpenVinoDevice)
     graph_of: Callable[[str], Any] = compile_function
     if not device.is_cpu:
         graph_of = _load_kept(bundle, opened, device, compile_function).__getitem__
-    program = OnnxProgram(OpenVinoGraphs(graph_of, device.name), opened)
+    program = OpenVinoGraphs(opened, graph_of, device.name)
     return StaticModel(program, opened.layout, config)
 
 
@@ -103,38 +102,35 @@ def _require_right(
         return device.compile_on_cpu(str(bundle.file(opened.files[function])))
 
     def scores(graph_of: Callable[[str], Any]) -> trial.TrialScores:
-        program = OnnxProgram(OpenVinoGraphs(graph_of, device.name), opened)
+        program = OpenVinoGraphs(opened, graph_of, device.name)
         return trial.scores(StaticModel(program, opened.layout, bundle.config))
 
     if not trial.require_same(scores(compiled.__getitem__), scores(on_cpu), device.name):
         raise DeviceError(f"{device.name} computes trees of {bundle.path} wrong", remedy=_ANOTHER)
 
 
-class OpenVinoGraphs:
+class OpenVinoGraphs(OnnxProgram):
     """compiled: returns OpenVINO's CompiledModel of a function, asked for when it is first run.
 
     The states of the session that ran last stay bound where they are; all else is copied into
     arrays of the request.
     """
 
-    def __init__(self, compiled: Callable[[str], Any], device: str) -> None:
+    def __init__(self, opened: OpenedGraphs, compiled: Callable[[str], Any], device: str) -> None:
+        super().__init__(opened)
         self._compiled = compiled
         self._device = device
         self._requests: dict[str, _Request] = {}
         self._lock = Lock()  # sessions may be used by threads of their own
 
-    def run(
-        self, function: str, inputs: Mapping[str, np.ndarray], interruption: Interruption
-    ) -> Mapping[str, np.ndarray]:
-        """Raises SessionError for a pass that was interrupted, DeviceError where the device fails
-        or is gone, as an NPU after a sleep."""
+    def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Raises DeviceError where the device fails or is gone, as an NPU after a sleep."""
         with self._lock:
             try:
                 if function not in self._requests:
                     self._requests[function] = _Request(self._compiled(function))
-                return self._requests[function].run(inputs, interruption)
+                return self._requests[function].run(inputs)
             except RuntimeError as error:  # OpenVINO's own are of no other class
-                interruption.require_none()
                 self._requests.pop(function, None)
                 raise DeviceError(
                     f"{self._device} failed to run {function}: {reason(error)}",
@@ -151,9 +147,7 @@ class _Request:
         self._outputs = [value.names for value in compiled.outputs]  # a tensor may have several
         self._bound: dict[str, np.ndarray] = {}
 
-    def run(
-        self, inputs: Mapping[str, np.ndarray], interruption: Interruption
-    ) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns copies: another session's pass writes the request's own."""
         for name, array in inputs.items():
             if name.startswith(PAST):
@@ -163,9 +157,8 @@ class _Request:
                 self._bound[name][...] = array
             else:
                 self._bind(name, array.copy())
-        with interruption.ended_by(self._request.cancel):
-            self._request.start_async()
-            self._request.wait()
+        self._request.start_async()
+        self._request.wait()
         copies = [
             self._request.get_output_tensor(at).data.copy() for at in range(len(self._outputs))
         ]

@@ -1,6 +1,6 @@
 """ONNX Runtime: runs the bundles that `exporters/onnx` writes.
 
-`OrtSession` lives in `.session`, which imports onnxruntime; this does not.
+Its sessions live in `.session`, which imports onnxruntime; this does not.
 """
 
 from edge_spec.runtimes.ort.model import OrtModel

@@ -1,18 +1,20 @@
-"""Buffers in a device's own memory, and what is copied to and from it."""
+"""Keys and values in a device's own memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import parser
 from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import require_state
 from edge_spec.runtimes.ort.devices import ProviderChoice
-from edge_spec.runtimes.ort.signature import bind_output
+from edge_spec.runtimes.ort.signature import ELEMENT_NAMES, translated
 
 # Providers with memory of their own, and what onnxruntime's OrtValue calls it where it has
 # addresses. None: it has none, so that they compute on copies of what is in main memory.
@@ -50,142 +52,125 @@ def with_memory(chosen: Iterable[ProviderChoice]) -> ProviderChoice | None:
     return next((choice for choice in chosen if choice.provider in _MEMORIES), None)
 
 
-def capacity_for(needed: int, capacity: int, context_length: int) -> int:
+def capacity_for(needed: int, capacity: int, most: int) -> int:
     """Returns for how many tokens a cache has room that had it for `capacity`: it doubles."""
     room = max(FIRST_TOKENS, capacity)
     while room < needed:
         room *= 2
-    return min(room, context_length)
+    return min(room, most)
 
 
-_ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+class DeviceCache:
+    """Keys and values of all layers, [1, layers * 2 * kv_heads, capacity, head_dim].
 
-
-class DeviceMemory:
-    """Holds what sessions have on a device.
-
-    onnxruntime copies an array of the host when it is bound, and only then: what is bound as an
-    input is never written to afterwards.
+    moving: the graph of `moving_graph`, on the device.
     """
 
-    def __init__(self, place: Place, graphs: DeviceGraphs) -> None:
-        self.place = place
-        self._graphs = graphs
+    def __init__(
+        self,
+        config: ModelConfig,
+        element: np.dtype[Any],
+        place: Place,
+        moving: onnxruntime.InferenceSession,
+    ) -> None:
+        self._config = config
+        self._element = element
+        self._address = place.device, place.number  # as OrtValue and IOBinding take it
+        self._moving = moving
+        self.is_copied = place.is_copied
+        self.capacity = 0
+        self.generation = 0  # changes when the block moves: what is bound to it is stale
+        self.last_writer: object | None = None
+        self._block: OrtValue | None = None
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Names the device as OrtValue and IOBinding take it."""
-        return self.place.device, self.place.number
+    def reserve(self, needed: int, used: int) -> None:
+        """Makes room for `needed` tokens, keeping the first `used`; the block may move, by way of
+        main memory. Raises SessionError, DeviceMemoryError."""
+        if needed > self.capacity:
+            with translated(needed - used, used):
+                self._hold(self._taken(used), needed)
 
-    def bind_unread(self, binding: onnxruntime.IOBinding, name: str) -> None:
-        """An output that stays on the device, where the next one takes its place."""
-        binding.bind_output(name, *self.address)
+    def clear(self) -> None:
+        self._block, self.capacity = None, 0
+        self.generation += 1
 
-    def padded(
-        self, array: np.ndarray | OrtValue, before: Sequence[int], after: Sequence[int]
-    ) -> OrtValue:
-        """Returns a new buffer with zeros around `array`, of four axes, from the host or here."""
-        shape = array.shape if isinstance(array, np.ndarray) else array.shape()
-        wider = [sum(sizes) for sizes in zip(before, shape, after, strict=True)]
-        kind = np.dtype(array.dtype if isinstance(array, np.ndarray) else _element(array))
-        made = OrtValue.ortvalue_from_shape_and_type(wider, kind.type, *self.address)
-        binding = self._graphs.pad.io_binding()
-        if isinstance(array, np.ndarray):
-            binding.bind_cpu_input("array", array)
-        else:
-            binding.bind_ortvalue_input("array", array)
-        binding.bind_cpu_input("pads", np.array([*before, *after], np.int64))
-        binding.bind_ortvalue_output("padded", made)
-        self._graphs.pad.run_with_iobinding(binding)
-        return made
+    def bind(self, binding: onnxruntime.IOBinding, suffix: str = "") -> None:
+        """Binds the keys and the values of each layer as both past and present. suffix: of the
+        names."""
+        assert self._block is not None
+        config = self._config
+        shape = (1, config.num_kv_heads, self.capacity, config.head_dim)
+        step = prod(shape) * self._element.itemsize
+        pointer = self._block.data_ptr()
+        for layer in range(config.num_layers):
+            for part in ("key", "value"):
+                buffer = (*self._address, self._element.type, shape, pointer)
+                binding.bind_input(f"past.{layer}.{part}{suffix}", *buffer)
+                binding.bind_output(f"present.{layer}.{part}{suffix}", *buffer)
+                pointer += step
 
-    def move(self, block: OrtValue, rows: np.ndarray, at: int) -> None:
-        """Copies the tokens at `rows` of a cache to `at` and after, in place."""
-        binding = self._graphs.move.io_binding()
-        binding.bind_ortvalue_input("cache", block)
-        binding.bind_cpu_input("rows", rows.astype(np.int64))
-        binding.bind_cpu_input("at", np.array([at], np.int64))
-        binding.bind_ortvalue_output("moved", block)
-        self._graphs.move.run_with_iobinding(binding)
+    def compact(self, start: int, rows: Sequence[int]) -> None:
+        """Moves the tokens at start + rows to start, start + 1, ..., on the device; rows ascend.
+        Raises SessionError, DeviceMemoryError."""
+        kept = np.asarray(rows, np.int64)
+        first = int(np.flatnonzero(kept != np.arange(len(kept)))[0])
+        with translated(len(rows), start):
+            binding = self._moving.io_binding()
+            binding.bind_ortvalue_input("cache", self._block)
+            binding.bind_cpu_input("rows", start + kept[first:])
+            binding.bind_cpu_input("at", np.array([start + first]))
+            binding.bind_ortvalue_output("moved", self._block)
+            self._moving.run_with_iobinding(binding)
 
-    def taken(self, block: OrtValue, length: int) -> np.ndarray:
-        """Returns the first `length` tokens of a cache, on the host."""
-        _, parts, _, size = block.shape()
-        found = np.empty((1, parts, length, size), _element(block))
-        binding = self._graphs.take.io_binding()
-        binding.bind_ortvalue_input("cache", block)
-        binding.bind_cpu_input("length", np.array([length], np.int64))
-        bind_output(binding, "taken", found)
-        self._graphs.take.run_with_iobinding(binding)
-        return found
+    def state(self, length: int) -> dict[str, np.ndarray]:
+        """ "kv" [layers, 2, 1, kv_heads, length, head_dim] of the cache's type, as kv_cache.py has
+        it. Raises SessionError, DeviceMemoryError."""
+        with translated(0, length):
+            return {"kv": self._taken(length).reshape(self._shape(length))}
 
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        """Raises ValueError, SessionError, DeviceMemoryError, and changes nothing then."""
+        expected = {"kv": (self._shape(length), self._element)}
+        require_state(state, expected, length, self._config.context_length)
+        with translated(0, length):
+            self._hold(state["kv"].reshape(self._zeros(length).shape), length)
+        self.last_writer = None
 
-def _element(value: OrtValue) -> Any:
-    return _ELEMENTS[value.data_type()]
+    def _hold(self, tokens: np.ndarray, needed: int) -> None:
+        """Takes a new block of these tokens and zeros after them, as many as `needed` or more."""
+        # One token more than the context, for the second row of a single one (passes.MIN_ATTENDED).
+        room = capacity_for(needed, self.capacity, self._config.context_length + 1)
+        grown = self._zeros(room)
+        grown[:, :, : tokens.shape[2]] = tokens
+        # First: where memory is short, the old one stays.
+        self._block, self.capacity = OrtValue.ortvalue_from_numpy(grown, *self._address), room
+        self.generation += 1
 
+    def _taken(self, length: int) -> np.ndarray:
+        """The first tokens, in main memory."""
+        if self._block is None:
+            return self._zeros(length)
+        taken: np.ndarray = self._block.numpy()[:, :, :length]
+        return taken
 
-_OPSET, _SCATTER_OPSET, _IR_VERSION = 17, 24, 10  # TensorScatter is of 24
-_Values = Sequence[tuple[str, int, Sequence[int | str]]]  # name, type, shape
+    def _zeros(self, length: int) -> np.ndarray:
+        config = self._config
+        parts = config.num_layers * 2 * config.num_kv_heads
+        return np.zeros((1, parts, length, config.head_dim), self._element)
 
-CACHE = ("parts", "capacity", "size")  # [1, layers * 2 * kv_heads, tokens, head_dim]
-
-
-class DeviceGraphs:
-    """Computes on a provider what goes on beside the model, for caches and masks of one type.
-
-    pad: `array` [a, b, c, d] with zeros before and after it, as `pads` [8] int64 counts them.
-    move: `cache` with the tokens at `rows` [k] int64 copied to `at` [1] int64 and after; in place
-    where `moved` is bound to the same buffer. take: the first `length` [1] int64 tokens.
-    """
-
-    def __init__(self, load: Callable[[bytes], Any], element: np.dtype[Any]) -> None:
-        """load: returns an InferenceSession of a serialized model. Raises what it raises."""
-        kind = helper.np_dtype_to_tensor_dtype(element)
-        self.pad: onnxruntime.InferenceSession = load(_pad(kind))
-        self.move: onnxruntime.InferenceSession = load(_move(kind))
-        self.take: onnxruntime.InferenceSession = load(_take(kind))
-
-
-def _pad(kind: int) -> bytes:
-    inputs: _Values = [("array", kind, [*"abcd"]), ("pads", TensorProto.INT64, [8])]
-    outputs: _Values = [("padded", kind, [*"efgh"])]
-    return _model([helper.make_node("Pad", ["array", "pads"], ["padded"])], inputs, outputs)
-
-
-def _move(kind: int) -> bytes:
-    nodes = [
-        helper.make_node("Gather", ["cache", "rows"], ["kept"], axis=2),
-        helper.make_node("TensorScatter", ["cache", "kept", "at"], ["moved"], axis=2),
-    ]
-    inputs: _Values = [
-        ("cache", kind, [1, *CACHE]),
-        ("rows", TensorProto.INT64, ["rows"]),
-        ("at", TensorProto.INT64, [1]),
-    ]
-    return _model(nodes, inputs, [("moved", kind, [1, *CACHE])], _SCATTER_OPSET)
-
-
-def _take(kind: int) -> bytes:
-    constants = [
-        helper.make_node("Constant", [], [name], value_ints=[value])
-        for name, value in (("start", 0), ("axis", 2))
-    ]
-    taking = helper.make_node("Slice", ["cache", "start", "length", "axis"], ["taken"])
-    inputs: _Values = [("cache", kind, [1, *CACHE]), ("length", TensorProto.INT64, [1])]
-    outputs: _Values = [("taken", kind, [1, "parts", "tokens", "size"])]
-    return _model([*constants, taking], inputs, outputs)
+    def _shape(self, length: int) -> tuple[int, ...]:
+        config = self._config
+        return (config.num_layers, 2, 1, config.num_kv_heads, length, config.head_dim)
 
 
-def _model(
-    nodes: Sequence[NodeProto], inputs: _Values, outputs: _Values, opset: int = _OPSET
-) -> bytes:
-    graph = helper.make_graph(nodes, "edge-spec", _described(inputs), _described(outputs))
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=_IR_VERSION
-    )
-    serialized: bytes = model.SerializeToString()
-    return serialized
-
-
-def _described(values: _Values) -> list[ValueInfoProto]:
-    return [helper.make_tensor_value_info(name, kind, list(shape)) for name, kind, shape in values]
+def moving_graph(element: np.dtype[Any]) -> bytes:
+    """Returns a serialized model: `cache` [1, parts, capacity, size] with the tokens at `rows` [k]
+    int64 copied to `at` [1] int64 and after; in place where `moved` is bound to the same buffer."""
+    cache = f"{ELEMENT_NAMES[element.name]}[1, parts, capacity, size]"
+    model: Any = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 24]>
+        moving ({cache} cache, int64[k] rows, int64[1] at) => ({cache} moved) {{
+            kept = Gather <axis = 2> (cache, rows)
+            moved = TensorScatter <axis = 2> (cache, kept, at)
+        }}""")
+    return bytes(model.SerializeToString())

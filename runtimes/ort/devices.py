@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import distributions
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,37 +19,19 @@ from edge_spec.runtimes.ort.cuda_driver import CudaDevice, cuda_driver, prepare_
 from edge_spec.runtimes.ort.library import import_onnxruntime
 
 _SUFFIX = "executionprovider"
-_AZURE = "AzureExecutionProvider"  # calls a service and takes no graph
+_AZURE = "azure"  # calls a service and takes no graph
 # Packages with get_library_path() and get_ep_name().
-_PLUGIN = re.compile(r"onnxruntime[-_.](ep[-_.].+|qnn)", re.IGNORECASE)
+_PLUGIN = re.compile(r"onnxruntime[-_.](ep[-_.]webgpu|qnn)", re.IGNORECASE)
 _CUDA = "cuda"
 QNN = "qnn"
 # Of which its HTP is the NPU. Elsewhere the provider brings an emulator of it, and its compiler.
 _ARM = ("aarch64", "arm64")
-# Of providers that do not tell, or name the processor that compiles for theirs.
+# Providers that edge-spec uses. QNN's may name the processor that compiles for its NPU.
 _KINDS: Mapping[str, str] = {CPU: CPU, _CUDA: GPU, "webgpu": GPU, QNN: NPU}
-# Of the one that has a name for each set of units: their kind, and its MLComputeUnits.
-_COREML = "coreml"
-_COREML_UNITS: Mapping[str, tuple[str | None, str]] = {
-    _COREML: (None, "ALL"),
-    f"{_COREML}-ane": (NPU, "CPUAndNeuralEngine"),
-    f"{_COREML}-gpu": (GPU, "CPUAndGPU"),
-    f"{_COREML}-cpu": (CPU, "CPUOnly"),
-}
-# Providers that onnxruntime has and edge-spec does not use, by what users call them, and why not.
-_USE_CUDA = "cuda runs on the same devices"
-_COMPILES = "compiles the graph again for each new shape of a pass"
-_REASONS = {
-    ("dml", "directml"): (
-        "DirectML's attention knows nothing of a token's position, so it cannot score drafts; "
-        "webgpu, or llamacpp with Vulkan, runs on the same devices"
-    ),
-    ("tensorrt", "trt"): f"TensorRT has no MatMulNBits and {_COMPILES}; {_USE_CUDA}",
-    ("nvtensorrtrtx", "tensorrt-rtx"): f"no bundle was tried on TensorRT-RTX; {_USE_CUDA}",
-    ("vitisai",): "Vitis AI takes graphs of static shapes, quantized by AMD's own tools",
-    ("migraphx",): f"MIGraphX {_COMPILES}; llamacpp runs on AMD's devices",
-}
-_UNUSED = {name: reason for names, reason in _REASONS.items() for name in names}
+_NOT_USED = (
+    f"of onnxruntime's providers edge-spec uses {', '.join(_KINDS)}; for other devices there are "
+    "--runtime openvino, coreml and llamacpp"
+)
 _NO_OPTIONS: Mapping[str, str] = {}
 
 
@@ -85,39 +66,43 @@ def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
         load_packages()
         known = choices(onnxruntime)
     for name in names:
-        _require_known(name, known)
+        if name not in known:
+            is_unused = name.partition(":")[0] in unused(onnxruntime)
+            raise UsageError(
+                f"onnxruntime has no device {name!r} here"
+                + (f": {_NOT_USED}" if is_unused else ""),
+                remedy=f"There are: {', '.join(sorted(known))}; edge-spec devices says more.",
+            )
     chosen = [known[name] for name in dict.fromkeys(names)]
     _require_one_each(chosen)
     return chosen
 
 
 def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderChoice]:
-    """Lists the choices by name: the provider's, the kind where it has devices of several, and a
-    number for the second device of a kind and those after it ("cuda:1").
+    """Lists the choices by name: the provider's, with a number for its second device and those
+    after it ("cuda:1").
 
     asks_driver: False where CUDA's devices need not be distinguished, which starts their driver.
     """
     found: list[ProviderChoice] = []
     for provider in onnxruntime.get_available_providers():
         name = _short(provider)
-        told = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
-        if provider == _AZURE or name in _UNUSED or (name == QNN and not _has_htp()):
+        if name not in _KINDS or (name == QNN and not _has_htp()):
             continue
-        if name == _COREML:
-            found += _coreml(provider)
-        elif told:
+        told = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
+        if told:
             found += _told_apart(name, provider, told)
         elif name == _CUDA and asks_driver:
             found += _cuda_devices(provider)
         else:
-            found.append(ProviderChoice(name, provider, _KINDS.get(name), provider, None))
+            found.append(ProviderChoice(name, provider, _KINDS[name], provider, None))
     return {choice.name: choice for choice in found}
 
 
 def unused(onnxruntime: Any) -> dict[str, str]:
     """Returns the available providers that edge-spec does not use, by name, and why not."""
     names = map(_short, onnxruntime.get_available_providers())
-    return {name: _UNUSED[name] for name in names if name in _UNUSED}
+    return {name: _NOT_USED for name in names if name not in _KINDS and name != _AZURE}
 
 
 @cache
@@ -145,17 +130,18 @@ def load_packages() -> Mapping[str, str]:
 
 
 def add_providers(
-    settings: Any, chosen: Sequence[ProviderChoice], compiled: Path | None = None
+    settings: Any, chosen: Sequence[ProviderChoice]
 ) -> list[str | tuple[str, dict[str, str]]] | None:
     """Adds them to the SessionOptions, where one is a package's; else what a session takes beside
     them.
 
-    compiled: where Core ML keeps what it compiles; without it, it compiles at every load. It goes
-    by a graph's path, so a directory is for one state of the files alone.
     Raises UsageError for providers that do not go together, DeviceError for one that is gone.
     """
     if not any(choice.from_package for choice in chosen):
-        return [_entry(choice, compiled) for choice in chosen]
+        return [
+            (choice.provider, dict(choice.options)) if choice.options else choice.provider
+            for choice in chosen
+        ]
     for choice in chosen:
         if choice.device is None:
             raise UsageError(
@@ -187,20 +173,6 @@ def _has_htp() -> bool:
     return platform.machine().lower() in _ARM and sys.platform != "darwin"
 
 
-def _require_known(name: str, known: Mapping[str, ProviderChoice]) -> None:
-    base = name.partition(":")[0]
-    if base in _UNUSED:
-        raise UsageError(
-            f"edge-spec does not use onnxruntime's {base}: {_UNUSED[base]}",
-            remedy="edge-spec devices lists what works here.",
-        )
-    if name not in known:
-        raise UsageError(
-            f"onnxruntime has no device {name!r} here",
-            remedy=f"There are: {', '.join(sorted(known))}; edge-spec devices says more.",
-        )
-
-
 def _require_one_each(chosen: Sequence[ProviderChoice]) -> None:
     """onnxruntime would ignore the second device of a provider that is built in."""
     for provider in {choice.provider for choice in chosen if choice.device is None}:
@@ -213,17 +185,12 @@ def _require_one_each(chosen: Sequence[ProviderChoice]) -> None:
 
 
 def _told_apart(name: str, provider: str, told: Sequence[Any]) -> Iterator[ProviderChoice]:
-    """Yields a choice for each OrtEpDevice of a provider."""
-    by_kind: dict[str, list[Any]] = {}
-    for device in told:
-        by_kind.setdefault(device.device.type.name.lower(), []).append(device)
-    for kind, devices in by_kind.items():
-        own = name if len(by_kind) == 1 else f"{name}-{kind}"
-        known = _KINDS.get(name) if len(by_kind) == 1 else None
-        for number, device in enumerate(devices):
-            yield ProviderChoice(
-                _numbered(own, number), provider, known or kind, _description(device), device
-            )
+    """Yields a choice for each OrtEpDevice of a provider, those of its kind first."""
+    kind = _KINDS[name]
+    told = sorted(told, key=lambda device: device.device.type.name.lower() != kind)
+    for number, device in enumerate(told):
+        own = _numbered(name, number)
+        yield ProviderChoice(own, provider, kind, _description(device), device)
 
 
 def _cuda_devices(provider: str) -> list[ProviderChoice]:
@@ -248,31 +215,6 @@ def _cuda_devices(provider: str) -> list[ProviderChoice]:
 
 def _numbered(name: str, number: int) -> str:
     return f"{name}:{number}" if number else name
-
-
-def _coreml(provider: str) -> list[ProviderChoice]:
-    """https://onnxruntime.ai/docs/execution-providers/CoreML-ExecutionProvider.html"""
-    return [
-        ProviderChoice(
-            name,
-            provider,
-            kind,
-            f"{provider}, {units}",
-            None,
-            MappingProxyType({"ModelFormat": "MLProgram", "MLComputeUnits": units}),
-        )
-        for name, (kind, units) in _COREML_UNITS.items()
-    ]
-
-
-def _entry(choice: ProviderChoice, compiled: Path | None) -> str | tuple[str, dict[str, str]]:
-    if not choice.options:
-        return choice.provider
-    options = dict(choice.options)
-    if compiled is not None and _short(choice.provider) == _COREML:
-        compiled.mkdir(parents=True, exist_ok=True)
-        options["ModelCacheDirectory"] = str(compiled)
-    return choice.provider, options
 
 
 def _lost(names: Sequence[str], why: str) -> DeviceError:

@@ -9,9 +9,6 @@ from typing import Any
 
 from edge_spec.core.threads import ThreadGovernor
 from edge_spec.errors import EdgeSpecError
-from edge_spec.models.devices import free_bytes
-
-_ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +18,7 @@ class FewerThreads:
     own when that is first wanted, where there is memory for a second copy of the packed weights.
 
     threads: of `inference`; None where others than the CPU compute. reopen: loads the
-    graph with this number of threads. count_bytes: of the bundle's files.
+    graph with this number of threads. has_room: whether there is memory for it.
     """
 
     def __init__(
@@ -29,11 +26,11 @@ class FewerThreads:
         threads: int | None,
         inference: Any,
         reopen: Callable[[int], Any],
-        count_bytes: Callable[[], int],
+        has_room: Callable[[], bool],
     ) -> None:
         self._threads = threads
         self._reopen = reopen
-        self._count_bytes = count_bytes
+        self._has_room = has_room
         self._opened: dict[int, Any] = {}  # None: being opened, or not to be had
         self._lock = Lock()
         self._thread: Thread | None = None
@@ -51,8 +48,7 @@ class FewerThreads:
         with self._lock:
             if threads not in self._opened:
                 self._opened[threads] = None
-                free = free_bytes()
-                if free is None or free > _ROOM * self._count_bytes():
+                if self._has_room():
                     self._thread = Thread(target=self._open, args=(threads,), daemon=True)
                     self._thread.start()
             return self._opened[threads] is not None

@@ -38,29 +38,20 @@ at the pace of the graph without them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import BundleError, DeviceError
-from edge_spec.runtimes.onnx_nodes import (
-    ATTENTION_ROWS,
-    POSITIONS,
-    attend_once,
-    drop_unread,
-    keep_general_forms,
-    set_nodes,
-)
 from edge_spec.runtimes.ort.device_memory import Place
-from edge_spec.runtimes.ort.signature import STACKED, bind_output
+from edge_spec.runtimes.ort.signature import STACKED
 
 _FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 _ALWAYS_HALF = (
@@ -109,7 +100,7 @@ class _Halving:
             kind = value.type.tensor_type
             kind.elem_type = _HALF if kind.elem_type == _FLOAT else kind.elem_type
             self._types[value.name] = kind.elem_type
-        set_nodes(self._graph, [each for node in self._graph.node for each in self._changed(node)])
+        _set_nodes(self._graph, [each for node in self._graph.node for each in self._changed(node)])
         for value in self._graph.output:
             value.type.tensor_type.elem_type = self._types[value.name]
         return self._made
@@ -237,20 +228,6 @@ def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> byt
     return bytes(model.SerializeToString())
 
 
-class FeatureBuffers:
-    """Holds the features of passes of one width."""
-
-    def __init__(self, layers: Sequence[int], rows: int, hidden_size: int) -> None:
-        self._layers = layers
-        self._values = np.empty((len(layers), 1, rows, hidden_size), np.float32)
-        self.rows = self._values[:, 0].swapaxes(0, 1)  # [rows, features, hidden_size]
-
-    def bind(self, binding: onnxruntime.IOBinding, num_layers: int) -> None:
-        for layer, values in zip(self._layers, self._values, strict=True):
-            buffer = values[0] if layer == num_layers else values
-            bind_output(binding, feature_name(layer), buffer)
-
-
 def _stream(graph: GraphProto, path: Path, layer: int, name: str) -> NodeProto:
     """Returns what gives out the residual stream that enters a layer."""
     source = f"model.layers.{layer}.input_layernorm.sum" if layer else _EMBEDDED
@@ -280,10 +257,13 @@ def _unknown(path: Path, name: str) -> BundleError:
     )
 
 
+_POSITIONS = "position_ids"
+_ATTENTION_ROWS = ("attention_rows", "kept_rows")  # inputs: rows that onnxruntime's CPU repeats
+_OPSET = 21  # of all nodes but those of the stacked form; few devices know newer ones
 _CONTRIB = "com.microsoft"
 _ATTENTION = "GroupQueryAttention"
 _BIAS, _BIAS_INPUT = "attention_bias", 10  # of the operator's inputs
-_OF_FORMS = {STACKED, "cached_tokens", *ATTENTION_ROWS, _BIAS}  # inputs
+_OF_FORMS = {STACKED, "cached_tokens", *_ATTENTION_ROWS, _BIAS}  # inputs
 _WINDOW = "window."  # begins the names of nodes that make its bias
 
 
@@ -340,9 +320,9 @@ def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGrap
     """Makes `form` of the graph at `path`. Raises DeviceError where float16 cannot hold a
     weight."""
     model = onnx.load(str(path), load_external_data=False)
-    keep_general_forms(model)
+    _keep_general_forms(model)
     if form.is_attended_once:
-        attend_once(model.graph)
+        _attend_once(model.graph)
     if not form.takes_trees:
         _take_chains(model.graph, config)
     if form.is_rotated_apart:
@@ -352,8 +332,69 @@ def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGrap
     made: Mapping[str, np.ndarray] = {}
     if form.is_half:
         made = halve(model, path, form.has_wide_stream)
-    drop_unread(model.graph, _OF_FORMS)
+    _drop_unread(model.graph, _OF_FORMS)
     return FormedGraph(bytes(model.SerializeToString()), made)
+
+
+def _keep_general_forms(model: ModelProto) -> None:
+    """Replaces each `If` by the nodes of its second branch, which suits any number of rows."""
+    graph = model.graph
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        if node.op_type != "If":
+            nodes.append(node)
+            continue
+        branch = next(each.g for each in node.attribute if each.name == "else_branch")
+        names = zip((value.name for value in branch.output), node.output, strict=True)
+        nodes += _renamed(branch.node, dict(names))
+    _set_nodes(graph, nodes)
+    for opset in model.opset_import:
+        if opset.domain == "":
+            opset.version = _OPSET
+
+
+def _attend_once(graph: GraphProto) -> None:
+    """Drops the nodes that repeat rows before attention and drop them after it."""
+    taken = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Gather" and node.input[1] in _ATTENTION_ROWS
+    }
+    kept = [node for node in graph.node if node.output[0] not in taken]
+    for node in kept:
+        if list(node.input) == [_POSITIONS] and node.op_type == "Squeeze":
+            graph.initializer.append(numpy_helper.from_array(np.array([0]), "first_axis"))
+            node.input.append("first_axis")  # one row stays a row
+    _set_nodes(graph, _renamed(kept, taken))
+    for value in graph.input:
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param == "attended":
+                size.dim_param = "rows"
+
+
+def _set_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
+    """Gives a graph these nodes, which may be its own."""
+    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _drop_unread(graph: GraphProto, unwanted: Set[str]) -> None:
+    """Drops weights that no node reads, and so those of the `unwanted` inputs."""
+    read = {name for node in graph.node for name in node.input}
+    inputs = [at for at, value in enumerate(graph.input) if value.name in unwanted - read]
+    weights = [at for at, value in enumerate(graph.initializer) if value.name not in read]
+    for values, unread in ((graph.input, inputs), (graph.initializer, weights)):
+        for at in reversed(unread):
+            del values[at]
+
+
+def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> list[NodeProto]:
+    nodes = list(nodes)
+    for node in nodes:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    return nodes
 
 
 def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
@@ -371,7 +412,7 @@ def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
 
 
 def _rotate_apart(graph: GraphProto, config: ModelConfig) -> None:
-    set_nodes(graph, [each for node in graph.node for each in _rotated(graph, node, config)])
+    _set_nodes(graph, [each for node in graph.node for each in _rotated(graph, node, config)])
 
 
 def _rotated(graph: GraphProto, node: NodeProto, config: ModelConfig) -> Iterator[NodeProto]:
@@ -394,7 +435,7 @@ def _rotated(graph: GraphProto, node: NodeProto, config: ModelConfig) -> Iterato
         partial: dict[str, Any] = {"num_heads": heads, "rotary_embedding_dim": config.rotated}
         yield onnx.helper.make_node(
             "RotaryEmbedding",
-            [parts[i], POSITIONS, *tables],
+            [parts[i], _POSITIONS, *tables],
             [turned],
             turned,
             domain=_CONTRIB,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, EdgeSpecError
-from edge_spec.models.bundle import MANIFEST, Bundle
-from edge_spec.models.devices import CPU
+from edge_spec.models.bundle import Bundle
+from edge_spec.models.devices import CPU, free_bytes
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.device_memory import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, require_on_device
@@ -21,7 +21,6 @@ from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal
 from edge_spec.runtimes.ort.start_errors import start_error
 from edge_spec.scheduler.machine import available_cores
-from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +29,9 @@ if TYPE_CHECKING:
     from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, GraphForm
 
 GRAPH_FILE = "model.onnx"
+_ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
 _STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
-_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
 _NOTHING: Mapping[str, np.ndarray | OrtValue] = {}
 
 
@@ -53,31 +53,17 @@ class GraphLoader:
     ) -> None:
         """entries: of onnxruntime's session configuration; settings: attributes of its
         SessionOptions."""
-        onnxruntime = import_onnxruntime()
-        self._devices = devices.choose(onnxruntime, options.providers)
-        self._names = [device.name for device in self._devices]
-        self._on_cpu = all(name == CPU for name in self._names)
+        self._library = import_onnxruntime()
+        self._devices = devices.choose(self._library, options.providers)
+        self._on_cpu = all(device.name == CPU for device in self._devices)
+        self._settings = {"log_severity_level": 3, **settings}
+        self._entries = {RECORDS_PLACEMENT: "1", **entries}
+        if options.takes_turns:  # waking them for each pass slows a model that runs alone
+            self._entries[_STOPS_SPINNING] = "1"
+        self._num_threads = options.threads or 0
+        if options.threads is None and available_cores() < (os.cpu_count() or 1):
+            self._num_threads = available_cores()  # of which onnxruntime does not know
         self.form = form
-        self._takes_turns = options.takes_turns
-
-        def chosen() -> Any:
-            """SessionOptions, whose number of threads may still be changed."""
-            made = onnxruntime.SessionOptions()
-            made.log_severity_level = 3
-            for name, value in settings.items():
-                setattr(made, name, value)
-            if options.takes_turns:  # waking them for each pass slows a model that runs alone
-                made.add_session_config_entry(_STOPS_SPINNING, "1")
-            made.add_session_config_entry(RECORDS_PLACEMENT, "1")
-            for name, entry in entries.items():
-                made.add_session_config_entry(name, entry)
-            if options.threads is not None:
-                made.intra_op_num_threads = options.threads
-            elif available_cores() < (os.cpu_count() or 1):  # of which onnxruntime does not know
-                made.intra_op_num_threads = available_cores()
-            return made
-
-        self._chosen, self._options = chosen, chosen()
         self.bundle = bundle
         # Our own graph has a rotation for each position, and the second row of a single one, which
         # does not count (passes.MIN_ATTENDED), needs one, too.
@@ -85,14 +71,6 @@ class GraphLoader:
         longest = bundle.config.context_length - (0 if is_growing else 1)
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
-        self._providers = partial(
-            devices.add_providers, chosen=self._devices, compiled=_compiled(bundle)
-        )
-        self._load = partial(
-            onnxruntime.InferenceSession,
-            providers=self._providers(self._options),
-            enable_fallback=0,  # else it prints why a device fails, and takes the CPU
-        )
         self._matrices: DeviceMatrices | None = None  # that graphs share
         self._held: list[Any] = []  # weights of graphs, which read them where they are
         self.place = place or place_of(self._devices)
@@ -109,12 +87,13 @@ class GraphLoader:
         """Returns the threads of a pass on the CPU alone; None where other devices compute, too."""
         if not self._on_cpu:
             return None
-        return self._options.intra_op_num_threads or available_cores()
+        return self._num_threads or available_cores()
 
-    def count_bytes(self) -> int:
-        """Returns the bytes of the bundle's files."""
+    def has_room(self) -> bool:
+        """Returns whether there is memory for another graph, with packed weights of its own."""
         files = (self.bundle.file(name) for name in self.bundle.manifest.files)
-        return sum(file.stat().st_size for file in files)
+        free = free_bytes()
+        return free is None or free > _ROOM * sum(file.stat().st_size for file in files)
 
     def open_whole(self, threads: int | None = None) -> Any:
         """The whole model in its form. Raises BundleError, DeviceError."""
@@ -159,23 +138,24 @@ class GraphLoader:
         graph runs beside the file's, which its threads should not slow. stops_spinning: whether
         another graph runs right after each of its passes. Raises BundleError, DeviceError."""
         graph = self.bundle.file(name)
-        stops = (stops_spinning and not self._takes_turns) or (made is not None and has_company)
-        options = partial(self._session_options, threads, stops)
-        if self._products is not None and not initializers:
-            session = self._open_with_own(graph, made, options(graph.parent))
-            if session is not None:
-                return session
-        chosen = options(None if made is None else graph.parent)
-        if initializers:
-            value = import_onnxruntime().OrtValue
-            given = [
-                each if isinstance(each, value) else value.ortvalue_from_numpy(each)
-                for each in initializers.values()
-            ]
-            chosen.add_external_initializers(list(initializers), given)
-            self._held += given
+        stops = stops_spinning or (made is not None and has_company)
+        options = partial(self._session_options, threads or self._num_threads, stops)
+        session = None
         try:
-            session = self._load(made or graph, sess_options=chosen)
+            if self._products is not None and not initializers:
+                session = self._products.load(
+                    made or graph,
+                    graph.parent,
+                    threads or self._num_threads or available_cores(),
+                    options(graph.parent),
+                    self._load,
+                )
+            if session is None:
+                chosen = options(None if made is None else graph.parent)
+                self._give(initializers, chosen)
+                session = self._load(made or graph, chosen)
+        except EdgeSpecError:
+            raise
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise self._load_error(error, graph) from error
         if not self._on_cpu:
@@ -185,46 +165,46 @@ class GraphLoader:
             require_on_device(session, self._devices)
         return session
 
-    def _session_options(
-        self, threads: int | None, stops_spinning: bool, folder: Path | None
-    ) -> Any:
+    def _load(self, graph: Path | bytes, options: Any) -> Any:
+        providers = devices.add_providers(options, self._devices)
+        return self._library.InferenceSession(
+            graph,
+            options,
+            providers=providers,
+            enable_fallback=0,  # else it prints why a device fails, and takes the CPU
+        )
+
+    def _session_options(self, threads: int, stops_spinning: bool, folder: Path | None) -> Any:
         """folder: of the weights of a graph that is in memory; None for one in a file."""
-        options = self._chosen()
-        self._providers(options)  # those of packages are part of the options
-        options.intra_op_num_threads = threads or options.intra_op_num_threads
+        options = self._library.SessionOptions()
+        for name, value in self._settings.items():
+            setattr(options, name, value)
+        options.intra_op_num_threads = threads
+        entries = dict(self._entries)
         if stops_spinning:
-            options.add_session_config_entry(_STOPS_SPINNING, "1")
+            entries[_STOPS_SPINNING] = "1"
         if folder is not None:
-            options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
+            entries[WEIGHTS_FOLDER] = str(folder)
+        for name, entry in entries.items():
+            options.add_session_config_entry(name, entry)
         return options
 
-    def _open_with_own(self, graph: Path, made: bytes | None, options: Any) -> Any:
-        """The graph with our products; None where there are none for it, or they do not load. What
-        is wrong with a bundle is then said of the graph as it is."""
-        assert self._products is not None
-        threads = options.intra_op_num_threads or available_cores()
-        try:
-            own = self._products.changed(made or graph, graph.parent, threads)
-            if own is None:
-                return None
-            self._products.register(options)
-            session = self._load(own, sess_options=options)
-        except Exception as error:
-            if self._products.refuse(error):
-                return None
-            raise self._load_error(error, graph) from error
-        self._products.loaded()
-        return session
+    def _give(self, initializers: Mapping[str, np.ndarray | OrtValue], options: Any) -> None:
+        """Has a graph take these in place of the file's."""
+        if initializers:
+            value = self._library.OrtValue
+            given = [
+                each if isinstance(each, value) else value.ortvalue_from_numpy(each)
+                for each in initializers.values()
+            ]
+            options.add_external_initializers(list(initializers), given)
+            self._held += given
 
     def _load_error(self, error: Exception, graph: Path) -> EdgeSpecError:
-        known = None if self._on_cpu else start_error(self._names, str(error))
+        known = (
+            None if self._on_cpu else start_error([each.name for each in self._devices], str(error))
+        )
         return known or BundleError(
             f"onnxruntime cannot load {graph}: {error}",
             remedy="Export the model again, or update onnxruntime.",
         )
-
-
-def _compiled(bundle: Bundle) -> Path:
-    """Returns where providers keep what they make of these files, whose hashes the manifest has."""
-    digest = sha256_file(bundle.path / MANIFEST)[:16]
-    return cache_directory() / "compiled" / f"{bundle.manifest.name}-{digest}-onnxruntime"

@@ -7,8 +7,7 @@ rows are kept; of fewer rows, and after a rollback, the beginning is copied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,178 +16,135 @@ import onnxruntime
 from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import (
-    Capabilities,
-    Forward,
-    RuntimeOptions,
-    require_rollback,
-    require_room,
-    require_state,
-)
+from edge_spec.core.model import Forward, require_room, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError
-from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS
-from edge_spec.runtimes.ort.devices import count_nodes
-from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
-from edge_spec.runtimes.ort.signature import pass_error
+from edge_spec.runtimes.ort.signature import translated
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _PAST, _PRESENT = "past_key_values.", "present."
 _PREFILL_SCORES = 1 << 24  # most elements: every row is scored, used or not
 
 
-class GrowingModel:
-    """Sessions share the weights and the thread pool. Raises BundleError for another kind of
-    graph."""
+class GrowingCache:
+    """What passes return and are given again. caches: heads and size of each input that holds keys
+    or values, [1, heads, tokens, size]."""
 
-    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
-        # Planned memory is kept for every shape, and each pass has a shape of its own here.
-        loader = GraphLoader(bundle, options, enable_mem_pattern=False)
-        self.capabilities = Capabilities(
-            max_rows=MAX_ROWS,
-            trees=False,
-            rollback=True,
-            hidden_states=False,
-            why_no_trees="its graph takes no mask, so that each row sees all rows before it",
-        )
-        self.config = loader.config
-        self._inference: Any = loader.open(GRAPH_FILE)
-        self.capabilities = replace(self.capabilities, kernels=loader.kernels)
-        path = bundle.file(GRAPH_FILE)
-        self._caches = _read_caches(self._inference, self.config.vocab_size, path)
-
-    def open_session(self) -> GrowingSession:
-        return GrowingSession(self._inference, self._caches, self.config)
-
-    def node_placement(self) -> dict[str, dict[str, int]]:
-        """Counts operators by the provider that took them: TellsNodePlacement."""
-        return count_nodes(self._inference)
-
-    def close(self) -> None:
-        self._inference = None
-
-
-class GrowingSession:
-    """caches: heads and size of each input that holds keys or values, [1, heads, tokens, size]."""
-
-    def __init__(
-        self,
-        inference: onnxruntime.InferenceSession,
-        caches: Mapping[str, tuple[int, int]],
-        config: ModelConfig,
-    ) -> None:
-        self._inference = inference
-        self._inputs = {value.name for value in inference.get_inputs()}
+    def __init__(self, caches: Mapping[str, tuple[int, int]], context_length: int) -> None:
         self._caches = caches
-        self._config = config
-        self._run_options = onnxruntime.RunOptions()
-        self._held = self._empty(), 0  # caches and their tokens: one name, never half replaced
-        self._present: dict[str, OrtValue] = {}  # what the last pass returned; none once it is old
-        self._scored = 0  # rows of the last pass that can still be committed
+        self._context_length = context_length
+        self.clear()
 
-    @property
-    def length(self) -> int:
-        return self._held[1]
+    def past(self, length: int) -> dict[str, OrtValue]:
+        """Returns the caches of the first tokens, and forgets the others."""
+        past, held = self._held
+        if held != length:
+            past = {
+                name: OrtValue.ortvalue_from_numpy(
+                    np.ascontiguousarray(value.numpy()[:, :, :length])
+                )
+                for name, value in past.items()
+            }
+            self.hold(past, length)
+        return past
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        require_room(self.length, len(tokens), self._config.context_length)
-        rows = max(1, min(PREFILL_ROWS, _PREFILL_SCORES // self._config.vocab_size))
-        for start in range(0, len(tokens), rows):
-            chunk = np.array(tokens[start : start + rows], np.int64)
-            self._run(chunk)
-            self.commit(range(len(chunk)))
+    def hold(self, past: dict[str, OrtValue], length: int) -> None:
+        self._held = past, length  # one name, never half replaced
 
-    def forward(self, tree: TokenTree) -> Forward:
-        """Raises ContextFullError, ValueError for branches or more than MAX_ROWS."""
-        rows = len(tree)
-        if rows > MAX_ROWS or not tree.is_chain:
-            raise ValueError(f"{rows} rows in one pass; a chain of at most {MAX_ROWS} is expected")
-        require_room(self.length, rows, self._config.context_length)
-        return Forward(self._run(tree.tokens.astype(np.int64)))
-
-    def commit(self, rows: Sequence[int]) -> None:
-        """Raises ValueError unless these are the first rows of a pass that nothing followed."""
-        kept = len(rows)
-        if not 0 < kept <= self._scored or list(rows) != list(range(kept)):
-            raise ValueError(f"rows {list(rows)} are not the first of {self._scored} in a chain")
-        length = self.length + kept
-        past = self._present if kept == self._scored else _first(self._present, length)
-        self._hold(past, length)
-
-    def rollback(self, length: int) -> None:
-        require_rollback(self.length, length)
-        self._scored, self._present = 0, {}
-        if length < self.length:
-            self._hold(_first(self._held[0], length), length)
-
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self, length: int) -> dict[str, np.ndarray]:
         """Returns each cache by the name of its input, [1, heads, length, size] float32."""
-        return {name: value.numpy() for name, value in self._held[0].items()}
+        return {name: value.numpy() for name, value in self.past(length).items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         expected = {
             name: ((1, heads, length, size), np.float32)
             for name, (heads, size) in self._caches.items()
         }
-        require_state(state, expected, length, self._config.context_length)
+        require_state(state, expected, length, self._context_length)
         past = {name: OrtValue.ortvalue_from_numpy(state[name].copy()) for name in self._caches}
-        self._hold(past, length)
+        self.hold(past, length)
+
+    def clear(self) -> None:
+        empty = {
+            name: OrtValue.ortvalue_from_numpy(np.empty((1, heads, 0, size), np.float32))
+            for name, (heads, size) in self._caches.items()
+        }
+        self.hold(empty, 0)
+
+
+class GrowingPasses:
+    """See `edge_spec.runtimes.ort.passes.Passes`."""
+
+    def __init__(
+        self, inference: onnxruntime.InferenceSession, cache: GrowingCache, config: ModelConfig
+    ) -> None:
+        self.cache = cache
+        self._inference = inference
+        self._inputs = {value.name for value in inference.get_inputs()}
+        self._config = config
+        self._run_options = onnxruntime.RunOptions()
+        self._scored = 0, 0  # rows of the last pass that can still be committed, and its start
+        self._present: dict[str, OrtValue] = {}  # what it returned; none once it is old
+
+    def prefill(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, None]]:
+        require_room(start, len(tokens), self._config.context_length)
+        rows = max(1, min(PREFILL_ROWS, _PREFILL_SCORES // self._config.vocab_size))
+        for done in range(0, len(tokens), rows):
+            chunk = np.array(tokens[done : done + rows], np.int64)
+            self._run(chunk, start + done)
+            self.keep(range(len(chunk)), start + done)
+            yield start + done + len(chunk), None
+
+    def score(self, tree: TokenTree, start: int) -> Forward:
+        """Raises ContextFullError, ValueError for branches or more than MAX_ROWS."""
+        rows = len(tree)
+        if rows > MAX_ROWS or not tree.is_chain:
+            raise ValueError(f"{rows} rows in one pass; a chain of at most {MAX_ROWS} is expected")
+        require_room(start, rows, self._config.context_length)
+        return Forward(self._run(tree.tokens.astype(np.int64), start).numpy()[0])
+
+    def keep(self, rows: Sequence[int], start: int) -> None:
+        """Raises ValueError unless these are the first rows of a pass that nothing followed."""
+        scored, after = self._scored
+        kept = len(rows)
+        if start != after or not 0 < kept <= scored or list(rows) != list(range(kept)):
+            raise ValueError(f"rows {list(rows)} are not the first of {scored} in a chain")
+        self.cache.hold(self._present, start + scored)  # the others go with the next pass
+        self._scored, self._present = (0, 0), {}
 
     def interrupt(self) -> None:
         """A pass ends before its next operation: what an operation does cannot be interrupted."""
         self._run_options.terminate = True
 
     def close(self) -> None:
-        self._hold(self._empty(), 0)
+        self._scored, self._present = (0, 0), {}
 
-    def _hold(self, past: dict[str, OrtValue], length: int) -> None:
-        self._held = past, length
-        self._scored, self._present = 0, {}
-
-    def _empty(self) -> dict[str, OrtValue]:
-        return {
-            name: OrtValue.ortvalue_from_numpy(np.empty((1, heads, 0, size), np.float32))
-            for name, (heads, size) in self._caches.items()
-        }
-
-    def _run(self, tokens: np.ndarray) -> np.ndarray:
-        """One pass over rows [rows] int64; returns their logits, [rows, vocab] float32."""
-        rows, total = len(tokens), self.length + len(tokens)
-        given = {
+    def _run(self, tokens: np.ndarray, start: int) -> OrtValue:
+        """One pass over rows [rows] int64; returns their logits, [1, rows, vocab] float32."""
+        rows, total = len(tokens), start + len(tokens)
+        inputs = {
             "input_ids": tokens[None],
             "attention_mask": np.ones((1, total), np.int64),
-            "position_ids": np.arange(self.length, total, dtype=np.int64)[None],
+            "position_ids": np.arange(start, total, dtype=np.int64)[None],
         }
-        logits = np.empty((1, rows, self._config.vocab_size), np.float32)
-        self._scored, self._present = 0, {}
-        binding = self._inference.io_binding()
-        for name in given.keys() & self._inputs:
-            binding.bind_cpu_input(name, given[name])
-        binding.bind_ortvalue_output("logits", OrtValue.ortvalue_from_numpy(logits))
-        past, _ = self._held
-        for name, value in past.items():
-            binding.bind_ortvalue_input(name, value)
-            binding.bind_output(name.replace(_PAST, _PRESENT))
-        try:
-            self._inference.run_with_iobinding(binding, self._run_options)
-        except Exception as error:
-            raise pass_error(error, rows, self.length) from error
-        self._present = dict(zip(past, binding.get_outputs()[1:], strict=True))
-        self._scored = rows
-        scores: np.ndarray = logits[0]
-        return scores
+        self._scored, self._present = (0, 0), {}
+        past = self.cache.past(start)
+        given = {
+            name: OrtValue.ortvalue_from_numpy(inputs[name])
+            for name in inputs.keys() & self._inputs
+        }
+        wanted = ["logits", *(name.replace(_PAST, _PRESENT) for name in past)]
+        with translated(rows, start):
+            logits, *present = self._inference.run_with_ort_values(
+                wanted, given | past, self._run_options
+            )
+        self._present = dict(zip(past, present, strict=True))
+        self._scored = rows, start
+        return logits
 
 
-def _first(caches: Mapping[str, OrtValue], length: int) -> dict[str, OrtValue]:
-    """Returns copies of the first `length` tokens."""
-    return {
-        name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value.numpy()[:, :, :length]))
-        for name, value in caches.items()
-    }
-
-
-def _read_caches(inference: Any, vocab_size: int, path: Path) -> dict[str, tuple[int, int]]:
+def read_caches(inference: Any, vocab_size: int, path: Path) -> dict[str, tuple[int, int]]:
     """Returns heads and size of each input that holds keys or values.
 
     Raises BundleError for anything but float32 caches [batch, heads, tokens, size], inputs that are

@@ -6,8 +6,9 @@ than a step has nothing for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -16,21 +17,19 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import (
     WEIGHTS_FILE,
     BlockRows,
-    BlockStep,
-    EagleStep,
     EntryRows,
     HeadScores,
     StoredStep,
 )
 from edge_spec.core.rope import Rope
 from edge_spec.errors import ModelFileError
+from edge_spec.runtimes.ort.graph_loader import WEIGHTS_FOLDER
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal
 from edge_spec.runtimes.ort.signature import bind_output
 
 # Of threads that wait: between two products they stay awake, after a step the target needs them.
 _WAITS_AWAKE = {"session.intra_op.spin_duration_us": "100", "session.force_spinning_stop": "1"}
-_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _POSITIONS = 1024  # that rotary tables are made for at once
 
 
@@ -51,6 +50,9 @@ class OrtMedusaStep:
         return HeadScores(*(each[rows] for each in found))
 
 
+_Step = TypeVar("_Step", covariant=True)
+
+
 class _RotaryTables:
     """Holds the tables of a head's layers, made as the text grows."""
 
@@ -66,22 +68,26 @@ class _RotaryTables:
         return self._tables
 
 
-class _Layers:
-    """stored: a graph of exporters/heads. config: of the head."""
+class OrtLayers(Generic[_Step]):
+    """Runs a graph of exporters/heads/step_graph.py. bound: a step over a cache. config: of the
+    head."""
 
-    def __init__(self, stored: StoredStep, config: ModelConfig, threads: int | None) -> None:
+    def __init__(
+        self,
+        bound: Callable[[_RotaryTables, onnxruntime.InferenceSession, np.ndarray], _Step],
+        stored: StoredStep,
+        config: ModelConfig,
+        threads: int | None,
+    ) -> None:
+        self._bound = bound
         self._session = _opened(stored, "the layers of a head", threads)
         self._tables = _RotaryTables(config)
 
-
-class OrtEagleLayers(_Layers):
-    """Runs a graph of exporters/heads/step_graph.py."""
-
-    def bound_to(self, cache: np.ndarray) -> EagleStep:
-        return _BoundStep(self._tables, self._session, cache)
+    def bound_to(self, cache: np.ndarray) -> _Step:
+        return self._bound(self._tables, self._session, cache)
 
 
-class _BoundStep:
+class BoundStep:
     """Keys and values stay where they are: onnxruntime writes into the cache's own memory."""
 
     def __init__(
@@ -129,14 +135,7 @@ class _BoundStep:
         return states.numpy()[0], logits.numpy()[0]
 
 
-class OrtDFlashLayers(_Layers):
-    """Runs a graph of exporters/heads/step_graph.py."""
-
-    def bound_to(self, cache: np.ndarray) -> BlockStep:
-        return _BoundBlock(self._tables, self._session, cache)
-
-
-class _BoundBlock:
+class BoundBlock:
     """The graph reads the cache's own memory; what it makes is few entries, which are copied."""
 
     def __init__(
@@ -180,39 +179,31 @@ class _BoundBlock:
 
 def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.InferenceSession:
     """Products are our own where there are kernels for them. Raises ModelFileError."""
-    products, folder = OwnProducts(refusal()), None
-    if isinstance(stored.weights, Path):
-        folder = stored.weights.parent
+    library = import_onnxruntime()
+    weights = stored.weights
+    folder = weights.parent if isinstance(weights, Path) else None
+
+    def options() -> Any:
+        made = library.SessionOptions()
+        made.log_severity_level = 3
+        made.intra_op_num_threads = threads or 1
+        for name, value in _WAITS_AWAKE.items():
+            made.add_session_config_entry(name, value)
+        if isinstance(weights, bytes):
+            made.add_external_initializers_from_files_in_memory(
+                [WEIGHTS_FILE], [weights], [len(weights)]
+            )
+        else:
+            made.add_session_config_entry(WEIGHTS_FOLDER, str(folder))
+        return made
+
+    def load(graph: bytes, chosen: Any) -> Any:
+        return library.InferenceSession(graph, chosen, providers=["CPUExecutionProvider"])
+
     try:
-        own = products.changed(stored.graph, folder, threads or 1)
-        if own is not None:
-            return _session(own, stored, threads, products)
-    except Exception as error:
-        products.refuse(error)
-    try:
-        return _session(stored.graph, stored, threads, None)
+        own = OwnProducts(refusal()).load(stored.graph, folder, threads or 1, options(), load)
+        return own or load(stored.graph, options())
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
         raise ModelFileError(
             f"onnxruntime cannot load {what}: {error}", remedy="Update onnxruntime."
         ) from error
-
-
-def _session(
-    graph: bytes, stored: StoredStep, threads: int | None, products: OwnProducts | None
-) -> onnxruntime.InferenceSession:
-    """products: what the graph's operator is; None: it has onnxruntime's own."""
-    library = import_onnxruntime()
-    options = library.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads or 1
-    for name, value in _WAITS_AWAKE.items():
-        options.add_session_config_entry(name, value)
-    if isinstance(stored.weights, bytes):
-        options.add_external_initializers_from_files_in_memory(
-            [WEIGHTS_FILE], [stored.weights], [len(stored.weights)]
-        )
-    else:
-        options.add_session_config_entry(_WEIGHTS_FOLDER, str(stored.weights.parent))
-    if products is not None:
-        products.register(options)
-    return library.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

@@ -21,10 +21,10 @@ from edge_spec.runtimes.ort import devices, rows
 from edge_spec.runtimes.ort.cuda_driver import free_bytes, prepare_cuda, require_driver
 from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, count_nodes, heavy_on_cpu
 from edge_spec.runtimes.ort.library import import_onnxruntime
+from edge_spec.runtimes.ort.signature import ELEMENT_NAMES
 from edge_spec.runtimes.ort.start_errors import find_cause, start_error
 
 _OPSET, _IR_VERSION = 17, 8
-_CONTRIB = "com.microsoft"
 _HEADS, _HEAD_DIM, _BLOCK = 2, 64, 32  # two heads share one of keys and values
 _WIDTH = _HEADS * _HEAD_DIM
 _PACKED = _WIDTH + 2 * _HEAD_DIM  # queries, a key and a value of a token
@@ -53,42 +53,30 @@ def attention_probe(dtype: np.dtype[Any]) -> Probe:
     }
     feeds = {
         "rows": random.uniform(-1, 1, (1, _ROWS, _WIDTH)).astype(dtype),
-        "past.key": random.uniform(-1, 1, (1, 1, _CACHED, _HEAD_DIM)).astype(dtype),
-        "past.value": random.uniform(-1, 1, (1, 1, _CACHED, _HEAD_DIM)).astype(dtype),
+        "past_key": random.uniform(-1, 1, (1, 1, _CACHED, _HEAD_DIM)).astype(dtype),
+        "past_value": random.uniform(-1, 1, (1, 1, _CACHED, _HEAD_DIM)).astype(dtype),
     }
     return Probe(_model(weights, feeds), feeds)
 
 
 def _model(weights: dict[str, np.ndarray], feeds: dict[str, np.ndarray]) -> bytes:
-    from onnx import helper, numpy_helper
+    from onnx import numpy_helper, parser
 
-    kind = helper.np_dtype_to_tensor_dtype(feeds["rows"].dtype)
-    sizes: dict[str, Any] = {"K": _WIDTH, "N": _PACKED, "bits": 4, "block_size": _BLOCK}
-    heads: dict[str, Any] = {"num_heads": _HEADS, "kv_num_heads": 1, "do_rotary": 1}
-    past = ["past.key", "past.value"]
-    nodes = [
-        helper.make_node(
-            "MatMulNBits", ["rows", "packed", "scales"], ["qkv"], domain=_CONTRIB, **sizes
-        ),
-        helper.make_node(
-            "GroupQueryAttention",
-            ["qkv", "", "", *past, "last", "total", "cos", "sin"],
-            ["attended", "present.key", "present.value"],
-            domain=_CONTRIB,
-            **heads,
-        ),
-    ]
-    cache = [1, 1, _TOTAL, _HEAD_DIM]
-    outputs = [("attended", [1, _ROWS, _WIDTH]), ("present.key", cache), ("present.value", cache)]
-    graph = helper.make_graph(
-        nodes,
-        "probe",
-        [helper.make_tensor_value_info(name, kind, value.shape) for name, value in feeds.items()],
-        [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_CONTRIB, 1)]
-    model: Any = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+    kind = ELEMENT_NAMES[feeds["rows"].dtype.name]
+    cache = f"{kind}[1, 1, {_TOTAL}, {_HEAD_DIM}]"
+    inputs = [f"{kind}{list(value.shape)} {name}" for name, value in feeds.items()]
+    model: Any = parser.parse_model(f"""
+        <ir_version: {_IR_VERSION}, opset_import: ["": {_OPSET}, "com.microsoft": 1]>
+        probe ({", ".join(inputs)}) => ({kind}[1, {_ROWS}, {_WIDTH}] attended,
+                                        {cache} present_key, {cache} present_value) {{
+            qkv = com.microsoft.MatMulNBits <K = {_WIDTH}, N = {_PACKED}, bits = 4,
+                                             block_size = {_BLOCK}> (rows, packed, scales)
+            attended, present_key, present_value = com.microsoft.GroupQueryAttention
+                <num_heads = {_HEADS}, kv_num_heads = 1, do_rotary = 1>
+                (qkv, , , past_key, past_value, last, total, cos, sin)
+        }}""")
+    constants = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    model.graph.initializer.extend(constants)
     serialized: bytes = model.SerializeToString()
     return serialized
 

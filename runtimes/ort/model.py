@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -20,9 +20,9 @@ from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
 
 if TYPE_CHECKING:
-    from edge_spec.runtimes.ort.device_passes import DeviceSessions
     from edge_spec.runtimes.ort.graph_forms import GraphForm
-    from edge_spec.runtimes.ort.joint import JointGraph
+    from edge_spec.runtimes.ort.joint import JointPasses
+    from edge_spec.runtimes.ort.session import OrtSession
 
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
 ENCODER_FILE = "encoder.onnx"  # beside the graph of its decoder
@@ -61,22 +61,22 @@ class OrtModel:
             self._encoder = self._loader.open(ENCODER_FILE, stops_spinning=True)
         self._lock = Lock()  # sessions may be used by threads of their own
         self._fewer = FewerThreads(
-            self._loader.threads, self._inference, self._reopen, self._loader.count_bytes
+            self._loader.threads, self._inference, self._reopen, self._loader.has_room
         )
         self._features: frozenset[int] = frozenset()  # that `_inference` gives
-        self._joint: JointGraph | None = None
-        self._device: DeviceSessions | None = None
+        self._joint: JointPasses | None = None
+        self._open_on_device: Callable[[], OrtSession] | None = None
         if self._loader.place is not None:
-            from edge_spec.runtimes.ort.device_passes import DeviceSessions
+            from edge_spec.runtimes.ort.session import device_sessions
 
-            self._device = DeviceSessions(self._loader, self._inference)
+            self._open_on_device = device_sessions(self._loader, self._inference)
 
     def open_session(self) -> Session:
-        if self._device is not None:
-            return self._device.open()
-        from edge_spec.runtimes.ort.session import OrtSession
+        if self._open_on_device is not None:
+            return self._open_on_device()
+        from edge_spec.runtimes.ort.session import HostSession
 
-        opened = partial(OrtSession, self._inference, self.config, self._open_partial, self._fewer)
+        opened = partial(HostSession, self._inference, self.config, self._open_partial, self._fewer)
         if self._encoder is None:
             return opened(open_features=self._open_features)
         from edge_spec.runtimes.ort.session import OrtSourceSession, encode
@@ -88,22 +88,25 @@ class OrtModel:
         return count_nodes(self._inference)
 
     def prepare_sharing(self, num_sessions: int) -> int:
-        from edge_spec.runtimes.ort.joint import JointGraph
+        """The graph for passes of several sessions is loaded where there is memory for one more
+        copy of the packed weights: with as many places as were ever wanted."""
+        from edge_spec.runtimes.ort.joint import JointPasses, places_for
 
-        if self._loader.threads is None or self._loader.form is not None or self._device:
+        if self._loader.threads is None or self._loader.form is not None or self._open_on_device:
             return 1  # not measured on other devices than the CPU
         if self._encoder is not None:
             return 1  # each session attends to a source of its own
         with self._lock:
-            if self._joint is None:
-                self._joint = JointGraph(self.config, self._open_joint, self._loader.count_bytes)
-        return self._joint.prepare(num_sessions)
+            held, wanted = self._num_places, places_for(num_sessions)
+            if wanted > held and self._loader.has_room():
+                self._joint = JointPasses(self._open_joint(wanted), wanted, self.config)
+            return self._num_places
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        from edge_spec.runtimes.ort.session import OrtSession
+        from edge_spec.runtimes.ort.session import HostSession
 
         assert self._joint is not None
-        sessions = [part.session for part in parts if isinstance(part.session, OrtSession)]
+        sessions = [part.session for part in parts if isinstance(part.session, HostSession)]
         require_none_alone(sessions)
         joining = [
             (session.passes, session.length, part)
@@ -113,10 +116,14 @@ class OrtModel:
 
     def close(self) -> None:
         self._fewer.close()
-        if self._joint is not None:
-            self._joint.close()
-        self._inference = self._partial = self._device = self._encoder = None
+        self._joint = None
+        self._inference = self._partial = self._open_on_device = self._encoder = None
         self._loader.release()
+
+    @property
+    def _num_places(self) -> int:
+        """Returns how many sessions may share a pass."""
+        return 1 if self._joint is None else self._joint.num_places
 
     def _open_joint(self, num_places: int) -> Any:
         from edge_spec.runtimes.ort.joint_graph import joint_graph
@@ -192,3 +199,40 @@ def _require_described(inference: Any, bundle: Bundle) -> None:
             f"{bundle.path}: its graph is not the one that its manifest describes",
             remedy="Export the model again.",
         )
+
+
+class GrowingModel:
+    """A graph of growing.py. Sessions share the weights and the thread pool. Raises BundleError for
+    another kind of graph."""
+
+    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
+        from edge_spec.runtimes.ort.growing import read_caches
+
+        # Planned memory is kept for every shape, and each pass has a shape of its own here.
+        loader = GraphLoader(bundle, options, enable_mem_pattern=False)
+        self.capabilities = Capabilities(
+            max_rows=MAX_ROWS,
+            trees=False,
+            rollback=True,
+            hidden_states=False,
+            why_no_trees="its graph takes no mask, so that each row sees all rows before it",
+        )
+        self.config = loader.config
+        self._inference: Any = loader.open(GRAPH_FILE)
+        self.capabilities = replace(self.capabilities, kernels=loader.kernels)
+        path = bundle.file(GRAPH_FILE)
+        self._caches = read_caches(self._inference, self.config.vocab_size, path)
+
+    def open_session(self) -> OrtSession:
+        from edge_spec.runtimes.ort.growing import GrowingCache, GrowingPasses
+        from edge_spec.runtimes.ort.session import OrtSession
+
+        cache = GrowingCache(self._caches, self.config.context_length)
+        return OrtSession(GrowingPasses(self._inference, cache, self.config))
+
+    def node_placement(self) -> dict[str, dict[str, int]]:
+        """Counts operators by the provider that took them: TellsNodePlacement."""
+        return count_nodes(self._inference)
+
+    def close(self) -> None:
+        self._inference = None

@@ -6,14 +6,14 @@ Whatever stands in the way leaves onnxruntime as it is, and one line says what.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from edge_spec.runtimes.llamacpp.rows import install, library
 
@@ -55,16 +55,12 @@ def rows_graph(source: Path | bytes, folder: Path | None, threads: int) -> RowsG
         _replace(node, name, f"{weight.name} {places.get('offset', '')}", threads)
     if replaced:
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    return RowsGraph(_serialized(model), len(replaced), len(found) - len(replaced))
+    return RowsGraph(bytes(model.SerializeToString()), len(replaced), len(found) - len(replaced))
 
 
 def _identity(file: Path) -> str:
     state = file.stat()
     return f"{file} {state.st_dev} {state.st_ino} {state.st_size} {state.st_mtime_ns}"
-
-
-def _serialized(model: ModelProto) -> bytes:
-    return bytes(model.SerializeToString())
 
 
 def _products(graph: GraphProto) -> Iterator[NodeProto]:
@@ -164,33 +160,42 @@ class OwnProducts:
         left = f", not {self._num_left}" if self._num_left else ""
         return f"rows: {library.table()}, {self._num_replaced} matrices{left}"
 
-    def changed(self, graph: Path | bytes, folder: Path | None, threads: int) -> bytes | None:
-        """The graph with our operator, None where it stays as it is. folder: as `rows_graph` has
-        it. Counts those of files, which others are made of."""
+    def load(
+        self,
+        graph: Path | bytes,
+        folder: Path | None,
+        threads: int,
+        options: Any,
+        load: Callable[[bytes, Any], Any],
+    ) -> Any:
+        """Returns the graph with our operator, loaded; None where it stays as it is: there are no
+        kernels for it, or they do not load. folder: as `rows_graph` has it. Raises what `load` does
+        where other graphs have been changed. Counts matrices of files, which others are made
+        of."""
         if self._reason is not None:
             return None
-        from edge_spec.runtimes.ort.rows import rows_graph
-
-        made = rows_graph(graph, folder, threads)
-        if isinstance(graph, Path):
+        try:
+            made = rows_graph(graph, folder, threads)
+            if isinstance(graph, Path):
+                with self._lock:
+                    self._num_replaced += made.num_replaced
+                    self._num_left += made.num_left
+            if not made.num_replaced:
+                return None
+            register(options)
+            session = load(made.model, options)
+        except Exception as error:
             with self._lock:
-                self._num_replaced += made.num_replaced
-                self._num_left += made.num_left
-        return made.model if made.num_replaced else None
-
-    def register(self, options: Any) -> None:
-        """Makes the operator known to a session. Raises what onnxruntime does."""
-        library.library()  # which keeps it loaded once no session has it
-        options.register_custom_ops_library(str(library.path()))
-
-    def loaded(self) -> None:
-        self._is_settled = True
-
-    def refuse(self, error: Exception) -> bool:
-        """Whether graphs stay as they are from now on; not where others have been changed."""
-        with self._lock:
-            if self._is_settled:
-                return False
-            self._reason = " ".join(str(error).split())
+                if self._is_settled:
+                    raise
+                self._reason = " ".join(str(error).split())
             _log.info("onnxruntime computes by itself: %s", self._reason)
-            return True
+            return None
+        self._is_settled = True
+        return session
+
+
+def register(options: Any) -> None:
+    """Makes the operator known to a session. Raises what onnxruntime does."""
+    library.library()  # which keeps it loaded once no session has it
+    options.register_custom_ops_library(str(library.path()))

@@ -15,14 +15,13 @@ from edge_spec.runtimes.ort import devices, rows
 from edge_spec.runtimes.ort.cuda_driver import require_driver
 from edge_spec.runtimes.ort.devices import ProviderChoice
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.model import OrtModel
+from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
 
 if TYPE_CHECKING:
     from edge_spec.core.config import ModelConfig
     from edge_spec.core.heads import BindsBlocks, BindsCaches, MedusaStep, StoredStep
     from edge_spec.models.devices import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
-    from edge_spec.runtimes.ort.growing import GrowingModel
     from edge_spec.runtimes.static.session import StaticModel
     from edge_spec.runtimes.static.trial import TrialScores
 
@@ -93,9 +92,9 @@ class OrtRuntime:
         self, stored: StoredStep, config: ModelConfig, threads: int | None
     ) -> BindsCaches:
         """Opens it on the CPU; see ComputesHeads."""
-        from edge_spec.runtimes.ort.heads import OrtEagleLayers
+        from edge_spec.runtimes.ort.heads import BoundStep, OrtLayers
 
-        return OrtEagleLayers(stored, config, threads)
+        return OrtLayers(BoundStep, stored, config, threads)
 
     def open_medusa_step(self, stored: StoredStep, threads: int | None) -> MedusaStep:
         """Opens it on the CPU; see ComputesHeads."""
@@ -107,9 +106,9 @@ class OrtRuntime:
         self, stored: StoredStep, config: ModelConfig, threads: int | None
     ) -> BindsBlocks:
         """Opens it on the CPU; see ComputesHeads."""
-        from edge_spec.runtimes.ort.heads import OrtDFlashLayers
+        from edge_spec.runtimes.ort.heads import BoundBlock, OrtLayers
 
-        return OrtDFlashLayers(stored, config, threads)
+        return OrtLayers(BoundBlock, stored, config, threads)
 
     def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
         """Those of these names, whose driver is there. Raises UsageError, DeviceError."""
@@ -136,8 +135,6 @@ def _open(
     bundle: Bundle, options: RuntimeOptions, form: GraphForm | None = None
 ) -> OrtModel | GrowingModel:
     if bundle.manifest.kv_cache == "growing":
-        from edge_spec.runtimes.ort.growing import GrowingModel
-
         return GrowingModel(bundle, options)
     return OrtModel(bundle, options, form)
 

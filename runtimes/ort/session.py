@@ -1,4 +1,4 @@
-"""The session of a whole model: it owns a KV cache that parts of the model may share.
+"""The sessions of a whole model: each owns a KV cache, which on the CPU parts of the model share.
 
 Parts are for self-speculation. Early exit: Elhoushi et al. 2024 (LayerSkip). Layer skipping: Zhang
 et al. 2023 (Draft & Verify), Xia et al. 2024 (SWIFT). A part writes after what its target has
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -20,19 +21,79 @@ from edge_spec.core.model import Forward, Session, require_rollback
 from edge_spec.core.source_session import SourceSession
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
-from edge_spec.runtimes.kv_cache import KvCache
+from edge_spec.runtimes.ort.device_memory import DeviceCache, moving_graph, shares_weights
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
-from edge_spec.runtimes.ort.passes import Passes
-from edge_spec.runtimes.ort.signature import Signature, has_stacked, pass_error
+from edge_spec.runtimes.ort.graph_loader import GraphLoader
+from edge_spec.runtimes.ort.growing import GrowingPasses
+from edge_spec.runtimes.ort.passes import HostCache, Passes
+from edge_spec.runtimes.ort.signature import Graph, pass_error
 
 
-class PartialSession:
+class _Session:
+    """What a session commits, and the passes that score what comes after it."""
+
+    def __init__(self, passes: Passes | GrowingPasses) -> None:
+        self.length = 0
+        self._passes = passes
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._claim()
+        for length, features in self._passes.prefill(tokens, self.length):
+            start = self.length
+            self._move(length)
+            if features is not None:
+                self._report(start, features)
+
+    def forward(self, tree: TokenTree) -> Forward:
+        self._claim()
+        return self._passes.score(tree, self.length)
+
+    def commit(self, rows: Sequence[int]) -> None:
+        self._passes.keep(rows, self.length)
+        self._move(self.length + len(rows))
+
+    def _claim(self) -> None:
+        """Makes the tokens after the length this session's."""
+
+    def _move(self, length: int) -> None:
+        self.length = length
+
+    def _report(self, start: int, features: np.ndarray) -> None:
+        """Tells of prefilled tokens from `start` on."""
+
+
+class OrtSession(_Session):
+    """One with a cache of its own. On a device it has no parts: their graph would be there with
+    weights of its own."""
+
+    def rollback(self, length: int) -> None:
+        require_rollback(self.length, length)
+        self._move(length)
+
+    def state(self) -> dict[str, np.ndarray]:
+        return self._passes.cache.state(self.length)
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        self._passes.cache.restore(state, length)
+        self._move(length)
+
+    def interrupt(self) -> None:
+        self._passes.interrupt()
+
+    def close(self) -> None:
+        self._passes.close()
+        self._passes.cache.clear()
+
+
+class PartialSession(_Session):
     """peers: all parts of `target`, which may include this one."""
 
+    _passes: Passes
+
     def __init__(self, passes: Passes, target: Session, peers: list[PartialSession]) -> None:
+        super().__init__(passes)
         assert passes.runs is not None
         self.length = target.length
-        self._passes = passes
         self._runs = passes.runs
         self._target = target
         self._peers = peers
@@ -55,19 +116,6 @@ class PartialSession:
             )
         self._runs[:] = True
         self._runs[list(skipped)] = False
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        self._claim()
-        for length, _ in self._passes.prefill(tokens, self.length):
-            self.length = length
-
-    def forward(self, tree: TokenTree) -> Forward:
-        self._claim()
-        return self._passes.score(tree, self.length)
-
-    def commit(self, rows: Sequence[int]) -> None:
-        self._passes.keep(rows, self.length)
-        self.length += len(rows)
 
     def rollback(self, length: int) -> None:
         """Rolls back to any length that this session or its target has reached."""
@@ -127,13 +175,15 @@ Encode = Callable[[Sequence[int]], Mapping[str, np.ndarray]]
 OpenFeatures = Callable[[Sequence[int]], onnxruntime.InferenceSession]
 
 
-class OrtSession:
-    """open_partial: loads the graph in which every sublayer is optional, or returns it again.
-    encode: reads a source, where an encoder stands before the model. open_features: loads the graph
-    that gives these features, or returns it again.
+class HostSession(OrtSession):
+    """On the CPU. open_partial: loads the graph in which every sublayer is optional, or returns it
+    again. encode: reads a source, where an encoder stands before the model. open_features: loads
+    the graph that gives these features, or returns it again.
 
     Whatever this session does, its parts have then committed exactly what it has.
     """
+
+    _passes: Passes
 
     def __init__(
         self,
@@ -144,13 +194,12 @@ class OrtSession:
         encode: Encode | None = None,
         open_features: OpenFeatures | None = None,
     ) -> None:
-        self.length = 0
+        graph = Graph.of(inference)
+        # One token more than the context, for the second row of a single one (passes.MIN_ATTENDED).
+        self._cache = HostCache(config, graph.has_stacked, graph.cache, spare_tokens=1)
+        super().__init__(Passes(graph, config, self._cache))
         self._config = config
         self._open_partial = open_partial
-        # One token more than the context, for the second row of a single one (passes.MIN_ATTENDED).
-        element = Signature.of(inference).cache
-        self._cache = KvCache(config, has_stacked(inference), element, spare_tokens=1)
-        self._passes = Passes(inference, config, self._cache)
         self._parts: list[PartialSession] = []
         self._fewer = fewer
         self._encode = encode
@@ -158,17 +207,15 @@ class OrtSession:
         self._on_prefilled: OnPrefilled | None = None  # while features are collected
         self._threads = None if fewer is None else fewer.governor()
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        for length, features in self._passes.prefill(tokens, self.length):
-            start = self.length
-            self._move(length)
-            if self._on_prefilled is not None and features is not None:
-                self._on_prefilled(start, features)
+    @property
+    def passes(self) -> Passes:
+        """Returns the passes of this session, before one that other sessions share."""
+        self._claim()
+        return self._passes
 
     def forward(self, tree: TokenTree) -> Forward:
-        self._move(self.length)
         started_s = time.perf_counter()
-        out = self._passes.score(tree, self.length)
+        out = super().forward(tree)
         if self._fewer is not None and self._threads is not None:
             before = self._threads.threads
             threads = self._threads.observe(len(tree), time.perf_counter() - started_s)
@@ -176,20 +223,9 @@ class OrtSession:
                 self._passes.use(inference)
         return out
 
-    @property
-    def passes(self) -> Passes:
-        """Returns the passes of this session, before one that other sessions share."""
-        self._move(self.length)
-        return self._passes
-
-    def commit(self, rows: Sequence[int]) -> None:
-        self._passes.keep(rows, self.length)
-        self._move(self.length + len(rows))
-
     def rollback(self, length: int) -> None:
-        require_rollback(self.length, length)
+        super().rollback(length)
         self._cache.shrink(length)
-        self._move(length)
 
     @property
     def collects(self) -> bool:
@@ -219,20 +255,9 @@ class OrtSession:
         assert self._encode is not None
         self._passes.attend_to(self._encode(source))
 
-    def state(self) -> dict[str, np.ndarray]:
-        return self._cache.state(self.length)
-
-    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
-        self._cache.restore(state, length)
-        self._move(length)
-
-    def interrupt(self) -> None:
-        self._passes.interrupt()
-
     def close(self) -> None:
         self._parts.clear()
-        self._passes.close()
-        self._cache.clear()
+        super().close()
 
     def open_exit(self, num_layers: int) -> PartialSession:
         """An early exit, which shares the cache. See `open_skipping` for what it costs.
@@ -255,16 +280,43 @@ class OrtSession:
         Raises UsageError for a sublayer that the model does not have, or for an older bundle.
         """
         runs = np.ones(2 * self._config.num_layers, np.bool_)
-        passes = Passes(self._open_partial(), self._config, self._cache, runs)
-        part = PartialSession(passes, self, self._parts)
+        graph = Graph.of(self._open_partial())
+        part = PartialSession(Passes(graph, self._config, self._cache, runs), self, self._parts)
         part.skipped = skipped
         self._parts.append(part)
         return part
+
+    def _claim(self) -> None:
+        self._move(self.length)
 
     def _move(self, length: int) -> None:
         self.length = length
         for part in self._parts:
             part.length = length
+
+    def _report(self, start: int, features: np.ndarray) -> None:
+        if self._on_prefilled is not None:
+            self._on_prefilled(start, features)
+
+
+def device_sessions(
+    loader: GraphLoader, inference: onnxruntime.InferenceSession
+) -> Callable[[], OrtSession]:
+    """Returns what opens sessions in a device's memory. inference: of the model in the form of
+    `loader`. Where that takes trees, and large weights can be shared (graph_forms.py), the form for
+    chains alone is loaded beside it. Raises BundleError, DeviceError."""
+    place, form, config = loader.place, loader.form, loader.config
+    assert place is not None
+    graph, chains = Graph.of(inference), None
+    if form is not None and form.takes_trees and shares_weights(place, config):
+        chains = Graph.of(loader.open_form(replace(form, takes_trees=False)))
+    moving = loader.open_beside(moving_graph(graph.cache))
+
+    def opened() -> OrtSession:
+        cache = DeviceCache(config, graph.cache, place, moving)
+        return OrtSession(Passes(graph, config, cache, chains=chains))
+
+    return opened
 
 
 def encode(
@@ -282,7 +334,7 @@ def encode(
 class OrtSourceSession(SourceSession):
     """One whose passes can be ended, as those of its decoder can."""
 
-    def __init__(self, decoder: OrtSession, config: ModelConfig) -> None:
+    def __init__(self, decoder: HostSession, config: ModelConfig) -> None:
         assert config.encoder is not None
         super().__init__(decoder, config.encoder, config.context_length)
         self.interrupt = decoder.interrupt

@@ -1,56 +1,75 @@
 """Reads what graphs of different forms (graph_forms.py) take and give, and binds buffers to it;
-makes the mask of a stacked pass (exporters/onnx/attention.py), over the whole cache."""
+makes what attention takes beside the rows of a pass (exporters/onnx/attention.py)."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward
+from edge_spec.core.tree import chain_parents, parents_seen, preceding
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
-from edge_spec.runtimes.kv_cache import KvCache
 
 _PAST = "past."  # begins the names of caches
-_ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+ELEMENT_NAMES = {"float32": "float", "float16": "float16"}  # as onnx has numpy's types
+_ELEMENTS = {f"tensor({name})": np.dtype(kind) for kind, name in ELEMENT_NAMES.items()}
+STACKED = "stacked"  # the input that tells a graph with both forms of attention
+BIAS = "attention_bias"
 
 
-@dataclass(frozen=True)
-class Signature:
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A loaded graph with caches. has_stacked: passes of few rows are stacked, on the CPU alone,
+    since providers of other devices know the operator."""
+
+    inference: onnxruntime.InferenceSession
+    inputs: frozenset[str]
     cache: np.dtype[Any]  # of keys and values
     logits: np.dtype[Any]
     hidden: np.dtype[Any]
     bias: np.dtype[Any] | None  # of `attention_bias`; None: chains alone
-    is_attended_once: bool  # attention takes the rows of a pass as they are
+    has_stacked: bool
 
     @classmethod
-    def of(cls, inference: onnxruntime.InferenceSession) -> Signature:
-        """Reads a graph with caches. Raises KeyError for types that no form has."""
+    def of(cls, inference: onnxruntime.InferenceSession) -> Graph:
+        """Raises KeyError for types that no form has."""
         taken = {value.name: value.type for value in inference.get_inputs()}
         given = {value.name: value.type for value in inference.get_outputs()}
-        bias = taken.get("attention_bias")
         return cls(
-            cache=_element(next(kind for name, kind in taken.items() if name.startswith(_PAST))),
-            logits=_element(given["logits"]),
-            hidden=_element(given["hidden"]),
-            bias=None if bias is None else _element(bias),
-            is_attended_once="attention_rows" not in taken,
+            inference,
+            frozenset(taken),
+            cache=_ELEMENTS[next(kind for name, kind in taken.items() if name.startswith(_PAST))],
+            logits=_ELEMENTS[given["logits"]],
+            hidden=_ELEMENTS[given["hidden"]],
+            bias=_ELEMENTS[taken[BIAS]] if BIAS in taken else None,
+            has_stacked=STACKED in taken and inference.get_providers() == ["CPUExecutionProvider"],
         )
 
+    def bind(
+        self, binding: onnxruntime.IOBinding, values: Mapping[str, np.ndarray], suffix: str = ""
+    ) -> None:
+        """Binds those that the graph takes. suffix: of its names."""
+        for name, array in values.items():
+            if name + suffix in self.inputs:
+                binding.bind_cpu_input(name + suffix, array)
 
-def widened(logits: np.ndarray, hidden: np.ndarray) -> Forward:
+
+def widened(logits: np.ndarray, hidden: np.ndarray, features: np.ndarray | None = None) -> Forward:
     """Returns the scores of a pass in float32, float32 ones as they are.
 
     Raises SessionError for float16 scores or states that are no numbers: then something in the pass
     was larger than float16 holds, and nothing that was made of it means anything."""
     if logits.dtype == np.float32:
-        return Forward(logits, hidden)
-    found = Forward(logits.astype(np.float32), hidden.astype(np.float32, copy=False))
-    for values in (found.logits, found.hidden):
-        assert values is not None
+        return Forward(logits, hidden, features)
+    logits, hidden = logits.astype(np.float32), hidden.astype(np.float32, copy=False)
+    for values in (logits, hidden):
         with np.errstate(invalid="ignore"):  # infinities of both signs
             sums = values.sum(axis=-1)  # no numbers where any value is none
         if not np.isfinite(sums).all():
@@ -58,23 +77,11 @@ def widened(logits: np.ndarray, hidden: np.ndarray) -> Forward:
                 "float16 cannot hold what this model computes: its scores are no numbers",
                 remedy="Choose --device cpu, which computes in float32.",
             )
-    return found
-
-
-def _element(kind: str) -> np.dtype[Any]:
-    return np.dtype(_ELEMENTS[kind])
+    return Forward(logits, hidden, features)
 
 
 def bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -> None:
     binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))
-
-
-def bind_cache(cache: KvCache, binding: onnxruntime.IOBinding, suffix: str = "") -> None:
-    """Binds each buffer as both past and present. suffix: of the names."""
-    for name, buffer in cache.buffers():
-        shared = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
-        binding.bind_ortvalue_input(f"past.{name}{suffix}", shared)
-        binding.bind_ortvalue_output(f"present.{name}{suffix}", shared)
 
 
 # As onnxruntime's arena, the C++ library, and CUDA say it.
@@ -91,31 +98,72 @@ def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
     return SessionError(what, remedy=remedy)
 
 
-STACKED = "stacked"  # the input that tells a graph with both forms of attention
+@contextmanager
+def translated(rows: int, start: int) -> Iterator[None]:
+    """Turns what onnxruntime raises into a `pass_error`."""
+    try:
+        yield
+    except (EdgeSpecError, MemoryError):
+        raise
+    except Exception as error:  # onnxruntime's exceptions share no base class of their own
+        raise pass_error(error, rows, start) from error
 
 
-def takes_form(inference: onnxruntime.InferenceSession) -> bool:
-    """Returns whether the graph has both forms, and takes an input that chooses one."""
-    return STACKED in {value.name for value in inference.get_inputs()}
+def attention_inputs(
+    config: ModelConfig, positions: np.ndarray, sees: np.ndarray | None, start: int, attended: int
+) -> dict[str, np.ndarray]:
+    """Returns what attention takes of one session's rows, but for its mask.
+
+    positions: [rows]. sees: [rows, rows] bool, None for a chain. attended: rows of the operator,
+    the last of which repeat the last row where there are more of them.
+    """
+    own = np.minimum(np.arange(attended), len(positions) - 1)
+    total = start + attended
+    inputs: dict[str, np.ndarray] = {
+        "position_ids": positions.astype(np.int64)[own][None],
+        "seqlens_k": np.array([total - 1], np.int32),
+        "total_sequence_length": np.array(total, np.int32),
+        "cached_tokens": np.array([start]),
+    }
+    if config.convolving:
+        parents = chain_parents(len(positions)) if sees is None else parents_seen(sees)
+        before = preceding(parents, start, config.num_preceding)
+        inputs["ancestors"] = np.ascontiguousarray(before[:, own])
+    return inputs
 
 
-def has_stacked(inference: onnxruntime.InferenceSession) -> bool:
-    """Returns whether passes of few rows are stacked: on the CPU alone, since providers of other
-    devices know the operator."""
-    return takes_form(inference) and inference.get_providers() == ["CPUExecutionProvider"]
+class Bias:
+    """Makes the masks of passes that are not stacked, [1, 1, rows, start + rows]."""
+
+    def __init__(self, element: np.dtype[Any]) -> None:
+        self._zeros = np.zeros(0, element)
+
+    def show(self, rows: int, start: int, sees: np.ndarray | None) -> np.ndarray:
+        """sees: [rows, rows] bool; None for a chain, which needs zeros alone, since the operator is
+        causal by itself. What is cached is seen by all."""
+        shape = (1, 1, rows, start + rows)
+        if sees is None:
+            size = rows * (start + rows)
+            if size > len(self._zeros):
+                self._zeros = np.zeros(2 * size, self._zeros.dtype)
+            return self._zeros[:size].reshape(shape)
+        bias = np.zeros(shape, self._zeros.dtype)
+        bias[0, 0, :, start:] = np.where(sees, 0.0, -np.inf)
+        return bias
 
 
 class StackedMask:
-    """Bound once for passes of one width: what changes from one pass to the next is little."""
+    """The mask of stacked passes of one width, over the whole cache: what changes from one pass to
+    the next is little."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         self.bias = np.full((1, 1, rows, capacity), -np.inf, np.float32)
         self._chain = np.where(np.tri(rows, dtype=bool), 0.0, -np.inf).astype(np.float32)
         self._num_seen: int | None = 0  # cached tokens that all rows see; None: not known
 
-    def show(self, start: int, sees: np.ndarray | None) -> None:
-        """Shows `start` cached tokens, and of the rows what `sees` says, [rows, rows] bool, or a
-        chain's."""
+    def show(self, start: int, sees: np.ndarray | None) -> np.ndarray:
+        """Returns the mask that shows `start` cached tokens, and of the rows what `sees` says,
+        [rows, rows] bool, or a chain's."""
         columns = self.bias[0, 0]
         rows = len(columns)
         seen, self._num_seen = self._num_seen, None  # an interrupt leaves any of the steps undone
@@ -128,3 +176,4 @@ class StackedMask:
         own = self._chain if sees is None else np.where(sees, 0.0, -np.inf)
         columns[:, start : start + rows] = own
         self._num_seen = start
+        return self.bias

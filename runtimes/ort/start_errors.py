@@ -47,6 +47,7 @@ def _failed(*codes: int) -> str:
     return rf"CUDA failure ({'|'.join(map(str, codes))}): [^;\n]*"
 
 
+_LIBRARIES = ("cudnn", "cublas", "cudart", "curand", "cufft", "nvrtc", "nvJitLink")
 # The first that matches; each failure is followed by onnxruntime's general one, which is the last.
 _KNOWN: tuple[tuple[str, tuple[str, str]], ...] = (
     (rf"{_failed(35, 803)}|[^\n:;]*driver version is insufficient[^;\n]*", OLD_DRIVER),
@@ -68,16 +69,10 @@ _KNOWN: tuple[tuple[str, tuple[str, str]], ...] = (
     ),
     (f"{_missing('cuda(?!rt)')}|{_missing('nvcuda')}", NO_DRIVER),
     (
-        rf"{_missing('cudnn')}|CUDNN failure[^;\n]*|CUDNN_STATUS_[^;\n]*",
-        ("cuDNN is missing, or of another version than onnxruntime needs", _INSTALL),
-    ),
-    (
-        "|".join(map(_missing, ("cublas", "cudart", "curand", "cufft", "nvrtc", "nvJitLink"))),
-        ("CUDA's libraries are missing, or of another version than onnxruntime needs", _INSTALL),
-    ),
-    (
-        r"(LoadLibrary failed with error 126|Require cuDNN [^\n(]*)",
-        ("CUDA's or cuDNN's libraries are missing, or the driver", _INSTALL),
+        "|".join(map(_missing, _LIBRARIES))
+        + r"|CUDNN failure[^;\n]*|CUDNN_STATUS_[^;\n]*"
+        + r"|LoadLibrary failed with error 126|Require cuDNN [^\n(]*",
+        ("CUDA's or cuDNN's libraries are missing, or of another version", _INSTALL),
     ),
 )
 

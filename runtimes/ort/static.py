@@ -15,7 +15,6 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from onnxruntime import RunOptions
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, DeviceError, SessionError, UsageError
@@ -25,7 +24,7 @@ from edge_spec.runtimes.ort.devices import QNN, choices, load_packages
 from edge_spec.runtimes.ort.graph_loader import GraphLoader
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.static.onnx_program import OnnxProgram, OpenedGraphs
-from edge_spec.runtimes.static.session import Interruption, StaticModel, config_of
+from edge_spec.runtimes.static.session import StaticModel, config_of
 
 # What becomes of DequantizeLinear and MatMul: activations stay float32. As int8, which is the
 # default, they turn the last bits by which passes of other widths differ into a tenth of a logit.
@@ -36,31 +35,26 @@ _ENTRIES = {
 }
 
 
-class OrtGraphs:
+class OrtGraphs(OnnxProgram):
     """The InferenceSessions of a bundle's functions, each loaded when it is first run: every one
     has a copy of the weights in the order of its kernels."""
 
-    def __init__(self, loader: GraphLoader, files: Mapping[str, str]) -> None:
+    def __init__(self, loader: GraphLoader, opened: OpenedGraphs) -> None:
+        super().__init__(opened)
         self._loader = loader
-        self._files = files
+        self._files = opened.files
         self._loaded: dict[str, Any] = {}
         self._lock = Lock()  # sessions may be used by threads of their own
 
-    def run(
-        self, function: str, inputs: Mapping[str, np.ndarray], interruption: Interruption
-    ) -> Mapping[str, np.ndarray]:
+    def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Raises BundleError, DeviceError where the function cannot be loaded, too."""
         with self._lock:
             if function not in self._loaded:
                 self._loaded[function] = self._loader.open(self._files[function])
             inference = self._loaded[function]
         names = [value.name for value in inference.get_outputs()]
-        options = RunOptions()
         try:
-            with interruption.ended_by(lambda: setattr(options, "terminate", True)):
-                return dict(zip(names, inference.run(names, dict(inputs), options), strict=True))
-        except SessionError:
-            raise
+            return dict(zip(names, inference.run(names, dict(inputs)), strict=True))
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise SessionError(
                 f"onnxruntime failed to run {function}: {error}",
@@ -86,8 +80,7 @@ def open_graphs(
     bundle: Bundle, options: RuntimeOptions, opened: OpenedGraphs, entries: Mapping[str, str]
 ) -> StaticModel:
     """entries: of onnxruntime's session configuration. Raises UsageError, BundleError."""
-    graphs = OrtGraphs(GraphLoader(bundle, options, entries=entries), opened.files)
-    program = OnnxProgram(graphs, opened)
+    program = OrtGraphs(GraphLoader(bundle, options, entries=entries), opened)
     return StaticModel(program, opened.layout, config_of(bundle, options))
 
 

@@ -7,6 +7,7 @@ sequences pass a layer together, so that each matrix is read once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,9 +23,10 @@ from edge_spec.core.model import (
 from edge_spec.core.model_info import TensorRows, Tensors
 from edge_spec.core.runtime_protocols import PassPart, forward_one_by_one
 from edge_spec.core.source_session import SourceSession
-from edge_spec.core.tree import TokenTree, chain_parents
+from edge_spec.core.tree import TokenTree, preceding
 from edge_spec.errors import UsageError
 from edge_spec.models.devices import Device, processor
+from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.reference.arithmetic import (
     MAX_ROWS,
     Arithmetic,
@@ -33,7 +35,6 @@ from edge_spec.runtimes.reference.arithmetic import (
     mix,
     side_by_side,
 )
-from edge_spec.runtimes.reference.cache import ReferenceCache, Rows
 
 
 def encoded(model: Arithmetic, source: np.ndarray) -> np.ndarray:
@@ -68,6 +69,54 @@ def _layer(model: Arithmetic, x: np.ndarray, prefix: str) -> np.ndarray:
     return model.with_mlp(x, prefix)
 
 
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows of a pass in their text: see `edge_spec.runtimes.reference.arithmetic.Context`."""
+
+    model: Arithmetic
+    cache: KvCache
+    new: slice  # of the cached tokens
+    mask: np.ndarray  # [rows, cached] bool
+    positions: Positions
+    before: np.ndarray  # [count, rows] int64, as `preceding` has them
+
+    @classmethod
+    def of(cls, tree: TokenTree, model: Arithmetic, cache: KvCache, length: int) -> _Rows:
+        """tree: its rows follow `length` cached tokens, which all of them see."""
+        past = np.ones((len(tree), length), bool)
+        rows = length + tree.depths
+        return cls(
+            model,
+            cache,
+            slice(length, length + len(tree)),
+            np.concatenate([past, tree.ancestors], axis=1),
+            Positions(rows, np.concatenate([np.arange(length), rows])),
+            preceding(tree.parents, length, model.config.num_preceding),
+        )
+
+    def attend(self, layer: int, heads: Heads) -> np.ndarray:
+        keys, values = self.cache.of_layer(layer)
+        keys[:, self.new], values[:, self.new] = heads.keys, heads.values
+        return self._mixed(layer, heads.queries, keys, values)
+
+    def attend_to_source(self, layer: int, queries: np.ndarray) -> np.ndarray:
+        source = self.model.config.kv_source(layer)
+        return self._mixed(layer, queries, *self.cache.of_layer(source))
+
+    def _mixed(
+        self, layer: int, queries: np.ndarray, keys: np.ndarray, values: np.ndarray
+    ) -> np.ndarray:
+        end = self.new.stop
+        whole = Heads(queries, keys[:, :end], values[:, :end])
+        return self.model.mix(layer, whole, self.mask, self.positions)
+
+    def precede(self, layer: int, gated: np.ndarray) -> np.ndarray:
+        kept = self.cache.gated(layer)
+        kept[self.new] = gated
+        found: np.ndarray = kept[self.before]
+        return found
+
+
 class ReferenceSession:
     def __init__(self, model: Arithmetic) -> None:
         self.length = 0
@@ -75,27 +124,24 @@ class ReferenceSession:
         self._memory: np.ndarray | None = None  # keys and values of an encoded source
         self._features: tuple[int, ...] = ()
         self._on_prefilled: OnPrefilled | None = None
-        self._cache = ReferenceCache(model)
+        self._cache = KvCache(model.config)
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._reserve(len(tokens))
         for start in range(0, len(tokens), MAX_ROWS):
-            chunk = np.asarray(tokens[start : start + MAX_ROWS])
-            rows = len(chunk)
-            new = Rows(np.arange(rows), np.tri(rows, dtype=bool), chain_parents(rows))
-            _, features = self._hidden(chunk, new)
-            start_of_chunk, self.length = self.length, self.length + rows
+            first, *others = tokens[start : start + MAX_ROWS]
+            _, features = self._hidden(TokenTree.chain(first, others))
+            start_of_chunk, self.length = self.length, self.length + 1 + len(others)
             if self._on_prefilled is not None and features is not None:
                 self._on_prefilled(start_of_chunk, features)
 
     def forward(self, tree: TokenTree) -> Forward:
         self._reserve(len(tree))
-        new = Rows(tree.depths, tree.ancestors, tree.parents)
-        hidden, features = self._hidden(tree.tokens, new)
+        hidden, features = self._hidden(tree)
         return Forward(self._model.logits(hidden), hidden, features)
 
     def commit(self, rows: Sequence[int]) -> None:
-        self._cache.keep(rows, self.length)
+        self._cache.compact(self.length, rows)
         self.length += len(rows)
 
     def rollback(self, length: int) -> None:
@@ -116,7 +162,7 @@ class ReferenceSession:
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """See `edge_spec.core.features.SharesKeysValues`."""
-        keys, values = self._cache.keys_and_values(layer)
+        keys, values = self._cache.of_layer(layer)
         return keys[:, : self.length], values[:, : self.length]
 
     def attend_to(self, source: Sequence[int]) -> None:
@@ -124,7 +170,7 @@ class ReferenceSession:
         self._memory = encoded(self._model, np.asarray(source))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns the state of the cache (`ReferenceCache.state`)."""
+        """Returns the state of the cache (`KvCache.state`)."""
         return self._cache.state(self.length)
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -137,15 +183,15 @@ class ReferenceSession:
 
     def _reserve(self, rows: int) -> None:
         require_room(self.length, rows, self._model.config.context_length)
-        self._cache.reserve(self.length + rows)
+        self._cache.reserve(self.length + rows, self.length)
 
-    def _hidden(self, tokens: np.ndarray, new: Rows) -> tuple[np.ndarray, np.ndarray | None]:
+    def _hidden(self, tree: TokenTree) -> tuple[np.ndarray, np.ndarray | None]:
         """Final normed hidden states [rows, hidden], and the features [rows, features, hidden] that
         are collected; writes to the cache after `length`."""
-        model, rows = self._model, self.length + new.depths
-        context = self._cache.after(self.length, new)
-        x = model.embed(tokens, rows)
-        inputs = model.layer_inputs(tokens, x)
+        model, rows = self._model, self.length + tree.depths
+        context = _Rows.of(tree, model, self._cache, self.length)
+        x = model.embed(tree.tokens, rows)
+        inputs = model.layer_inputs(tree.tokens, x)
         streams = []
         for layer in range(model.config.num_layers):
             if layer in self._features:

@@ -6,10 +6,11 @@ states are arrays of the session, written here.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +23,6 @@ from edge_spec.runtimes.static.session import (
     EXPORT_AGAIN,
     MASKED,
     SLOT_AXIS,
-    Interruption,
     Layout,
     Shape,
     Signature,
@@ -37,32 +37,22 @@ _FRONT = (slice(None),) * SLOT_AXIS
 State = dict[str, np.ndarray]  # arrays by the names of their inputs
 
 
-class RunsGraphs(Protocol):
-    """An engine that has the graphs of a bundle, by their functions' names."""
+class OnnxProgram(ABC):
+    """Splits masks and keeps states for graphs, which an engine runs."""
 
-    def run(
-        self, function: str, inputs: Mapping[str, np.ndarray], interruption: Interruption
-    ) -> Mapping[str, np.ndarray]:
-        """The outputs of the function's graph. Raises SessionError."""
-
-
-class OnnxProgram:
-    """Splits masks and keeps states for graphs that `engine` runs."""
-
-    def __init__(self, engine: RunsGraphs, opened: OpenedGraphs) -> None:
-        self._engine = engine
+    def __init__(self, opened: OpenedGraphs) -> None:
         self._states = opened.states
         self._dtypes = opened.dtypes
+
+    @abstractmethod
+    def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """The outputs of the function's graph. Raises SessionError."""
 
     def make_state(self) -> State:
         return {name: np.zeros(shape, self._dtypes[name]) for name, shape in self._states.items()}
 
     def predict(
-        self,
-        function: str,
-        inputs: Mapping[str, np.ndarray],
-        state: State,
-        interruption: Interruption,
+        self, function: str, inputs: Mapping[str, np.ndarray], state: State
     ) -> Mapping[str, np.ndarray]:
         start = int(inputs["write_slot"][0])
         mask = inputs["mask"]
@@ -75,7 +65,7 @@ class OnnxProgram:
             _PAST_MASK: past,
             _OWN_MASK: np.ascontiguousarray(mask[..., own], past.dtype),
         }
-        found = dict(self._engine.run(function, given | state, interruption))
+        found = dict(self.run(function, given | state))
         for name in self._states:
             state[name][(*_FRONT, own)] = found.pop(NEW + name.removeprefix(PAST))
         return found

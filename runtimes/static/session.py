@@ -7,10 +7,8 @@ slots of the rows that were dropped stay behind as holes that no mask shows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,41 +132,6 @@ def _pass_shape(function: str, signature: Signature) -> PassShape:
     return PassShape(function, rows, logits, "hidden" in signature.outputs)
 
 
-class Interruption:
-    """Ends passes of one session, which come one after the other."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._end: Callable[[], None] | None = None  # of the pass that runs
-        self._is_asked = False
-
-    def ask(self) -> None:
-        """Ends the pass that runs, if its engine can, and lets no other one begin. Any thread may
-        call."""
-        with self._lock:
-            self._is_asked = True
-            if self._end is not None:
-                self._end()
-
-    def require_none(self) -> None:
-        """Raises SessionError once it was asked for."""
-        if self._is_asked:
-            raise SessionError("the session was interrupted", remedy="Begin a new one.")
-
-    @contextmanager
-    def ended_by(self, end: Callable[[], None]) -> Iterator[None]:
-        """Around a pass. end: returns at once; it is not called after the block, when what it ends
-        may be a pass of another session. Raises SessionError."""
-        with self._lock:
-            self.require_none()
-            self._end = end
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._end = None
-
-
 MASKED = -30000.0  # what a mask adds to scores that must not count: beyond any, within float16
 
 
@@ -257,7 +220,7 @@ class StaticSession:
         self._slots = Slots(layout.slots)
         self._state = program.make_state()
         self._scored = 0  # where the rows of the last forward begin
-        self._interruption = Interruption()
+        self._is_interrupted = False
 
     @property
     def length(self) -> int:
@@ -319,8 +282,8 @@ class StaticSession:
         self._slots.take(range(length))
 
     def interrupt(self) -> None:
-        """The pass that runs goes on where its engine cannot end it."""
-        self._interruption.ask()
+        """No other pass begins; the one that runs goes on, which is one of few rows."""
+        self._is_interrupted = True
 
     def close(self) -> None:
         self._slots.forget(0)
@@ -352,7 +315,8 @@ class StaticSession:
         self, shape: PassShape, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray
     ) -> Mapping[str, np.ndarray]:
         """One pass over rows that stand after the committed tokens."""
-        self._interruption.require_none()
+        if self._is_interrupted:
+            raise SessionError("the session was interrupted", remedy="Begin a new one.")
         count = len(tokens)
         ids = np.zeros((1, shape.rows), np.int32)
         ids[0, :count] = tokens
@@ -365,7 +329,7 @@ class StaticSession:
             "write_slot": np.array([start], np.int32),
             "mask": self._slots.mask(sees, shape.rows),
         }
-        found = self._program.predict(shape.function, inputs, self._state, self._interruption)
+        found = self._program.predict(shape.function, inputs, self._state)
         self._scored = start
         return found
 
@@ -377,16 +341,9 @@ class Program(Protocol):
         """A new state, all zeros."""
 
     def predict(
-        self,
-        function: str,
-        inputs: Mapping[str, np.ndarray],
-        state: Any,
-        interruption: Interruption,
+        self, function: str, inputs: Mapping[str, np.ndarray], state: Any
     ) -> Mapping[str, np.ndarray]:
-        """Return the function's outputs and write the state. Raises SessionError.
-
-        interruption: of the session, for engines that can end a pass.
-        """
+        """Return the function's outputs and write the state. Raises SessionError."""
 
     def read_state(self, state: Any, name: str) -> np.ndarray: ...
 

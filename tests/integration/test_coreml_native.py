@@ -23,7 +23,6 @@ from edge_spec.runtimes.coreml.native import (
     read_specification,
     signatures_of_spec,
 )
-from edge_spec.runtimes.static.session import Interruption
 from fixtures.coreml_in_numpy import NumpyProgram
 from fixtures.mil_in_numpy import read_function
 
@@ -58,7 +57,7 @@ class PretendedModel:
         if self.fault == "predict":
             raise RuntimeError("the unit\nis busy")
         data["mask"] = data["mask"].astype(np.float32)  # as coremltools does, in place
-        return self._program.predict(self._function, data, state.arrays, Interruption())
+        return self._program.predict(self._function, data, state.arrays)
 
 
 class PretendedState:

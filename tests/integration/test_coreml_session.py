@@ -18,7 +18,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.coreml.model import OpenedPackage
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.runtimes.static.session import Interruption, Program, StaticSession
+from edge_spec.runtimes.static.session import Program, StaticSession
 from fixtures.coreml_in_numpy import NumpyProgram, open_in_numpy, program_of
 
 CONTEXT = 100  # tokens, of `packaged`; 128 slots
@@ -48,10 +48,9 @@ class Watched:
         function: str,
         inputs: Mapping[str, np.ndarray],
         state: Any,
-        interruption: Interruption,
     ) -> Mapping[str, np.ndarray]:
         self.runs.append((function, int(inputs["write_slot"][0])))
-        found = self._program.predict(function, inputs, state, interruption)
+        found = self._program.predict(function, inputs, state)
         self._fail_in("predict")  # once everything is written
         return found
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.static.session import Interruption, Layout, PassShape, StaticSession
+from edge_spec.runtimes.static.session import Layout, PassShape, StaticSession
 
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
 CASES = json.loads((VECTORS / "coreml.json").read_text("utf-8"))["cases"]
@@ -45,7 +45,6 @@ class Recorded:
         function: str,
         inputs: Mapping[str, np.ndarray],
         state: Any,
-        interruption: Interruption,
     ) -> Mapping[str, np.ndarray]:
         rows = ROWS[function]
         mask = inputs["mask"]

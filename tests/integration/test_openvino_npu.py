@@ -125,16 +125,16 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, compiled: Any) -> None:
             pass
 
-        def run(self, inputs: Any, interruption: Any) -> Any:
+        def run(self, inputs: Any) -> Any:
             raise RuntimeError(
                 "Exception from src/x.cpp:1:\nL0 failed: ZE_RESULT_ERROR_DEVICE_LOST"
             )
 
-    def counted(self: OpenVinoGraphs, function: str, inputs: Any, interruption: Any) -> Any:
+    def counted(self: OpenVinoGraphs, function: str, inputs: Any) -> Any:
         calls[0] += 1
         if calls[0] > 2:
             self._requests[function] = Gone(None)  # type: ignore[assignment]
-        return run(self, function, inputs, interruption)
+        return run(self, function, inputs)
 
     monkeypatch.setattr(OpenVinoGraphs, "run", counted)
 

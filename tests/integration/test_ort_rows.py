@@ -19,7 +19,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.llamacpp.rows import install, library
 from edge_spec.runtimes.ort import OrtRuntime, rows
-from edge_spec.runtimes.ort.growing import GrowingModel
+from edge_spec.runtimes.ort.model import GrowingModel
 from edge_spec.runtimes.ort.rows import rows_graph
 
 Exported = Callable[..., Bundle]
@@ -97,7 +97,7 @@ def opened(model: bytes, threads: int = 1) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    rows.OwnProducts(None).register(options)
+    rows.register(options)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -248,7 +248,7 @@ def test_what_does_not_load_leaves_onnxruntime_as_it_is(
         raise RuntimeError("undefined symbol: no_such_function")
 
     bundle = exported("llama", "int4")
-    monkeypatch.setattr(rows.OwnProducts, "register", register)
+    monkeypatch.setattr(rows, "register", register)
     found, line = scores(bundle)
     assert line == "rows: off, undefined symbol: no_such_function"
     monkeypatch.setenv(install.VARIABLE, "off")

@@ -61,7 +61,8 @@ def test_a_session_changes_its_threads_and_no_score(model: OrtModel, tokens: Tok
         assert np.array_equal(one, other)
         for session in (steady, changing):
             session.commit([0])
-    assert len(changing._passes._others) == 1  # what was bound once is kept
+    bound = {inference for inference, _ in changing._passes._bound}
+    assert len(bound) == 2  # what was bound once is kept
 
 
 def _chosen(governor: Any, threads: int) -> int:
@@ -72,7 +73,7 @@ def _chosen(governor: Any, threads: int) -> int:
 def test_without_memory_for_it_the_graph_stays_as_it_is(
     model: OrtModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.ort.fewer_threads.free_bytes", lambda: 1000)
+    monkeypatch.setattr("edge_spec.runtimes.ort.graph_loader.free_bytes", lambda: 1000)
     assert not opened(model, 1)
 
 

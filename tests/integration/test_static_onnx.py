@@ -3,8 +3,7 @@ for, and sessions on them keep their promises and draft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,17 +20,14 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import (
     BundleError,
     EdgeSpecError,
-    SessionError,
     UnsupportedModelError,
     UsageError,
 )
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle, write_manifest
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.runtimes.static.session import Interruption
 from fixtures import tiny_models, tolerance
 from fixtures.silence import quiet
 
@@ -128,26 +124,6 @@ def stored_weights(bundle: Bundle) -> dict[str, np.ndarray]:
         else:
             found[name] = (levels * np.repeat(scales, 32, axis=0)).T
     return found
-
-
-def test_a_pass_that_runs_is_ended(exported: Export, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By onnxruntime, before its next operation; nothing of it counts."""
-    session = runtimes.load_runtime("ort").open(exported("fp16"), RuntimeOptions()).open_session()
-    session.prefill([5, 6, 7])
-    expected = session.forward(chain(8)).logits
-    ended_by = Interruption.ended_by
-
-    @contextmanager
-    def at_once(own: Interruption, end: Callable[[], None]) -> Iterator[None]:
-        with ended_by(own, end):
-            end()
-            yield
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Interruption, "ended_by", at_once)
-        with pytest.raises(SessionError, match="failed to run rows_1"):
-            session.forward(chain(8))
-    assert np.array_equal(session.forward(chain(8)).logits, expected)
 
 
 def chain(token: int) -> TokenTree:

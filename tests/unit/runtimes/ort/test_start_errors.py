@@ -41,13 +41,23 @@ CALL = (
     [
         (
             LINUX.format("libcublasLt.so.13"),
-            "CUDA's libraries are missing",
+            "CUDA's or cuDNN's libraries are missing",
             "libcublasLt.so.13: cannot open shared object file: No such file or directory",
             "edge-spec[gpu]",
         ),
-        (LINUX.format("libcudnn.so.9"), "cuDNN is missing", "libcudnn.so.9", "edge-spec[gpu]"),
+        (
+            LINUX.format("libcudnn.so.9"),
+            "libraries are missing",
+            "libcudnn.so.9",
+            "edge-spec[gpu]",
+        ),
         (LINUX.format("libcuda.so.1"), "no NVIDIA driver", "libcuda.so.1", "driver"),
-        (WINDOWS.format("cublasLt64_13.dll"), "CUDA's libraries", "cublasLt64_13", "edge-spec"),
+        (
+            WINDOWS.format("cublasLt64_13.dll"),
+            "CUDA's or cuDNN's libraries",
+            "cublasLt64_13",
+            "edge-spec",
+        ),
         (GENERAL, "CUDA's or cuDNN's libraries", "Require cuDNN 9.* and CUDA 13.*", "edge-spec"),
         (
             CALL.format("35: CUDA driver version is insufficient for CUDA runtime version"),
