@@ -29,6 +29,7 @@ from edge_spec.exporters.requests import (
     chosen_quantization,
     describe,
     other_runtime,
+    report_bundle,
     require_plain,
     require_replaceable,
 )
@@ -39,7 +40,6 @@ from edge_spec.exporters.static_layout import (
     require_block_size,
     require_whole_blocks,
 )
-from edge_spec.models.bundle import open_bundle
 from edge_spec.models.devices import devices_of
 from edge_spec.storage.atomic import atomic_directory
 
@@ -122,9 +122,7 @@ class CoreMlExporter:
                 quantization=f"{name} for the {compute}",
                 check=compared if is_compared else None,
             )
-        bundle = open_bundle(out)
-        notes = (_UNCOMPARED,) if options.check and not is_compared else ()
-        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity, notes)
+        return report_bundle(out, (_UNCOMPARED,) if options.check and not is_compared else ())
 
 
 def _runs_here() -> bool:

@@ -90,11 +90,13 @@ class GgufKeys:
             raise damaged(f"{self.metadata.path} has {num_heads} attention heads")
         hidden_size = int(self.require("embedding_length", int))
         head_dim = self._head_dim(hidden_size // num_heads)
+        has_no_mlp = 0 if self.get("expert_count", int) else None  # maybe: experts alone
+        inner_sizes = self.per_layer("feed_forward_length", has_no_mlp)
         values = {
             "model_type": self.architecture,
             "num_hidden_layers": self.num_layers,
             "hidden_size": hidden_size,
-            "intermediate_size": next(iter(self.per_layer("feed_forward_length")), 0),
+            "intermediate_size": next(iter(inner_sizes), 0),
             "num_attention_heads": num_heads,
             "num_key_value_heads": max(
                 self.per_layer("attention.head_count_kv", num_heads), default=0

@@ -24,7 +24,7 @@ from edge_spec.exporters.gguf.writer import (
 )
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC
-from edge_spec.exporters.parity import Converted, check, scored_by
+from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     chosen_quantization,
     gguf_architecture,
@@ -102,10 +102,12 @@ class GgufExporter:
                     kquants.quantize(whole, work, file_type, progress)
             written = open_model_info(work)  # notices a file that is not complete
             if options.check:
-                runtime = "llamacpp" if find_spec(kquants.LIBRARY) else "reference"
-                score, longest = scored_by(runtime, written), written.config.context_length
-                converted = Converted(score, longest, QUANTIZATIONS[name], _REMEDY)
-                parity = check(checkpoint, converted, progress)._asdict()
+                runtime, bound = (
+                    "llamacpp" if find_spec(kquants.LIBRARY) else "reference",
+                    QUANTIZATIONS[name],
+                )
+                compared = against_reference(checkpoint, runtime, bound, progress, _REMEDY)
+                parity = compared(written)._asdict()
         return ExportReport(out, out.stat().st_size, parity)
 
     def requantize(self, source: Path, out: Path, quantization: str, progress: Progress) -> None:

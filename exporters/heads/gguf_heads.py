@@ -13,25 +13,21 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.exporters.gguf_reader import EAGLE3, GgufFile, Metadata
 from edge_spec.exporters.heads import dflash, eagle
-from edge_spec.exporters.heads.head_files import GGUF_SIZES, GgufKeys, HeadFiles, read_gguf_values
+from edge_spec.exporters.heads.head_files import FurtherKeys, HeadFiles, gguf_values
 from edge_spec.exporters.stored_tensor import damaged
 
-_OPTIONAL: GgufKeys = {
-    "head_dim": ("attention.key_length", int),
-    "rope_theta": ("rope.freq_base", float),
+_KEYS: FurtherKeys = {
     "vocab_size": ("vocab_size", int),
     "block_size": ("block_size", int),
     "sample_from_anchor": ("sample_from_anchor", bool),
     "norm_before_residual": ("norm_before_residual", bool),
     "norm_before_fc": ("norm_before_fc", bool),
     "is_causal": ("attention.causal", bool),
-    "sliding_window": ("attention.sliding_window", int),
     "hidden_act": ("hidden_activation", str),
     "selector_rank": ("selector_rank", int),
     "attention_value_scale": ("attention.value_scale", float),
     "output_multiplier": ("logit_scale", float),
     "input_embedding_scale": ("embedding_scale", float),
-    "final_logit_softcapping": ("final_logit_softcapping", float),
 }
 
 
@@ -40,7 +36,7 @@ def trained_gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> Eag
     file = GgufFile(path)
     metadata, tensors = Metadata(file.metadata, path), dict(file.tensors)
     architecture = metadata.require("general.architecture", str)
-    values = read_gguf_values(metadata, GGUF_SIZES, _OPTIONAL)
+    values = gguf_values(file, target, _KEYS)
     ids = tensors.get("d2t")  # ids of tokens here, in the place of offsets
     if ids is not None and len(ids.shape) == 1 and ids.data.nbytes == 8 * ids.shape[0]:
         offsets = np.frombuffer(ids.data.tobytes(), np.int64) - np.arange(ids.shape[0])

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.nodes import CONTRIB, Initializers, Nodes
-from edge_spec.exporters.onnx.weights import OnnxWeights
+from edge_spec.exporters.onnx.weights import EMBEDDING, OnnxWeights
 
 
 class Emitter(Nodes):
@@ -26,6 +26,7 @@ class Emitter(Nodes):
         super().__init__(weights)
         self.checkpoint = checkpoint
         self.config = checkpoint.config
+        self.head_name = EMBEDDING if self.config.tied_embeddings else "lm_head.weight"
 
     def branch(self) -> Emitter:
         """Returns an empty list of nodes that read the same weights."""
@@ -34,7 +35,7 @@ class Emitter(Nodes):
         return inner
 
     def vector(self, name: str) -> str:
-        return self.weights.add(name, self.checkpoint.float32(name))
+        return self.weights.add_made(name, lambda: self.checkpoint.float32(name))
 
     def linear(self, x: str, prefix: str, parts: Sequence[str], has_bias: bool = False) -> str:
         """x times transposed matrices side by side: [..., in] -> [..., sum of outs]."""

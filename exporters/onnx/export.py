@@ -31,11 +31,11 @@ from edge_spec.exporters.requests import (
     head_problem,
     is_composed,
     other_runtime,
+    report_bundle,
     require_replaceable,
     require_unchanged,
     uncomposed,
 )
-from edge_spec.models.bundle import open_bundle
 from edge_spec.storage.atomic import atomic_directory
 
 GRAPH_FILE = "model.onnx"
@@ -90,8 +90,7 @@ class OnnxExporter:
                 check=compared if options.check else None,
                 kv_cache="whole" if pays_to_stack(checkpoint.config) else "shared",
             )
-        bundle = open_bundle(out)
-        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
+        return report_bundle(out)
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> tuple[str, int]:

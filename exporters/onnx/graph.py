@@ -59,7 +59,6 @@ from edge_spec.exporters.onnx.attention import (
 from edge_spec.exporters.onnx.emitter import Emitter, window_bias
 from edge_spec.exporters.onnx.experts import ComposedMixture, Mixture
 from edge_spec.exporters.onnx.nodes import OPSET, tensor
-from edge_spec.exporters.onnx.weights import EMBEDDING
 from edge_spec.exporters.requests import is_composed
 
 
@@ -279,12 +278,12 @@ class GraphBuilder:
             rows = graph.reshape(stream, "rows_shape", [-1, config.hidden_size], name + "_rows")
             picked.append(graph.add("Gather", [rows, "logit_rows"], name + "_scored", axis=0))
         graph.skip_norm(picked, "model.norm", "hidden")
-        head = EMBEDDING if config.tied_embeddings else "lm_head.weight"
         scaled = "logits" if config.logit_softcap is None else "logits.scaled"
         products = scaled if config.logit_scale == 1.0 else "logits.products"
-        graph.matrices.head("hidden", head, "logits.unbiased" if config.logit_bias else products)
+        scores = "logits.unbiased" if config.logit_bias else products
+        graph.matrices.head("hidden", graph.head_name, scores)
         if config.logit_bias:
-            graph.add("Add", ["logits.unbiased", graph.vector("lm_head.bias")], products)
+            graph.add("Add", [scores, graph.vector("lm_head.bias")], products)
         graph.times(products, config.logit_scale, scaled)
         if config.logit_softcap is not None:
             graph.softcap(scaled, config.logit_softcap, "logits")

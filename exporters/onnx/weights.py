@@ -2,30 +2,21 @@
 
 Both kinds write the nodes of a linear layer and of the embedding, so that the graph itself does
 not know about quantization.
-
-A static graph has them in standard operators alone. NPU compilers read integers as
-DequantizeLinear: with a scale a block of 4-bit weights, and a scale an output channel of 8-bit ones
-(ONNX opset 21). Every function of a bundle adds the same tensors; those of one name lie once in the
-weights file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 from onnx import TensorProto
 
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters import block_quantize
 from edge_spec.exporters.block_quantize import BlockQuantized, in_turns, quantize_stored
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.fitted_layers import FittedLayers
-from edge_spec.exporters.onnx.nodes import CONTRIB, Initializers, Nodes
-from edge_spec.exporters.static_layout import BLOCK_SIZE
+from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
 
 EMBEDDING = "model.embed_tokens.weight"
 EMBEDDING_BLOCK = 32
@@ -66,11 +57,9 @@ class IntegerWeights:
             inputs.append(self._nodes.weights.add(biases[0], bias))
         shape = (len(weight.packed), weight.columns)
         blocks = (weight.bits, weight.block_size)
-        return self._nodes.multiply_blocks(
-            inputs, shape, blocks, names[0].removesuffix(".weight") + ".output"
-        )
+        return self._nodes.multiply_blocks(inputs, shape, blocks, output_of(names[0]))
 
-    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
+    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> str:
         """ids: [1, rows] -> `output` [1, rows, columns], those rows of a table."""
         if name == EMBEDDING:  # which a head may have the same blocks of, in another shape
             inputs = [*self._store_table(name)]
@@ -79,7 +68,7 @@ class IntegerWeights:
             inputs[0] = self._nodes.add("Reshape", [inputs[0], flat], "embedding_2d")
         else:
             inputs = self._store_flat(name)
-        self._nodes.add(
+        return self._nodes.add(
             "GatherBlockQuantized",
             [inputs[0], ids, *inputs[1:]],
             output,
@@ -179,9 +168,9 @@ class FloatWeights:
     def rounded(self, x: str, names: Sequence[str]) -> str:
         return self.linear(x, names, [])
 
-    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
+    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> str:
         stored = output if self._stored is np.float32 else output + ".stored"
-        self.widen(self.look_up(ids, name, stored), output)
+        return self.widen(self.look_up(ids, name, stored), output)
 
     def look_up(self, ids: str, name: str, output: str) -> str:
         """Rows of a table, as it is stored."""
@@ -228,115 +217,6 @@ class FloatWeights:
 
 
 OnnxWeights = IntegerWeights | FloatWeights
-_LARGEST = 127  # of symmetric 8-bit levels
-
-
-class StaticWeights(Protocol):
-    """Reads matrices from a checkpoint and adds them to a function's nodes."""
-
-    def linear(self, nodes: Nodes, x: str, name: str) -> str:
-        """x times the transposed matrix; x: [..., in] -> [..., out]."""
-
-    def embed(self, nodes: Nodes, ids: str) -> str:
-        """ids: [1, rows] -> [1, rows, hidden] float32."""
-
-    def head(self, nodes: Nodes, hidden: str, name: str, output: str) -> None:
-        """hidden: [rows, hidden] -> `output`, the logits [rows, vocab]."""
-
-
-class StaticFloats:
-    """Stores matrices as float16 or float32, and multiplies with them as float32."""
-
-    def __init__(self, checkpoint: StoredCheckpoint, stored: type[np.floating]) -> None:
-        self._checkpoint, self._stored = checkpoint, stored
-
-    def linear(self, nodes: Nodes, x: str, name: str) -> str:
-        return self._added_to(nodes).linear(x, [name], [])
-
-    def embed(self, nodes: Nodes, ids: str) -> str:
-        floats, output = self._added_to(nodes), "embedded"
-        return floats.widen(floats.look_up(ids, EMBEDDING, output), output + ".float32")
-
-    def head(self, nodes: Nodes, hidden: str, name: str, output: str) -> None:
-        self._added_to(nodes).head(hidden, name, output)
-
-    def _added_to(self, nodes: Nodes) -> FloatWeights:
-        return FloatWeights(self._checkpoint, nodes, self._stored)
-
-
-class StaticIntegers:
-    """Stores the layers' matrices as 8-bit channels or symmetric 4-bit blocks; embedding and head,
-    where few bits cost most, as 8-bit channels."""
-
-    def __init__(
-        self,
-        checkpoint: StoredCheckpoint,
-        weights: Initializers,
-        bits: int,
-        importance: Mapping[str, np.ndarray] = MappingProxyType({}),
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._weights = weights
-        self._bits = bits
-        self._importance = importance  # of columns, by the matrix's name
-
-    def linear(self, nodes: Nodes, x: str, name: str) -> str:
-        widened = self._blocks(nodes, name) if self._bits == 4 else self._channels(nodes, name)
-        return nodes.add("MatMul", [x, widened], output_of(name))
-
-    def embed(self, nodes: Nodes, ids: str) -> str:
-        levels, scales = self._table(EMBEDDING)
-        column = self._weights.add("column_shape", np.array([1, -1, 1]))
-        picked = nodes.add("Gather", [levels, ids], "embedded.levels")
-        floats = nodes.add("Cast", [picked], "embedded.floats", to=TensorProto.FLOAT)
-        scale = nodes.add("Gather", [scales, ids], "embedded.scales")
-        scale = nodes.add("Reshape", [scale, column], "embedded.column")
-        return nodes.add("Mul", [floats, scale], "embedded")
-
-    def head(self, nodes: Nodes, hidden: str, name: str, output: str) -> None:
-        table = [*self._table(name)]
-        widened = nodes.add("DequantizeLinear", table, name + ".float32", axis=0)
-        nodes.add("Gemm", [hidden, widened], output, transB=1)
-
-    def _channels(self, nodes: Nodes, name: str) -> str:
-        inputs = [*self._table(name, is_turned=True)]
-        return nodes.add("DequantizeLinear", inputs, name + ".float32", axis=1)
-
-    def _blocks(self, nodes: Nodes, name: str) -> str:
-        found = cache(lambda: self._quantized(name))  # at most once
-        stored = self._weights.add_int4(name, lambda: found().levels().T.astype(np.int8) - 8)
-        scales = self._weights.add_made(name + ".scales", lambda: found().scales.T)
-        return nodes.add(
-            "DequantizeLinear",
-            [stored, scales],
-            name + ".float32",
-            axis=0,
-            block_size=BLOCK_SIZE,
-        )
-
-    def _quantized(self, name: str) -> BlockQuantized:
-        """Symmetric 4-bit blocks."""
-        tensor = self._checkpoint.tensors[name]
-        carried = block_quantize.carried([tensor], 4, BLOCK_SIZE)
-        importance = self._importance.get(name)
-        return carried or block_quantize.quantize(tensor.float32(), 4, BLOCK_SIZE, True, importance)
-
-    def _table(self, name: str, is_turned: bool = False) -> tuple[str, str]:
-        """Levels [out, in], or [in, out], and scales [out]: of embedding and head, which may be
-        one, those of the vocabulary."""
-        found = cache(lambda: channels(self._checkpoint.float32(name)))
-        add = self._weights.add_made
-        return (
-            add(name, lambda: found()[0].T if is_turned else found()[0]),
-            add(name + ".scales", lambda: found()[1]),
-        )
-
-
-def channels(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns levels int8 [out, in] and scales float32 [out], symmetric."""
-    largest = np.abs(weights).max(axis=1)
-    scales = np.where(largest > 0, largest / np.float32(_LARGEST), np.float32(1))
-    return np.rint(weights / scales[:, None]).astype(np.int8), scales.astype(np.float32)
 
 
 def output_of(name: str) -> str:

@@ -30,21 +30,23 @@ from edge_spec.exporters.hf_source import (
     weight_files,
 )
 from edge_spec.exporters.optimum import tools
-from edge_spec.exporters.parity import Converted, Parity, check_against, parity_tokens, scored_by
+from edge_spec.exporters.parity import Parity, compare, parity_tokens, require_near, scores_by
 from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_block_size,
     chosen_quantization,
     describe,
+    report_bundle,
     require_replaceable,
 )
 from edge_spec.exporters.stored_tensor import damaged
-from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.bundle import Bundle
 from edge_spec.storage.atomic import atomic_directory, scratch_beside
 
 LIBRARY = "optimum-onnx"
 _TIMEOUT_S = 4 * 3600.0  # then it hangs
 _MAX_REASON = 300  # characters
+_REMEDY = "Use more bits (--quant int8 or fp32), another model, or --no-check."
 # Bounds as in exporters/onnx.
 QUANTIZATIONS = {
     "int4": BlockQuantization(4, 1.0),
@@ -93,22 +95,18 @@ class OptimumExporter:
             )
         require_replaceable(out)
         quantization = QUANTIZATIONS[name]
+
+        def on_chunk(done: float) -> None:
+            progress("Comparing with transformers", done)
+
         with scratch_beside(out) as scratch, atomic_directory(out) as work:
             written = _write_graph(source, scratch, work, quantization.bits, block_size, progress)
 
-            def compare(bundle: Bundle) -> Parity:
-                return check_against(
-                    source.path,
-                    np.load(scratch / tools.SCORES_FILE, mmap_mode="r"),
-                    written["tokens"],
-                    Converted(
-                        scored_by("ort", bundle, (32, 1)),
-                        bundle.config.context_length,
-                        quantization.max_kl_divergence,
-                        "Use more bits (--quant int8 or fp32), another model, or --no-check.",
-                    ),
-                    lambda done: progress("Comparing with transformers", done),
-                )
+            def compared(bundle: Bundle) -> Parity:
+                tokens, scores = written["tokens"], np.load(scratch / tools.SCORES_FILE, "r")
+                found = scores_by("ort", bundle, tokens, on_chunk, (32, 1))
+                parity = compare(scores, found, tokens)
+                return require_near(source.path, parity, quantization.max_kl_divergence, _REMEDY)
 
             describe(
                 work,
@@ -116,13 +114,11 @@ class OptimumExporter:
                 ModelConfig.from_dict(written["config"]),
                 format=self.format,
                 quantization=name if name == "fp32" else f"{name} block {block_size}",
-                check=compare if options.check else None,
+                check=compared if options.check else None,
                 kv_cache="growing",
                 notes=written["notes"],
             )
-        bundle = open_bundle(out)
-        manifest = bundle.manifest
-        return ExportReport(out, bundle.num_bytes, manifest.parity, manifest.notes)
+        return report_bundle(out)
 
 
 def _write_graph(
