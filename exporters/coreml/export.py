@@ -19,11 +19,16 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.exporters.block_quantize import input_importance
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.coreml.graph import ProgramBuilder
-from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
+from edge_spec.exporters.coreml.graph import (
+    ANE_MAX_SIZE,
+    AneRecipe,
+    GpuRecipe,
+    ProgramBuilder,
+    Recipe,
+)
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
-from edge_spec.exporters.fitted_layers import input_importance
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     chosen_quantization,

@@ -11,7 +11,6 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Experts, LayerKind
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import Family, Fields
-from edge_spec.exporters.families.gguf_values import GgufKeys
 from edge_spec.exporters.families.stated import (
     CONVOLUTION,
     EXPERTS,
@@ -19,6 +18,7 @@ from edge_spec.exporters.families.stated import (
     GGUF_EXPERTS,
     MAX_LAYERS,
     SHORT_CONVOLUTIONS,
+    GgufKeys,
     StatedConfig,
     of_types,
 )

@@ -1,19 +1,22 @@
-"""Checkpoint to one GGUF file."""
+"""Checkpoint to one GGUF file. Formats that choose a type for each tensor are written by
+llama.cpp's own quantizer."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from gguf.constants import GGMLQuantizationType, LlamaFileType
 from gguf.constants import GGMLQuantizationType as Kind
-from gguf.constants import LlamaFileType
 
 from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.isolated import IsolatedError, isolated, tell
 from edge_spec.core.model import Progress
-from edge_spec.errors import UsageError
+from edge_spec.errors import ExportError, MissingDependencyError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.gguf import kquants
 from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
 from edge_spec.exporters.gguf.writer import (
     gguf_tensors,
@@ -99,11 +102,11 @@ class GgufExporter:
                 with scratch_beside(out) as folder:
                     whole = folder / "whole.gguf"
                     write_gguf(whole, architecture, metadata, tensors, progress)
-                    kquants.quantize(whole, work, file_type, progress)
+                    quantize(whole, work, file_type, progress)
             written = open_model_info(work)  # notices a file that is not complete
             if options.check:
                 runtime, bound = (
-                    "llamacpp" if find_spec(kquants.LIBRARY) else "reference",
+                    "llamacpp" if find_spec(LIBRARY) else "reference",
                     QUANTIZATIONS[name],
                 )
                 compared = against_reference(checkpoint, runtime, bound, progress, _REMEDY)
@@ -111,15 +114,15 @@ class GgufExporter:
         return ExportReport(out, out.stat().st_size, parity)
 
     def requantize(self, source: Path, out: Path, quantization: str, progress: Progress) -> None:
-        kquants.require_library(quantization)
+        require_library(quantization)
         file_type, kind = _types(quantization)
-        kquants.quantize(source, out, file_type, progress, outputs=kind)
+        quantize(source, out, file_type, progress, outputs=kind)
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
     """The quantization's name as the table spells it."""
     options.require_only(GgufExporter.format)
-    usual = DEFAULT_QUANTIZATION if find_spec(kquants.LIBRARY) else WITHOUT_LIBRARY
+    usual = DEFAULT_QUANTIZATION if find_spec(LIBRARY) else WITHOUT_LIBRARY
     wanted = usual if options.quantization is None else options.quantization
     if wanted.upper() in QUANTIZATIONS:
         wanted = wanted.upper()
@@ -137,7 +140,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     if out.exists() and out.samefile(checkpoint.path):
         raise UsageError(f"{out} is the model itself", remedy="Choose another name.")
     if _types(name)[1] is None:
-        kquants.require_library(name)
+        require_library(name)
     return name
 
 
@@ -147,3 +150,76 @@ def _may_replace(out: Path) -> bool:
         return False
     with out.open("rb") as file:
         return file.read(len(MAGIC)) in (MAGIC, b"")
+
+
+LIBRARY = "llama_cpp"
+_TIMEOUT_S = 24 * 3600.0
+_COUNTER = re.compile(r"\[ *(\d+)/ *(\d+)\]")
+
+
+def require_library(name: str) -> None:
+    """Raises MissingDependencyError that names the quantization `name`."""
+    if find_spec(LIBRARY) is None:
+        raise MissingDependencyError(
+            f"quantization {name} is made by llama-cpp-python, which is not installed",
+            remedy='Run: pip install "edge-spec[llamacpp]", or export with --quant Q4_0.',
+        )
+
+
+def quantize(
+    source: Path,
+    target: Path,
+    file_type: LlamaFileType,
+    progress: Progress,
+    outputs: GGMLQuantizationType | None = None,
+) -> None:
+    """Writes `target`; where a tensor of `source` has its type already, bit for bit. outputs: type
+    of the output matrix; None: a better one than that of the others.
+
+    In a process of its own: the library can be stopped in no other way, ends the process where
+    one of its checks fails, and has one log callback for all of its users. Raises ExportError.
+    """
+    arguments = [str(source), str(target), str(int(file_type))]
+    arguments += [] if outputs is None else [str(int(outputs))]
+    try:
+        isolated(
+            run_library,
+            *arguments,
+            timeout_s=_TIMEOUT_S,
+            on_step=lambda done: progress("Quantizing with llama.cpp", done),
+        )
+    except IsolatedError as error:
+        raise ExportError(
+            f"llama.cpp could not quantize the model: {error}",
+            remedy="Export with --quant Q4_0 or Q8_0.",
+        ) from None
+
+
+def run_library(source: str, target: str, file_type: str, outputs: str = "") -> None:
+    """Runs in the other process."""
+    import ctypes
+    import os
+
+    import llama_cpp
+
+    api: Any = llama_cpp
+    last = ""
+
+    @api.llama_log_callback  # type: ignore[untyped-decorator]
+    def on_line(level: int, text: bytes | None, data: Any) -> None:
+        nonlocal last
+        last = (text or b"").decode("utf-8", "replace").strip() or last
+        if counter := _COUNTER.match(last):
+            tell(int(counter[1]) / int(counter[2]))
+
+    api.llama_log_set(on_line, None)
+    params = api.llama_model_quantize_default_params()
+    params.ftype = int(file_type)
+    params.allow_requantize = True
+    if outputs:
+        params.output_tensor_type = int(outputs)
+    status = api.llama_model_quantize(
+        os.fsencode(source), os.fsencode(target), ctypes.byref(params)
+    )
+    if status:
+        raise RuntimeError(f"status {status}: {last}")

@@ -16,7 +16,7 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.families.gguf_values import GgufKeys
+from edge_spec.exporters.families.stated import GgufKeys
 from edge_spec.exporters.gguf_reader import GgufFile, Metadata
 from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor, damaged
 

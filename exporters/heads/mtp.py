@@ -25,7 +25,13 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, HeadExperts
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.family import raised
-from edge_spec.exporters.gguf_reader import GgufFile, Metadata, first_architecture
+from edge_spec.exporters.gguf_reader import (
+    GgufFile,
+    Metadata,
+    first_architecture,
+    is_only_mtp,
+    main_layers,
+)
 from edge_spec.exporters.heads.eagle import eagle_shapes, head_config, require_target
 from edge_spec.exporters.heads.head_files import (
     GGUF_LAYER,
@@ -42,15 +48,10 @@ from edge_spec.exporters.heads.head_files import (
     require_shapes,
     with_weights,
 )
-from edge_spec.exporters.mtp_layers import (
-    MIMO_PREFIX,
-    MTP_PREFIX,
-    is_only_mtp,
-    main_layers,
-    mtp_prefix,
-)
+from edge_spec.exporters.hf_source import MIMO_PREFIX, mtp_prefix
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
+MTP_PREFIX = "mtp."  # as Qwen3-Next and Qwen 3.5 have it, beside layers with a recurrent state
 _LAYER = "layers.0."
 _QUERIES, _GATE = _LAYER + "q.weight", _LAYER + "q_gate.weight"
 # Layers of DeepSeek and MiMo, each without a number of its own.

@@ -32,12 +32,10 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.exporters import block_quantize
-from edge_spec.exporters.block_quantize import BlockQuantized
+from edge_spec.exporters.block_quantize import BlockQuantized, input_importance
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.fitted_layers import input_importance
-from edge_spec.exporters.onnx.emitter import Emitter
+from edge_spec.exporters.onnx.emitter import EMBEDDING, Emitter, FloatWeights, output_of
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes, tensor
-from edge_spec.exporters.onnx.weights import EMBEDDING, FloatWeights, output_of
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     BlockQuantization,
@@ -159,7 +157,7 @@ STANDARD = StaticForm()
 class StaticPass(Emitter):
     """One function while it is built. state: the type of keys and values, float16 or float32."""
 
-    matrices: StaticFloats | StaticIntegers
+    static: StaticFloats | StaticIntegers  # in the place of `matrices`
 
     def __init__(
         self,
@@ -185,7 +183,7 @@ class StaticPass(Emitter):
         config = self.config
         self._cos, self._sin = (self._rotation(i, name) for i, name in enumerate(("cos", "sin")))
         self._masks = [self._for_groups(name) for name in ("past_mask", "own_mask")]
-        x = self.matrices.embed("input_ids", "embedded")
+        x = self.static.embed("input_ids", "embedded")
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
             normed = self.norm(x, prefix + "input_layernorm")
@@ -200,7 +198,7 @@ class StaticPass(Emitter):
         rows = self._reshaped(
             self.norm(x, "model.norm"), (self._rows, config.hidden_size), "hidden"
         )
-        self.matrices.head(rows, self.head_name, "logits")
+        self.static.head(rows, self.head_name, "logits")
         sizes = {"logits": config.vocab_size} | ({"hidden": config.hidden_size} if hidden else {})
         kind = TensorProto.FLOAT
         return [tensor(name, kind, (self._rows, size)) for name, size in sizes.items()]
@@ -244,7 +242,7 @@ class StaticPass(Emitter):
         return heads if part == "v" else self._rotate(heads, name)
 
     def _product(self, x: str, name: str, has_bias: bool = False) -> str:
-        product = self.matrices.linear(x, [name + ".weight"], [])
+        product = self.static.linear(x, [name + ".weight"], [])
         if not has_bias:
             return product
         return self.add("Add", [product, self.vector(name + ".bias")], name + ".biased")
@@ -416,9 +414,9 @@ class StaticOnnxExporter:
         for function in (first, *others):
             graph = StaticPass(weights, checkpoint, function, shape, state, self._form.fuses_norms)
             if bits > 8:
-                graph.matrices = StaticFloats(checkpoint, graph, floats)
+                graph.static = StaticFloats(checkpoint, graph, floats)
             else:
-                graph.matrices = self._form.integers(checkpoint, graph, bits, importance)
+                graph.static = self._form.integers(checkpoint, graph, bits, importance)
             model = graph.build(hidden, written if function is first else lambda layer: None)
             (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())
 

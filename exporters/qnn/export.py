@@ -39,6 +39,7 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters.block_quantize import BlockQuantized
 from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.onnx.emitter import output_of
 from edge_spec.exporters.onnx.nodes import CONTRIB, DATA_FILE
 from edge_spec.exporters.onnx.static import (
     StaticForm,
@@ -46,7 +47,6 @@ from edge_spec.exporters.onnx.static import (
     StaticOnnxExporter,
     channels,
 )
-from edge_spec.exporters.onnx.weights import output_of
 from edge_spec.exporters.requests import chosen_quantization, report_bundle, require_replaceable
 from edge_spec.exporters.static_layout import BLOCK_SIZE, require_whole_blocks
 from edge_spec.models.bundle import (

@@ -52,7 +52,7 @@ class Passes:
     """A pass costs one `run_with_iobinding`; numpy and onnxruntime share every buffer.
 
     `start` is the number of cached tokens that a pass continues: what stands after them is
-    overwritten. `runs` [2 * layers] bool, of a graph of exporters/onnx/partial.py: the sublayers
+    overwritten. `runs` [2 * layers] bool, of a graph of exporters/onnx/graph.py: the sublayers
     that the next pass runs; None for a graph without a choice.
     """
 
