@@ -42,7 +42,7 @@ from row_measures import (
     measure_widths,
 )
 
-from edge_spec.exporters.gguf.kquants import quantize
+from edge_spec.exporters.gguf.export import quantize
 
 PARTS = ("widths", "prompt", "bits", "perplexity", "memory")
 SIDES = {"llama.cpp": False, "ours": True}

@@ -30,13 +30,14 @@ from edge_spec.exporters.families.family import (
     read_gguf,
     without_unread,
 )
-from edge_spec.exporters.families.gguf_values import GgufKeys
-from edge_spec.exporters.families.stated import EXPERTS
+from edge_spec.exporters.families.stated import EXPERTS, GgufKeys
 from edge_spec.exporters.gguf_reader import (
     HEAD_ARCHITECTURES,
     GgufFile,
     Metadata,
     first_architecture,
+    is_only_mtp,
+    main_layers,
     no_model,
     open_gguf_file,
     require_language_model,
@@ -48,7 +49,6 @@ from edge_spec.exporters.gguf_tokenizer import (
     tokenizer_from_gguf,
 )
 from edge_spec.exporters.hf_source import default_of
-from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 # Fields of ModelConfig by llama.cpp's keys, which follow the architecture's name. Each layer may

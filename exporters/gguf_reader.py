@@ -343,3 +343,23 @@ def no_model(path: Path) -> UsageError:
         f"{path} is a trained head, which is no model of its own",
         remedy="Name the model that it was trained for, and the head as its --draft.",
     )
+
+
+def main_layers(metadata: Metadata) -> int | None:
+    """Returns the number of a model's own layers, where its GGUF file counts such layers among
+    them, after all others; None where it has none. Raises ModelFileError for counts that no model
+    has."""
+    architecture = metadata.require("general.architecture", str)
+    count = metadata.get(f"{architecture}.nextn_predict_layers", int) or 0
+    layers = metadata.require(f"{architecture}.block_count", int) if count else 0
+    if count and not 0 < count < layers:
+        raise damaged(
+            f"{metadata.path} states {count} layers for multi-token prediction among {layers}"
+        )
+    return layers - count if count else None
+
+
+def is_only_mtp(names: Iterable[str]) -> bool:
+    """Returns whether a GGUF file that states such layers has no others, as llama.cpp's
+    converter writes with --mtp."""
+    return not any(name.startswith("blk.0.") for name in names)

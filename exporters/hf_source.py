@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from edge_spec.exporters.families.family import (
     without_unread,
 )
 from edge_spec.exporters.families.stated import StatedConfig, lacked_feature
-from edge_spec.exporters.mtp_layers import without_mtp
 from edge_spec.exporters.stored_tensor import (
     NO_KINDS,
     Kinds,
@@ -394,3 +393,28 @@ def _of_text(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
             f"{path / 'config.json'}: text_config is {reprlib.repr(found)}, expected an object"
         )
     return found
+
+
+NUM_MTP = "num_nextn_predict_layers"  # in config.json
+MIMO_PREFIX = "model.mtp_layers.0."
+
+
+def mtp_prefix(values: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """Returns what the names of the first such layer begin with. values: of config.json; None where
+    it states none, or where there is none."""
+    if not values.get(NUM_MTP):
+        return None
+    prefixes = (MIMO_PREFIX, f"model.layers.{values.get('num_hidden_layers')}.")
+    known = list(names)
+    return next((each for each in prefixes if any(n.startswith(each) for n in known)), None)
+
+
+def without_mtp(
+    values: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Returns a model's tensors without those of such layers, which it computes nothing from."""
+    count, first = values.get(NUM_MTP), values.get("num_hidden_layers")
+    if not isinstance(count, int) or not isinstance(first, int):
+        return dict(stored)
+    layers = tuple(f"model.layers.{first + each}." for each in range(min(count, 64)))
+    return {n: t for n, t in stored.items() if not n.startswith(("model.mtp_layers.", *layers))}

@@ -16,7 +16,6 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ExportError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import Bundle
 from edge_spec.text.tokenizer import Tokenizer
 
 _CHUNK_ROWS = 32
@@ -36,59 +35,48 @@ class Parity(NamedTuple):
 
 
 OnChunk = Callable[[float], None]  # is given the share of a text that is scored
-Score = Callable[[Sequence[int], OnChunk], np.ndarray]  # tokens -> logits [tokens - 1, vocab]
-
-
-class Converted(NamedTuple):
-    """Holds what was written, and how far it may be from its source, in nats."""
-
-    score: Score
-    context_length: int
-    max_kl_divergence: float
-    remedy: str  # where it is farther
-
-
-def scored_by(runtime: str, source: Any, chunk_rows: Sequence[int] = (_CHUNK_ROWS,)) -> Score:
-    """Return what scores a text with a runtime. source: as that runtime reads it; chunk_rows: of
-    the passes, in turns."""
-
-    def score(tokens: Sequence[int], on_chunk: OnChunk) -> np.ndarray:
-        model = runtimes.load_runtime(runtime).open(source, RuntimeOptions())
-        try:
-            return score_text(model, tokens, on_chunk, chunk_rows)
-        finally:
-            model.close()
-
-    return score
+Compare = Callable[[Any], Parity]  # is given what was written, as its runtime reads it
 
 
 def against_reference(
-    checkpoint: StoredCheckpoint, runtime: str, max_kl_divergence: float, progress: Progress
-) -> Callable[[Bundle], Parity]:
-    """Return what compares a bundle as a runtime runs it with the reference."""
-
-    def compared(bundle: Bundle) -> Parity:
-        score, longest = scored_by(runtime, bundle), bundle.config.context_length
-        remedy = "Use more bits or smaller blocks (--quant int8, --block-size 32)."
-        return check(checkpoint, Converted(score, longest, max_kl_divergence, remedy), progress)
-
-    return compared
-
-
-def check(checkpoint: StoredCheckpoint, converted: Converted, progress: Progress) -> Parity:
-    """Scores the packaged text with the reference and with what was written.
-
-    Raises ExportError beyond the bound, and where the tokenizer makes too little of the text.
-    """
-    tokens = parity_tokens(checkpoint.path, checkpoint.tokenizer_json())
-    longest = converted.context_length  # which an export may have shortened
-    tokens = tokens[: min(_num_tokens(checkpoint.config), longest)]
+    checkpoint: StoredCheckpoint,
+    runtime: str,
+    max_kl_divergence: float,
+    progress: Progress,
+    remedy: str = "Use more bits or smaller blocks (--quant int8, --block-size 32).",
+) -> Compare:
+    """Return what scores the packaged text with the reference and with what was written, as a
+    runtime runs it. That raises ExportError beyond the bound, and where the tokenizer makes too
+    little of the text."""
 
     def part(start: float) -> OnChunk:
         return lambda done: progress("Comparing with the reference", start + done / 2)
 
-    source = source_scores(checkpoint, tokens, part(0.0))
-    return check_against(checkpoint.path, source, tokens, converted, part(0.5))
+    def compared(written: Any) -> Parity:
+        longest = written.config.context_length  # which an export may have shortened
+        tokens = parity_tokens(checkpoint.path, checkpoint.tokenizer_json())
+        tokens = tokens[: min(_num_tokens(checkpoint.config), longest)]
+        source = source_scores(checkpoint, tokens, part(0.0))
+        found = scores_by(runtime, written, tokens, part(0.5))
+        parity = compare(source, found, tokens)
+        return require_near(checkpoint.path, parity, max_kl_divergence, remedy)
+
+    return compared
+
+
+def scores_by(
+    runtime: str,
+    source: Any,
+    tokens: Sequence[int],
+    on_chunk: OnChunk,
+    chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
+) -> np.ndarray:
+    """Return what `score_text` does of a model that a runtime opens. source: as it reads it."""
+    model = runtimes.load_runtime(runtime).open(source, RuntimeOptions())
+    try:
+        return score_text(model, tokens, on_chunk, chunk_rows)
+    finally:
+        model.close()
 
 
 def source_scores(
@@ -97,7 +85,7 @@ def source_scores(
     """Returns logits [tokens - 1, vocab] float32 by the reference, with one matrix in memory; of an
     encoder-decoder with all of them."""
     if checkpoint.config.encoder is not None:
-        return scored_by("reference", checkpoint)(tokens, on_layer)
+        return scores_by("reference", checkpoint, tokens, on_layer)
     stream = runtimes.load_layer_stream(checkpoint, [tokens[:-1]])
     num_layers = checkpoint.config.num_layers
     for layer in range(num_layers):
@@ -116,23 +104,13 @@ def _num_tokens(config: ModelConfig) -> int:
     return min(most, room)
 
 
-def check_against(
-    path: Path,
-    source: np.ndarray,
-    tokens: Sequence[int],
-    converted: Converted,
-    on_chunk: OnChunk = lambda done: None,
-) -> Parity:
-    """Holds what was written against the scores of the model at `path`, [tokens - 1, vocab].
-
-    Raises ExportError beyond the bound.
-    """
-    parity = compare(source, converted.score(tokens, on_chunk), tokens)
-    if not parity.kl_divergence <= converted.max_kl_divergence:  # also true for NaN
+def require_near(path: Path, parity: Parity, max_kl_divergence: float, remedy: str) -> Parity:
+    """Raise ExportError for what is farther than that from the model at `path`."""
+    if not parity.kl_divergence <= max_kl_divergence:  # also true for NaN
         raise ExportError(
             f"the exported model is too far from {path}: KL divergence "
-            f"{parity.kl_divergence:.4f}, allowed {converted.max_kl_divergence}",
-            remedy=converted.remedy,
+            f"{parity.kl_divergence:.4f}, allowed {max_kl_divergence}",
+            remedy=remedy,
         )
     return parity
 

@@ -3,20 +3,19 @@ runtime for what they cannot compute, and write what a bundle says of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.export import ExportOptions
+from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError, readable
 from edge_spec.exporters.checkpoint import ModelText, StoredCheckpoint
-from edge_spec.exporters.parity import Parity
+from edge_spec.exporters.parity import Compare
 from edge_spec.models.bundle import (
     TOKENIZER,
-    Bundle,
     Manifest,
     may_replace,
     open_bundle,
@@ -193,7 +192,7 @@ def describe(
     *,
     format: str,
     quantization: str,
-    check: Callable[[Bundle], Parity] | None,
+    check: Compare | None,
     kv_cache: Literal["shared", "whole", "growing"] = "shared",
     notes: Sequence[str] = (),
 ) -> None:
@@ -222,3 +221,10 @@ def describe(
     if check is not None:
         described["parity"] = check(open_bundle(work))._asdict()
         write_manifest(work, manifest.files, **described)
+
+
+def report_bundle(out: Path, notes: tuple[str, ...] = ()) -> ExportReport:
+    """Return what an exporter says of the bundle that it wrote. notes: beside the bundle's own."""
+    bundle = open_bundle(out)
+    manifest = bundle.manifest
+    return ExportReport(out, bundle.num_bytes, manifest.parity, (*manifest.notes, *notes))

@@ -28,7 +28,7 @@ _FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 class KvCache:
     """Keys and values of the layers that have some, [layers, 2, 1, kv_heads, capacity, head_dim] in
     a block for each shape, and what convolutions take in, [layers, 1, 1, 1, capacity + 1, hidden],
-    whose last row stays zero (exporters/onnx/convolution.py).
+    whose last row stays zero (exporters/onnx/attention.py).
 
     is_read_whole: passes read what is not in use, too, so that room costs time; it is finite, since
     it is weighed with zero and not left out. element: their type. spare_tokens: how many may stand

@@ -19,16 +19,22 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.exporters.block_quantize import input_importance
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.coreml.graph import ProgramBuilder
-from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
+from edge_spec.exporters.coreml.graph import (
+    ANE_MAX_SIZE,
+    AneRecipe,
+    GpuRecipe,
+    ProgramBuilder,
+    Recipe,
+)
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
-from edge_spec.exporters.fitted_layers import input_importance
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     chosen_quantization,
     describe,
     other_runtime,
+    report_bundle,
     require_plain,
     require_replaceable,
 )
@@ -39,7 +45,6 @@ from edge_spec.exporters.static_layout import (
     require_block_size,
     require_whole_blocks,
 )
-from edge_spec.models.bundle import open_bundle
 from edge_spec.models.devices import devices_of
 from edge_spec.storage.atomic import atomic_directory
 
@@ -122,9 +127,7 @@ class CoreMlExporter:
                 quantization=f"{name} for the {compute}",
                 check=compared if is_compared else None,
             )
-        bundle = open_bundle(out)
-        notes = (_UNCOMPARED,) if options.check and not is_compared else ()
-        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity, notes)
+        return report_bundle(out, (_UNCOMPARED,) if options.check and not is_compared else ())
 
 
 def _runs_here() -> bool:

@@ -1,9 +1,25 @@
-"""Writes the static layout (exporters/static_layout.py) as functions of a Core ML program."""
+"""Writes the static layout (exporters/static_layout.py) as functions of a Core ML program.
+
+There are two ways to lay a transformer out for Core ML: for the GPU and for the Neural Engine.
+
+They differ where the published recipes do. GPU: Apple's Llama 3.1 recipe ("On Device Llama 3.1
+with Core ML", 2024): linear layers, fused attention, keys and values in a state each. Neural
+Engine: Apple's "Deploying Transformers on the Apple Neural Engine" (2022) and ANEMLL 0.3.4: rows
+last, 1x1 convolutions, explicit attention, normalization as a layer norm of [x, -x], the head in
+parts, one state.
+
+Recipes add operations to the function that is being built. x is a residual stream of `rows` rows in
+the recipe's own layout; heads are [1, heads, rows, head_dim] in both, and keys and values of all
+slots [1, kv_heads, slots, head_dim]. `logits` are outputs [rows, part] that are the vocabulary side
+by side, `place` is the state and the index in it of a layer's keys and of its values.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import coremltools as ct
 import numpy as np
@@ -12,9 +28,167 @@ from coremltools.converters.mil import Function, Program
 from coremltools.converters.mil.mil import types
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.exporters.coreml.recipes import Recipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Var, constant
 from edge_spec.exporters.static_layout import StaticShape, functions
+
+ANE_MAX_SIZE = 16384  # of a dimension on the Neural Engine: a longer one leaves it
+
+
+class GpuRecipe:
+    """x: [1, rows, hidden_size]."""
+
+    def __init__(self, weights: CoreMlWeights, config: ModelConfig) -> None:
+        self._weights = weights
+        self._config = config
+
+    def embed(self, ids: Var, rows: int) -> Var:
+        table = self._weights.head("model.embed_tokens.weight", slice(0, self._config.vocab_size))
+        return ops.gather(x=table, indices=ids, axis=0)
+
+    def norm(self, x: Var, name: str) -> Var:
+        """Computes in float32: squares of large activations leave float16."""
+        wide = ops.cast(x=x, dtype="fp32")
+        mean = ops.reduce_mean(x=ops.mul(x=wide, y=wide), axes=[-1], keep_dims=True)
+        scale = ops.rsqrt(x=mean, epsilon=np.float32(self._config.norm_epsilon))
+        normed = ops.mul(x=wide, y=scale)
+        if self._weights.dtype is np.float16:
+            normed = ops.cast(x=normed, dtype="fp16")
+        return ops.mul(x=normed, y=self._weights.vector(name))
+
+    def linear(self, x: Var, name: str, bias: str | None) -> Var:
+        return self._linear(x, name, self._weights.matrix(name), bias)
+
+    def _linear(self, x: Var, name: str, weight: Var, bias: str | None = None) -> Var:
+        if bias is None:
+            added = self._weights.zeros(name, weight.shape[0])
+        else:
+            added = self._weights.vector(bias)
+        return ops.linear(x=x, weight=weight, bias=added)
+
+    def split_heads(self, x: Var, num_heads: int, rows: int) -> Var:
+        split = ops.reshape(x=x, shape=(1, rows, num_heads, self._config.head_dim))
+        return ops.transpose(x=split, perm=[0, 2, 1, 3])
+
+    def norm_heads(self, x: Var, name: str) -> Var:
+        return self.norm(x, name)
+
+    def join_heads(self, x: Var, rows: int) -> Var:
+        joined = ops.transpose(x=x, perm=[0, 2, 1, 3])
+        return ops.reshape(x=joined, shape=(1, rows, self._config.query_size))
+
+    def attend(self, queries: Var, keys: Var, values: Var, mask: Var) -> Var:
+        return ops.scaled_dot_product_attention(
+            query=queries, key=keys, value=values, attn_mask=mask
+        )
+
+    def flat(self, x: Var, rows: int, name: str) -> Var:
+        return ops.reshape(x=x, shape=(rows, self._config.hidden_size), name=name)
+
+    def logits(self, x: Var, name: str, rows: int) -> list[Var]:
+        head = self._weights.head(name, slice(0, self._config.vocab_size))
+        scores = self._linear(x, name, head)
+        return [ops.reshape(x=scores, shape=(rows, self._config.vocab_size), name="logits")]
+
+    def states(self, slots: int) -> dict[str, tuple[int, ...]]:
+        config = self._config
+        shape = (config.num_layers, config.num_kv_heads, slots, config.head_dim)
+        return {"keys": shape, "values": shape}
+
+    def place(self, layer: int) -> tuple[tuple[str, int], tuple[str, int]]:
+        return ("keys", layer), ("values", layer)
+
+
+class AneRecipe:
+    """x: [1, hidden_size, 1, rows]."""
+
+    def __init__(self, weights: CoreMlWeights, config: ModelConfig) -> None:
+        self._weights = weights
+        self._config = config
+        parts = -(-config.vocab_size // ANE_MAX_SIZE)
+        borders = np.linspace(0, config.vocab_size, parts + 1).astype(int).tolist()
+        self._parts = [slice(*ends) for ends in pairwise(borders)]
+
+    def embed(self, ids: Var, rows: int) -> Var:
+        """Gathers from the head's parts, so that tied weights are stored once: each gives its own
+        rows and zeros for the others."""
+        found: Any = None
+        for part in self._parts:
+            table = self._weights.head("model.embed_tokens.weight", part, 2)
+            local = ops.sub(x=ids, y=np.int32(part.start))
+            last = np.int32(part.stop - part.start - 1)
+            inside = ops.minimum(x=ops.maximum(x=local, y=np.int32(0)), y=last)
+            here = ops.cast(x=ops.equal(x=local, y=inside), dtype=_name(self._weights.dtype))
+            picked = ops.reshape(
+                x=ops.gather(x=table, indices=inside, axis=0),
+                shape=(1, rows, self._config.hidden_size),
+            )
+            picked = ops.mul(x=picked, y=ops.reshape(x=here, shape=(1, rows, 1)))
+            found = picked if found is None else ops.add(x=found, y=picked)
+        return ops.expand_dims(x=ops.transpose(x=found, perm=[0, 2, 1]), axes=[2])
+
+    def norm(self, x: Var, name: str) -> Var:
+        return self._norm(x, name, axis=1, shape=(1, -1, 1, 1))
+
+    def norm_heads(self, x: Var, name: str) -> Var:
+        return self._norm(x, name, axis=3, shape=(1, 1, 1, -1))
+
+    def _norm(self, x: Var, name: str, axis: int, shape: tuple[int, ...]) -> Var:
+        """The mean of [x, -x] is 0, so that its layer norm is a root mean square norm of x, which
+        the Neural Engine computes in one operation with wide sums."""
+        size = x.shape[axis]
+        both = ops.concat(values=[x, ops.mul(x=x, y=self._weights.dtype(-1))], axis=axis)
+        epsilon = self._weights.dtype(self._config.norm_epsilon)
+        normed = ops.layer_norm(x=both, axes=[axis], epsilon=epsilon)
+        end = [size if i == axis else length for i, length in enumerate(x.shape)]
+        half = ops.slice_by_index(x=normed, begin=[0, 0, 0, 0], end=end)
+        return ops.mul(x=half, y=ops.reshape(x=self._weights.vector(name), shape=shape))
+
+    def linear(self, x: Var, name: str, bias: str | None) -> Var:
+        added = {} if bias is None else {"bias": self._weights.vector(bias)}
+        return ops.conv(x=x, weight=self._weights.matrix(name, 2), **added)
+
+    def split_heads(self, x: Var, num_heads: int, rows: int) -> Var:
+        split = ops.reshape(x=x, shape=(1, num_heads, self._config.head_dim, rows))
+        return ops.transpose(x=split, perm=[0, 1, 3, 2])
+
+    def join_heads(self, x: Var, rows: int) -> Var:
+        joined = ops.transpose(x=x, perm=[0, 1, 3, 2])
+        return ops.reshape(x=joined, shape=(1, self._config.query_size, 1, rows))
+
+    def attend(self, queries: Var, keys: Var, values: Var, mask: Var) -> Var:
+        scale = self._weights.dtype(self._config.head_dim**-0.5)
+        scaled = ops.mul(x=queries, y=scale)  # first: products then stay within float16
+        scores = ops.add(x=ops.matmul(x=scaled, y=keys, transpose_y=True), y=mask)
+        return ops.matmul(x=ops.softmax(x=scores, axis=-1), y=values)
+
+    def flat(self, x: Var, rows: int, name: str) -> Var:
+        return self._rows_first(x, name)
+
+    def _rows_first(self, x: Var, name: str) -> Var:
+        """[1, size, 1, rows] -> [rows, size], called `name`."""
+        return ops.transpose(x=ops.squeeze(x=x, axes=[0, 2]), perm=[1, 0], name=name)
+
+    def logits(self, x: Var, name: str, rows: int) -> list[Var]:
+        outputs = []
+        for i, part in enumerate(self._parts):
+            scores = ops.conv(x=x, weight=self._weights.head(name, part, 2))
+            output = "logits" if len(self._parts) == 1 else f"logits_{i}"
+            outputs.append(self._rows_first(scores, output))
+        return outputs
+
+    def states(self, slots: int) -> dict[str, tuple[int, ...]]:
+        config = self._config
+        return {"kv_cache": (2 * config.num_layers, config.num_kv_heads, slots, config.head_dim)}
+
+    def place(self, layer: int) -> tuple[tuple[str, int], tuple[str, int]]:
+        return ("kv_cache", layer), ("kv_cache", self._config.num_layers + layer)
+
+
+Recipe = GpuRecipe | AneRecipe
+
+
+def _name(dtype: type[np.floating]) -> str:
+    return "fp16" if dtype is np.float16 else "fp32"
 
 
 @dataclass(frozen=True, eq=False)

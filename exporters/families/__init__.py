@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from edge_spec.exporters.families import decoders, encoders, gemma, gpt_oss, lfm2
+from edge_spec.exporters.families import decoders, encoders, gemma
 
 _FAMILIES = (
     *decoders.FAMILIES,
     *gemma.FAMILIES,
     gemma.GEMMA4,
-    gpt_oss.GPT_OSS,
-    *lfm2.FAMILIES,
+    decoders.GPT_OSS,
+    decoders.LFM2,
+    decoders.LFM2_MOE,
     encoders.T5,
     *encoders.FAMILIES,
 )

@@ -1,23 +1,41 @@
-"""Families of decoders that differ from Llama in a few fields and names: `FAMILIES` has a row of
-each, and before it stand the functions that read what only some of them state."""
+"""Families of decoders that differ from Llama in a few fields and names, and those with parts of
+their own: gpt-oss, with experts in MXFP4, attention sinks and biases everywhere (OpenAI 2025); LFM2
+(Liquid AI 2025), with short convolutions in most layers and attention in the others; and LFM2 with
+experts (LFM2-8B-A1B) in all layers but the first ones.
+
+The functions that read what only some of them state stand before the rows of `FAMILIES`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from edge_spec.core.model_parts import Experts, LayerKind
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model_parts import SWISH_SLOPE, Experts, LayerKind
 from edge_spec.core.rope import Rope
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import PICTURES, TEXT_RULES, Family, Fields
 from edge_spec.exporters.families.stated import (
+    CONVOLUTION,
     EXPERTS,
     FULL,
     GGUF_EXPERTS,
     GGUF_POST_NORMS,
+    MAX_LAYERS,
+    SHORT_CONVOLUTIONS,
     SLIDING,
+    GgufKeys,
     StatedConfig,
     last_of,
     of_types,
 )
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 _PERIOD = 4  # of layers, of which the last sees all, or has no positions
 
@@ -207,4 +225,269 @@ FAMILIES = (
         gguf_parts=GGUF_EXPERTS,
         computes=(EXPERTS,),
     ),
+)
+
+
+_BLOCK, _BLOCK_BYTES = 32, 16  # weights that share a scale, and what they take without it
+_BLOCKS, _SCALES = "_blocks", "_scales"
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_LIMIT = 7.0  # of gate and up, which GGUF does not state
+_Rows = slice | np.ndarray
+
+
+def _gpt_oss(stated: StatedConfig) -> Fields:
+    values, rope = stated.values, stated.rope()
+    if float(values["swiglu_alpha"]) != SWISH_SLOPE:
+        raise stated.refuse(f"a slope of {values['swiglu_alpha']} in its experts")
+    kinds = {SLIDING: LayerKind(rope, int(values["sliding_window"])), FULL: LayerKind(rope)}
+    return {
+        **stated.mixture(Experts(biases=True, clamp=float(values["swiglu_limit"]))),
+        "attention_sinks": True,
+        **of_types(kinds, stated.layer_types(2)),
+    }
+
+
+def _of_experts(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Reads all experts at once: MXFP4's blocks and scales, or transposed matrices; rows of
+    gate and up stand in turns."""
+    found = {}
+    for name, tensor in stored.items():
+        prefix, is_expert, part = name.partition(".mlp.experts.")
+        whole = part.removesuffix(_BLOCKS).removesuffix("_bias")
+        if not is_expert or whole not in _PARTS:
+            if not part.endswith(_SCALES):  # those are read with their blocks
+                found[name] = tensor
+            continue
+        _require_experts(name, tensor, config)
+        scales = stored.get(f"{prefix}{is_expert}{whole}{_SCALES}")
+        for expert in range(config.num_experts):
+            for own, read in _parts_of(name, tensor, scales, whole, expert):
+                found[f"{prefix}{is_expert}{expert}.{own}"] = read
+    return found
+
+
+def _parts_of(
+    name: str, tensor: StoredTensor, scales: StoredTensor | None, whole: str, expert: int
+) -> Iterator[tuple[str, StoredTensor]]:
+    """The name and the tensor of what one expert has of a whole."""
+    parts, data = _PARTS[whole], tensor.data[expert]
+    for turn, part in enumerate(parts):
+        every = slice(turn, None, len(parts))
+        if name.endswith("_bias"):
+            items = data.reshape(tensor.shape[1], -1)[every]
+            shape = (len(items),)
+            yield (
+                f"{part}.bias",
+                StoredTensor(shape, tensor.kind, np.ascontiguousarray(items).ravel()),
+            )
+        elif name.endswith(_BLOCKS):
+            own = None if scales is None else scales.data[expert][every]
+            yield f"{part}.weight", _in_blocks(name, data[every], own)
+        else:
+            columns, rows = tensor.shape[1:]
+            items = data.reshape(columns, rows, -1)[:, every]
+            yield f"{part}.weight", _made((items.shape[1], columns), tensor.kind, items, _turned)
+
+
+def _require_experts(name: str, tensor: StoredTensor, config: ModelConfig) -> None:
+    sizes = 2 if name.endswith("_bias") else 4 if name.endswith(_BLOCKS) else 3
+    if len(tensor.shape) != sizes or tensor.shape[0] != config.num_experts:
+        raise damaged(
+            f"tensor {name} has the shape {list(tensor.shape)}, expected {config.num_experts} "
+            "experts"
+        )
+
+
+def _in_blocks(name: str, blocks: np.ndarray, scales: np.ndarray | None) -> StoredTensor:
+    """blocks: [rows, blocks, bytes], scales: [rows, blocks]."""
+    if scales is None or scales.shape != blocks.shape[:2] or blocks.shape[2] != _BLOCK_BYTES:
+        raise damaged(f"tensor {name} has no scale for each block of {_BLOCK_BYTES} bytes")
+    shape = (len(blocks), blocks.shape[1] * _BLOCK)
+    return _made(shape, GGMLQuantizationType.MXFP4, blocks, partial(_as_ggml, scales))
+
+
+def _made(
+    shape: tuple[int, int],
+    kind: GGMLQuantizationType,
+    data: np.ndarray,
+    read: Callable[[np.ndarray, _Rows], np.ndarray],
+) -> StoredTensor:
+    return StoredTensor(shape, kind, data, read_rows=partial(read, data))
+
+
+def _as_ggml(scales: np.ndarray, blocks: np.ndarray, rows: _Rows) -> np.ndarray:
+    """Here a byte has two neighbours, there weights that are half of a block apart."""
+    stored = blocks[rows]
+    values = np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:2], _BLOCK)
+    low, high = np.split(values, 2, axis=-1)
+    packed = np.concatenate([scales[rows][..., None], low | high << 4], axis=-1)
+    return packed.reshape(len(packed), -1)
+
+
+def _turned(items: np.ndarray, rows: _Rows) -> np.ndarray:
+    """items: [columns, rows, bytes of one]."""
+    turned = np.ascontiguousarray(items[:, rows].swapaxes(0, 1))
+    return turned.reshape(len(turned), -1)
+
+
+GPT_OSS = Family(
+    model_types=("gpt_oss",),
+    architectures=("gpt-oss",),
+    of_config=_gpt_oss,
+    defaults={"swiglu_alpha": SWISH_SLOPE, "swiglu_limit": _LIMIT},
+    gguf_parts={
+        **GGUF_EXPERTS,
+        "attn_sinks.weight": "self_attn.sinks",
+        "post_attention_norm": "post_attention_layernorm",
+    },
+    computes=(EXPERTS,),
+    of_tensors=_of_experts,
+)
+
+
+_SIGMOID = 2  # as GGUF numbers what makes weights of a router's scores
+
+
+def _lfm2(stated: StatedConfig) -> Fields:
+    return {**_lfm2_layers(stated), "intermediate_size": _intermediate_size(stated)}
+
+
+def _lfm2_layers(stated: StatedConfig) -> Fields:
+    """Returns the fields that say which layers attend and which have convolutions."""
+    values = stated.values
+    layers = range(min(int(values["num_hidden_layers"]), MAX_LAYERS))
+    types = values.get("layer_types")
+    if not types:  # as older files have it
+        attending = values.get("full_attn_idxs", layers)
+        types = [FULL if layer in attending else CONVOLUTION for layer in layers]
+    convolution = LayerKind(None, convolution=int(values["conv_L_cache"]))
+    kinds = {FULL: LayerKind(stated.rope()), CONVOLUTION: convolution}
+    return {**of_types(kinds, types), "qk_norm": True}
+
+
+def _intermediate_size(stated: StatedConfig) -> int:
+    """Two thirds of what is stated, in whole multiples, unless it says that this was done."""
+    values = stated.values
+    size = int(values["intermediate_size"])
+    if not values["block_auto_adjust_ff_dim"]:
+        return size
+    size, multiple = 2 * size // 3, int(values["block_multiple_of"])
+    if values["block_ffn_dim_multiplier"] is None:
+        return size
+    return -(-int(values["block_ffn_dim_multiplier"] * size) // multiple) * multiple
+
+
+def _lfm2_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A layer without keys and values has a convolution."""
+    counts = keys.per_layer("attention.head_count_kv", values["num_attention_heads"])
+    return {"layer_types": [FULL if count else CONVOLUTION for count in counts]}
+
+
+def _channels_alone(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Convolutions of one channel each, without the axis of that one."""
+    return {
+        name: replace(tensor, shape=(tensor.shape[0], *tensor.shape[2:]))
+        if name.endswith(".conv.conv.weight") and tensor.shape[1:2] == (1,)
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+LFM2 = Family(
+    model_types=("lfm2",),
+    architectures=("lfm2",),
+    of_config=_lfm2,
+    of_gguf=_lfm2_of_gguf,
+    defaults={
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "conv_L_cache": 3,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+    },
+    gguf_defaults={"block_auto_adjust_ff_dim": False},
+    keys={
+        "rms_norm_eps": "norm_eps",
+        "intermediate_size": "block_ff_dim",
+        "tie_word_embeddings": "tie_embedding",
+    },
+    rules=(
+        (r"^model\.embedding_norm\.", "model.norm."),
+        (r"\.operator_norm\.", ".input_layernorm."),
+        (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"\.(q|k)_layernorm\.", r".\1_norm."),
+        (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.feed_forward\.gate\.", ".mlp.router."),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"\.w1\.", ".gate_proj."),
+        (r"\.w2\.", ".down_proj."),
+        (r"\.w3\.", ".up_proj."),
+    ),
+    gguf_parts={
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.conv": "conv.conv",
+        "shortconv.out_proj": "conv.out_proj",
+    },
+    gguf_others={"token_embd_norm.weight": "model.norm.weight"},
+    computes=(SHORT_CONVOLUTIONS,),
+    of_tensors=_channels_alone,
+)
+
+
+def _moe_config(stated: StatedConfig) -> Fields:
+    values = stated.values
+    experts = Experts(
+        normalized=bool(values["norm_topk_prob"]),
+        sigmoid=True,
+        choice_bias=bool(values["use_expert_bias"]),
+        scale=float(values["routed_scaling_factor"]),
+    )
+    dense_layers = int(values["num_dense_layers"])
+    if dense_layers:  # the first ones, which have one MLP of this size
+        dense_size = int(values["intermediate_size"])
+        experts = replace(experts, dense_layers=dense_layers, dense_size=dense_size)
+    return {**_lfm2_layers(stated), **stated.mixture(experts)}
+
+
+def _moe_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    gate = keys.require("expert_gating_func", int)
+    if gate != _SIGMOID:
+        raise UnsupportedModelError(
+            f"{keys.metadata.path} weighs its experts by the function {gate}, not by a sigmoid",
+            remedy="Convert the model again.",
+        )
+    has_bias = any(name.endswith(".expert_bias") for name in keys.tensors)
+    return {**_lfm2_of_gguf(keys, values), "use_expert_bias": has_bias}
+
+
+LFM2_MOE = Family(
+    model_types=("lfm2_moe",),
+    architectures=("lfm2moe",),
+    of_config=_moe_config,
+    of_gguf=_moe_of_gguf,
+    defaults={
+        "conv_L_cache": 3,
+        "norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "num_dense_layers": 2,
+        "rope_theta": 1e6,
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": True,
+        "use_expert_bias": True,
+    },
+    gguf_defaults={"num_dense_layers": 0},
+    keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"},
+    rules=LFM2.rules,
+    gguf_parts={
+        **LFM2.gguf_parts,
+        **GGUF_EXPERTS,
+        "exp_probs_b.bias": "mlp.expert_bias",
+    },
+    gguf_others=LFM2.gguf_others,
+    computes=(EXPERTS, SHORT_CONVOLUTIONS),
+    of_tensors=_channels_alone,
 )

@@ -17,8 +17,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.exporters.families.gguf_values import GgufKeys
-from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated import GgufKeys, StatedConfig
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 Fields = Mapping[str, Any]  # of a ModelConfig

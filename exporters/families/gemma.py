@@ -20,13 +20,13 @@ from edge_spec.exporters.families.family import (
     each_expert,
     raised,
 )
-from edge_spec.exporters.families.gguf_values import GgufKeys
 from edge_spec.exporters.families.stated import (
     EXPERTS,
     FULL,
     GGUF_EXPERTS,
     GGUF_POST_NORMS,
     SLIDING,
+    GgufKeys,
     StatedConfig,
     kv_sources,
     of_types,

@@ -1,35 +1,58 @@
-"""Checkpoint to one GGUF file."""
+"""Checkpoint to one GGUF file. Formats that choose a type for each tensor are written by
+llama.cpp's own quantizer.
+
+A file says what its model is in the names of ggml's docs/gguf.md; weights have GGUF's names,
+llama.cpp's row order and the types that it takes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from gguf.constants import GGMLQuantizationType as Kind
-from gguf.constants import LlamaFileType
-
-from edge_spec.core.export import ExportOptions, ExportReport
-from edge_spec.core.model import Progress
-from edge_spec.errors import UsageError
-from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.gguf import kquants
-from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
-from edge_spec.exporters.gguf.writer import (
-    gguf_tensors,
-    model_metadata,
-    require_writable,
-    stated_metadata,
-    write_gguf,
+import gguf
+import numpy as np
+from gguf import quants
+from gguf.constants import (
+    GGML_QUANT_SIZES,
+    GGUFValueType,
+    LlamaFileType,
 )
-from edge_spec.exporters.gguf_model_info import open_model_info
-from edge_spec.exporters.gguf_reader import MAGIC
-from edge_spec.exporters.parity import Converted, check, scored_by
+from gguf.constants import (
+    GGMLQuantizationType as Kind,
+)
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.isolated import IsolatedError, isolated, tell
+from edge_spec.core.model import Progress
+from edge_spec.errors import (
+    ExportError,
+    MissingDependencyError,
+    UnsupportedModelError,
+    UsageError,
+    readable,
+)
+from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
+from edge_spec.exporters.families.family import LAYER_NAMES, MODEL_NAMES
+from edge_spec.exporters.gguf.vocabulary import Metadata, tokenizer_metadata
+from edge_spec.exporters.gguf_model_info import MODEL_KEYS, SAMPLING_KEYS, open_model_info
+from edge_spec.exporters.gguf_reader import MAGIC, GgufFile
+from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
+    architecture_problem,
     chosen_quantization,
     gguf_architecture,
+    other_export,
+    other_runtime,
+    require_plain,
     require_unchanged,
 )
+from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.storage.atomic import atomic_file, scratch_beside
 
 # Of the types with about 4.5 bits, the one that loses least (docs/benchmarks.md); only the library
@@ -99,25 +122,27 @@ class GgufExporter:
                 with scratch_beside(out) as folder:
                     whole = folder / "whole.gguf"
                     write_gguf(whole, architecture, metadata, tensors, progress)
-                    kquants.quantize(whole, work, file_type, progress)
+                    quantize(whole, work, file_type, progress)
             written = open_model_info(work)  # notices a file that is not complete
             if options.check:
-                runtime = "llamacpp" if find_spec(kquants.LIBRARY) else "reference"
-                score, longest = scored_by(runtime, written), written.config.context_length
-                converted = Converted(score, longest, QUANTIZATIONS[name], _REMEDY)
-                parity = check(checkpoint, converted, progress)._asdict()
+                runtime, bound = (
+                    "llamacpp" if find_spec(LIBRARY) else "reference",
+                    QUANTIZATIONS[name],
+                )
+                compared = against_reference(checkpoint, runtime, bound, progress, _REMEDY)
+                parity = compared(written)._asdict()
         return ExportReport(out, out.stat().st_size, parity)
 
     def requantize(self, source: Path, out: Path, quantization: str, progress: Progress) -> None:
-        kquants.require_library(quantization)
+        require_library(quantization)
         file_type, kind = _types(quantization)
-        kquants.quantize(source, out, file_type, progress, outputs=kind)
+        quantize(source, out, file_type, progress, outputs=kind)
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
     """The quantization's name as the table spells it."""
     options.require_only(GgufExporter.format)
-    usual = DEFAULT_QUANTIZATION if find_spec(kquants.LIBRARY) else WITHOUT_LIBRARY
+    usual = DEFAULT_QUANTIZATION if find_spec(LIBRARY) else WITHOUT_LIBRARY
     wanted = usual if options.quantization is None else options.quantization
     if wanted.upper() in QUANTIZATIONS:
         wanted = wanted.upper()
@@ -135,7 +160,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     if out.exists() and out.samefile(checkpoint.path):
         raise UsageError(f"{out} is the model itself", remedy="Choose another name.")
     if _types(name)[1] is None:
-        kquants.require_library(name)
+        require_library(name)
     return name
 
 
@@ -145,3 +170,299 @@ def _may_replace(out: Path) -> bool:
         return False
     with out.open("rb") as file:
         return file.read(len(MAGIC)) in (MAGIC, b"")
+
+
+LIBRARY = "llama_cpp"
+_TIMEOUT_S = 24 * 3600.0
+_COUNTER = re.compile(r"\[ *(\d+)/ *(\d+)\]")
+
+
+def require_library(name: str) -> None:
+    """Raises MissingDependencyError that names the quantization `name`."""
+    if find_spec(LIBRARY) is None:
+        raise MissingDependencyError(
+            f"quantization {name} is made by llama-cpp-python, which is not installed",
+            remedy='Run: pip install "edge-spec[llamacpp]", or export with --quant Q4_0.',
+        )
+
+
+def quantize(
+    source: Path,
+    target: Path,
+    file_type: LlamaFileType,
+    progress: Progress,
+    outputs: Kind | None = None,
+) -> None:
+    """Writes `target`; where a tensor of `source` has its type already, bit for bit. outputs: type
+    of the output matrix; None: a better one than that of the others.
+
+    In a process of its own: the library can be stopped in no other way, ends the process where
+    one of its checks fails, and has one log callback for all of its users. Raises ExportError.
+    """
+    arguments = [str(source), str(target), str(int(file_type))]
+    arguments += [] if outputs is None else [str(int(outputs))]
+    try:
+        isolated(
+            run_library,
+            *arguments,
+            timeout_s=_TIMEOUT_S,
+            on_step=lambda done: progress("Quantizing with llama.cpp", done),
+        )
+    except IsolatedError as error:
+        raise ExportError(
+            f"llama.cpp could not quantize the model: {error}",
+            remedy="Export with --quant Q4_0 or Q8_0.",
+        ) from None
+
+
+def run_library(source: str, target: str, file_type: str, outputs: str = "") -> None:
+    """Runs in the other process."""
+    import ctypes
+    import os
+
+    import llama_cpp
+
+    api: Any = llama_cpp
+    last = ""
+
+    @api.llama_log_callback  # type: ignore[untyped-decorator]
+    def on_line(level: int, text: bytes | None, data: Any) -> None:
+        nonlocal last
+        last = (text or b"").decode("utf-8", "replace").strip() or last
+        if counter := _COUNTER.match(last):
+            tell(int(counter[1]) / int(counter[2]))
+
+    api.llama_log_set(on_line, None)
+    params = api.llama_model_quantize_default_params()
+    params.ftype = int(file_type)
+    params.allow_requantize = True
+    if outputs:
+        params.output_tensor_type = int(outputs)
+    status = api.llama_model_quantize(
+        os.fsencode(source), os.fsencode(target), ctypes.byref(params)
+    )
+    if status:
+        raise RuntimeError(f"status {status}: {last}")
+
+
+_COMPUTED = ("architecture", "alignment", "file_type", "quantization_version")
+_NUMBERS = {
+    "|b1": GGUFValueType.BOOL,
+    "|u1": GGUFValueType.UINT8,
+    "|i1": GGUFValueType.INT8,
+    "<u2": GGUFValueType.UINT16,
+    "<i2": GGUFValueType.INT16,
+    "<u4": GGUFValueType.UINT32,
+    "<i4": GGUFValueType.INT32,
+    "<u8": GGUFValueType.UINT64,
+    "<i8": GGUFValueType.INT64,
+    "<f4": GGUFValueType.FLOAT32,
+    "<f8": GGUFValueType.FLOAT64,
+}
+_SCALARS = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.UINT32,
+    float: GGUFValueType.FLOAT32,
+}
+_DTYPES = {kind: dtype for dtype, kind in _NUMBERS.items()}
+
+
+def stated_metadata(path: Path) -> Metadata:
+    """Reads what a GGUF file says, its numbers in their stored types; of a directory, nothing."""
+    if path.is_dir():
+        return {}
+    file = GgufFile(path)
+    stated: Metadata = {}
+    for key, value in file.metadata.items():
+        dtype = _DTYPES.get(GGUFValueType(file.kinds[key]))
+        stated[key] = value if dtype is None else np.array(value, dtype)[()]
+    return stated
+
+
+def require_writable(checkpoint: StoredCheckpoint) -> None:
+    """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
+    config, other = checkpoint.config, other_runtime(checkpoint, "llamacpp")
+    remedy = f"Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime {other}."
+    if config.encoder is not None:  # which no runtime here reads from GGUF
+        remedy = f"Use --runtime {other}."
+    require_plain(checkpoint, "GGUF", remedy)
+    problem = architecture_problem(config)
+    if problem is not None:
+        raise UnsupportedModelError(
+            f"llama.cpp does not run {checkpoint.path} as a {gguf_architecture(config)!r} model: "
+            f"{problem}",
+            remedy=other_export(checkpoint, "llamacpp"),
+        )
+
+
+def model_metadata(
+    checkpoint: StoredCheckpoint, file_type: LlamaFileType, stated: Metadata
+) -> Metadata:
+    """Everything but the tokenizer. Raises UnsupportedModelError for what llama.cpp cannot run.
+
+    stated: what the source says of its name, authors and licence, which is carried over.
+    """
+    require_writable(checkpoint)
+    config = checkpoint.config
+    architecture = gguf_architecture(config)
+    path = checkpoint.path.resolve()
+    computed = {f"general.{key}" for key in _COMPUTED}
+    described = {k: v for k, v in stated.items() if k.startswith("general.") and k not in computed}
+    metadata: Metadata = {
+        "general.type": "model",
+        "general.name": readable(path.stem if path.is_file() else path.name),
+        **_sampling(checkpoint),
+        **described,
+        "general.file_type": int(file_type),
+        "general.quantization_version": gguf.GGML_QUANT_VERSION,
+    }
+    of_model: Metadata = {key: getattr(config, field) for key, field in MODEL_KEYS.items()}
+    if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
+        of_model["rope.scaling.type"] = "linear"
+        of_model["rope.scaling.factor"] = config.rope_scaling.factor
+    return metadata | {f"{architecture}.{key}": value for key, value in of_model.items()}
+
+
+def _sampling(checkpoint: StoredCheckpoint) -> Metadata:
+    """Returns what its makers recommend, in the types that llama.cpp's conversion writes."""
+    stated = checkpoint.sampling.stated
+    values: Metadata = {key: stated[name] for key, name in SAMPLING_KEYS.items() if name in stated}
+    top_k = "general.sampling.top_k"
+    return values | ({top_k: np.int32(values[top_k])} if top_k in values else {})
+
+
+def _add_metadata(writer: gguf.GGUFWriter, metadata: Metadata) -> None:
+    """Python's numbers as 32 bits; empty arrays, which gguf cannot write, not at all."""
+    for key, value in metadata.items():
+        if isinstance(value, np.ndarray) and value.size:
+            kind = _NUMBERS[value.dtype.str]
+            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, kind)
+        elif isinstance(value, np.generic):
+            writer.add_key_value(key, value.item(), _NUMBERS[value.dtype.str])
+        elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            writer.add_key_value(key, value, GGUFValueType.ARRAY, GGUFValueType.STRING)
+        elif isinstance(value, str):  # the name of a path may be no valid text
+            valid = value.encode("utf-8", "replace")
+            writer.add_key_value(key, valid, GGUFValueType.STRING)
+        elif isinstance(value, bool | int | float):
+            writer.add_key_value(key, value, _SCALARS[type(value)])
+
+
+FLOATS = (Kind.F32, Kind.F16, Kind.BF16)
+_WIDE = (Kind.F32, Kind.BF16)
+_LARGEST_FLOAT16 = 65504.0  # also what the scale of a block is stored as
+_EIGHT_BITS = ("model.embed_tokens.weight", "lm_head.weight")
+_GGUF_MODEL_NAMES = {hf: gguf for gguf, hf in MODEL_NAMES.items()}
+_GGUF_LAYER_NAMES = {hf: gguf for gguf, hf in LAYER_NAMES.items()}
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class GgufTensor:
+    """One weight as the file will hold it; `row_order` picks its rows from Hugging Face's."""
+
+    name: str
+    source: StoredTensor
+    kind: Kind
+    row_order: np.ndarray | None = None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Returns the shape in bytes."""
+        block, block_bytes = GGML_QUANT_SIZES[self.kind]
+        *rows, columns = self.source.shape
+        return (*rows, columns // block * block_bytes)
+
+    def encode(self) -> np.ndarray:
+        """uint8 [*stored_shape]; bit for bit the source's where that has the type already.
+
+        Raises ExportError for values that the type cannot hold.
+        """
+        if self.source.kind == self.kind:
+            stored = self.source.stored_rows()
+        else:
+            values = self.source.float32()
+            if self.kind not in _WIDE and np.abs(values).max() > _LARGEST_FLOAT16:
+                raise ExportError(
+                    f"{self.name} has values that {self.kind.name} cannot hold",
+                    remedy="Export with --quant BF16 or F32.",
+                )
+            with np.errstate(all="ignore"):  # of scales too small for float16, which become 0
+                stored = quants.quantize(values, self.kind)
+        rows = np.ascontiguousarray(stored).view(np.uint8)
+        if self.row_order is not None:  # a bias has one item a row
+            rows = rows.reshape(self.source.shape[0], -1)[self.row_order]
+        return rows.reshape(self.stored_shape)
+
+
+def gguf_tensors(checkpoint: StoredCheckpoint, kind: Kind | None) -> Iterator[GgufTensor]:
+    """All weights of the model. kind: of the matrices; None leaves each in the type it has.
+
+    As exporters/onnx does, keeps 8 bits in the embedding and the head where others have fewer.
+    """
+    config = checkpoint.config
+    for name in checkpoint.names():
+        source = checkpoint.tensors[name]
+        stored_as = _kind(name, source, source.kind if kind is None else kind)
+        yield GgufTensor(gguf_name(name), source, stored_as, _row_order(config, name, source))
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind != "linear":
+        unscaled = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+        factors = scaling.divisors(unscaled).astype(np.float32)
+        kind = Kind.F32
+        yield GgufTensor(_ROPE_FACTORS, StoredTensor(factors.shape, kind, factors), kind)
+
+
+def gguf_name(name: str) -> str:
+    """Returns what GGUF calls a tensor that has the name `name` at Hugging Face."""
+    if name in _GGUF_MODEL_NAMES:
+        return _GGUF_MODEL_NAMES[name]
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    part, _, suffix = rest.rpartition(".")
+    return f"blk.{layer}.{_GGUF_LAYER_NAMES[part]}.{suffix}"
+
+
+def _kind(name: str, source: StoredTensor, wanted: Kind) -> Kind:
+    if len(source.shape) == 1:
+        return Kind.F32  # llama.cpp wants norms and biases so
+    if wanted == source.kind or wanted in FLOATS:
+        return wanted
+    if name in _EIGHT_BITS:
+        wanted = Kind.Q8_0
+    if source.shape[-1] % GGML_QUANT_SIZES[wanted][0]:
+        return Kind.F16  # as llama.cpp does with rows that fill no block
+    return wanted
+
+
+def _row_order(config: ModelConfig, name: str, source: StoredTensor) -> np.ndarray | None:
+    """q and k of "llama" are stored for an interleaved rotation: see gguf_source."""
+    if gguf_architecture(config) != "llama" or not (".q_proj." in name or ".k_proj." in name):
+        return None
+    halves = np.arange(source.shape[0]).reshape(-1, 2, config.head_dim // 2)
+    order: np.ndarray = halves.swapaxes(1, 2).ravel()
+    return order
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    metadata: Metadata,
+    tensors: Sequence[GgufTensor],
+    progress: Progress,
+) -> None:
+    """Raises ExportError for a tensor whose values do not fit its type."""
+    writer = gguf.GGUFWriter(path, architecture)
+    try:
+        _add_metadata(writer, metadata)
+        for tensor in tensors:
+            shape = tensor.stored_shape
+            size = int(np.prod(shape))
+            writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), size, tensor.kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for i, tensor in enumerate(tensors):
+            writer.write_tensor_data(tensor.encode())
+            progress("Converting the weights", (i + 1) / len(tensors))
+    finally:
+        writer.close()

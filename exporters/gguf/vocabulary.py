@@ -22,7 +22,6 @@ from gguf.constants import TokenType
 
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf.writer import Metadata
 from edge_spec.exporters.gguf_model_info import STOP_TOKENS, TEMPLATE_TOKENS
 from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from edge_spec.exporters.stored_tensor import damaged
@@ -31,6 +30,8 @@ from edge_spec.text.given_encoding import without_added_from
 from edge_spec.text.tokenizer import Tokenizer
 
 # ruff: noqa: RUF001
+
+Metadata = dict[str, Any]  # text, lists of text, arrays of numbers, and scalars of Python or numpy
 
 
 # What the ways to split differ in: contractions and their case, runs of digits, of punctuation and

@@ -14,8 +14,7 @@ from edge_spec.core.heads import AssistantHead, AssistantLayer, Centroids
 from edge_spec.core.model_parts import LayerKind
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.families.gemma import GEMMA4, gemma4_of_gguf, stated_kinds
-from edge_spec.exporters.families.gguf_values import GgufKeys
-from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated import GgufKeys, StatedConfig
 from edge_spec.exporters.gguf_reader import ASSISTANT, GgufFile, Metadata
 from edge_spec.exporters.heads.head_files import (
     GGUF_LAYER,
@@ -83,32 +82,12 @@ def directory_assistant(files: HeadFiles) -> AssistantHead:
             f"{path} has an activation that is not computed for assistants",
             remedy="Use the model without --draft.",
         )
-    kinds, epsilon, head_dim = _kinds(stated)
-    config = _config(
-        files.target,
-        kinds,
-        hidden_size=count(path, text, "hidden_size"),
-        intermediate_size=count(path, text, "intermediate_size"),
-        num_heads=count(path, text, "num_attention_heads"),
-        head_dim=head_dim,
-        vocab_size=count(path, text, "vocab_size"),
-        norm_epsilon=epsilon,
-    )
     clusters = (0, 0)
     if values.get("use_ordered_embeddings"):
         keys = ("num_centroids", "centroid_intermediate_top_k")
         clusters = (count(path, values, keys[0]), count(path, values, keys[1]))
     target_size = count(path, values, "backbone_hidden_size")
-    return _assistant(files, _NAMES, config, kinds, target_size, clusters)
-
-
-def _kinds(stated: StatedConfig) -> tuple[tuple[LayerKind, ...], float, int]:
-    """Returns that of each layer, the epsilon of norms, and the usual size of a head."""
-    try:
-        epsilon = float(stated.values["rms_norm_eps"])
-        return tuple(stated_kinds(stated)), epsilon, stated.head_dim
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise damaged(f"{stated.path} lacks a valid value: {error}") from None
+    return _assistant(files, _NAMES, stated, target_size, clusters)
 
 
 def gguf_assistant(path: Path, target: ModelConfig, has_weights: bool) -> AssistantHead:
@@ -117,46 +96,53 @@ def gguf_assistant(path: Path, target: ModelConfig, has_weights: bool) -> Assist
     keys = GgufKeys(Metadata(file.metadata, path), ASSISTANT, file.tensors)
     values = keys.values(is_permuted=False)
     values |= gemma4_of_gguf(keys, values)
-    kinds, epsilon, head_dim = _kinds(StatedConfig(values, path))
-    embedding = file.tensors.get("token_embd.weight")
-    config = _config(
-        target,
-        kinds,
-        hidden_size=values["hidden_size"],
-        intermediate_size=values["intermediate_size"],
-        num_heads=values["num_attention_heads"],
-        head_dim=head_dim,
-        vocab_size=0 if embedding is None else embedding.shape[0],
-        norm_epsilon=epsilon,
-    )
-    files = HeadFiles(path, {}, file.tensors, target, has_weights)
+    if (embedding := file.tensors.get("token_embd.weight")) is not None:
+        values["vocab_size"] = embedding.shape[0]
+    files = HeadFiles(path, values, file.tensors, target, has_weights)
     target_size = keys.require("embedding_length_out", int)
-    return _assistant(files, _GGUF_NAMES, config, kinds, target_size, (0, 0))
+    return _assistant(files, _GGUF_NAMES, StatedConfig(values, path), target_size, (0, 0))
 
 
-def _config(target: ModelConfig, kinds: Sequence[LayerKind], **sizes: Any) -> ModelConfig:
+def _config(
+    path: Path, stated: StatedConfig, target: ModelConfig
+) -> tuple[ModelConfig, Sequence[LayerKind]]:
     """Rotary embeddings are those of its kinds of layers."""
-    return ModelConfig(
+    values = stated.values
+    try:
+        kinds, epsilon, head_dim = (
+            stated_kinds(stated),
+            float(values["rms_norm_eps"]),
+            stated.head_dim,
+        )
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(f"{stated.path} lacks a valid value: {error}") from None
+    config = ModelConfig(
         architecture=AssistantHead.drafted_by,
         num_layers=len(kinds),
+        hidden_size=count(path, values, "hidden_size"),
+        intermediate_size=count(path, values, "intermediate_size"),
+        num_heads=count(path, values, "num_attention_heads"),
         num_kv_heads=1,
+        head_dim=head_dim,
+        vocab_size=count(path, values, "vocab_size"),
         context_length=target.context_length,
+        norm_epsilon=epsilon,
         rope_theta=target.rope_theta,
         qk_norm=True,
-        **sizes,
     )
+    return config, kinds
 
 
 def _assistant(
     files: HeadFiles,
     names: Names,
-    config: ModelConfig,
-    kinds: Sequence[LayerKind],
+    stated: StatedConfig,
     target_size: int,
     clusters: tuple[int, int],
 ) -> AssistantHead:
     """clusters: how many of tokens there are, and how many of these are scored; 0: none."""
     path, target = files.path, files.target
+    config, kinds = _config(path, stated, target)
     named = names.rename(path, files.tensors)
     if not clusters[0]:  # which files may have all the same
         named.pop(_CENTROIDS, None)

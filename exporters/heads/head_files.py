@@ -16,7 +16,8 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.gguf_reader import Metadata
+from edge_spec.exporters.families.stated import GgufKeys
+from edge_spec.exporters.gguf_reader import GgufFile, Metadata
 from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor, damaged
 
 _SHOWN = 200  # characters of a name in a message
@@ -288,35 +289,21 @@ def scored_tokens(files: HeadFiles) -> np.ndarray | None:
     return ids
 
 
-GgufKeys = Mapping[str, tuple[str, type]]  # of config.json: in GGUF, with their types
-GGUF_SIZES: GgufKeys = {
-    "hidden_size": ("embedding_length", int),
-    "intermediate_size": ("feed_forward_length", int),
-    "num_attention_heads": ("attention.head_count", int),
-    "num_key_value_heads": ("attention.head_count_kv", int),
-    "rms_norm_eps": ("attention.layer_norm_rms_epsilon", float),
-}
+FurtherKeys = Mapping[str, tuple[str, type]]  # of config.json: in GGUF, with their types
 
 
-def read_gguf_values(metadata: Metadata, required: GgufKeys, optional: GgufKeys) -> dict[str, Any]:
-    """Returns what GGUF says of a head, by the keys of config.json. Raises UnsupportedModelError
-    for a rotary embedding that is scaled."""
-    architecture = metadata.require("general.architecture", str)
-    scaling = metadata.get(f"{architecture}.rope.scaling.type", str)
-    if scaling not in (None, "none"):
+def gguf_values(file: GgufFile, target: ModelConfig, further: FurtherKeys) -> dict[str, Any]:
+    """Returns what GGUF says of a head, by the keys of config.json. further: beside those of all
+    models. Raises UnsupportedModelError for a rotary embedding that is scaled."""
+    architecture = Metadata(file.metadata, file.path).require("general.architecture", str)
+    stated = {f"{architecture}.context_length": target.context_length, **file.metadata}
+    keys = GgufKeys(Metadata(stated, file.path), architecture, file.tensors)
+    values = keys.values(is_permuted=False)
+    if values["rope_scaling"] is not None:
         raise not_computed(
-            f"{metadata.path} scales its rotary embedding by {reprlib.repr(scaling)}, which is not "
-            "computed for heads in GGUF files"
+            f"{file.path} scales its rotary embedding by "
+            f"{reprlib.repr(values['rope_scaling']['rope_type'])}, which is not computed for heads "
+            "in GGUF files"
         )
-    values = {
-        name: metadata.require(f"{architecture}.{key}", kind)
-        for name, (key, kind) in required.items()
-    }
-    for name, (key, kind) in optional.items():
-        if (found := metadata.get(f"{architecture}.{key}", kind)) is not None:
-            values[name] = found
-    rotated = metadata.get(f"{architecture}.rope.dimension_count", int)
-    if rotated and values.get("head_dim"):
-        # Of which config.json states a share, that is rounded down.
-        values["partial_rotary_factor"] = (rotated + 0.5) / values["head_dim"]
-    return values
+    found = {name: keys.get(key, kind) for name, (key, kind) in further.items()}
+    return values | {name: value for name, value in found.items() if value is not None}

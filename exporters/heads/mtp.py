@@ -25,33 +25,33 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, HeadExperts
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.family import raised
-from edge_spec.exporters.gguf_reader import GgufFile, Metadata, first_architecture
+from edge_spec.exporters.gguf_reader import (
+    GgufFile,
+    Metadata,
+    first_architecture,
+    is_only_mtp,
+    main_layers,
+)
 from edge_spec.exporters.heads.eagle import eagle_shapes, head_config, require_target
 from edge_spec.exporters.heads.head_files import (
     GGUF_LAYER,
-    GGUF_SIZES,
     LAYER,
-    GgufKeys,
+    FurtherKeys,
     HeadFiles,
     Names,
     Shapes,
     StoredTensors,
     count,
+    gguf_values,
     mapping,
-    read_gguf_values,
     require_shape,
     require_shapes,
     with_weights,
 )
-from edge_spec.exporters.mtp_layers import (
-    MIMO_PREFIX,
-    MTP_PREFIX,
-    is_only_mtp,
-    main_layers,
-    mtp_prefix,
-)
+from edge_spec.exporters.hf_source import MIMO_PREFIX, mtp_prefix
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
+MTP_PREFIX = "mtp."  # as Qwen3-Next and Qwen 3.5 have it, beside layers with a recurrent state
 _LAYER = "layers.0."
 _QUERIES, _GATE = _LAYER + "q.weight", _LAYER + "q_gate.weight"
 # Layers of DeepSeek and MiMo, each without a number of its own.
@@ -113,19 +113,8 @@ _ARCHITECTURES = ("qwen35", "qwen35moe")  # of GGUF
 _NO_RETURN = ("qwen3_next",)  # model types with the same names, whose states are not taken back
 _ROTATED = "partial_rotary_factor"
 _DEFAULTS = {"head_dim": 256, _ROTATED: 0.25}  # of config.json
-# Of config.json, by the keys of GGUF, with their types.
-_KEYS: GgufKeys = {
-    **GGUF_SIZES,
-    "head_dim": ("attention.key_length", int),
-    "rope_theta": ("rope.freq_base", float),
-}
-_WITH_EXPERTS = ("qwen35moe",)
-_KEYS_OF_EXPERTS: GgufKeys = {
-    "intermediate_size": ("expert_shared_feed_forward_length", int),
-    "num_experts": ("expert_count", int),
-    "num_experts_per_tok": ("expert_used_count", int),
-    "moe_intermediate_size": ("expert_feed_forward_length", int),
-}
+_SHARED_SIZE = "shared_expert_intermediate_size"
+_KEYS: FurtherKeys = {_SHARED_SIZE: ("expert_shared_feed_forward_length", int)}  # of GGUF
 
 
 class _StateFirst(StoredTensors):
@@ -224,7 +213,6 @@ def _each_expert(
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Yields the tensors, those of each expert apart. Raises ModelFileError for those of all at
     once that are of another shape."""
-    halves = {"gate": slice(experts.size), "up": slice(experts.size, None)}
     for name, tensor in named.items():
         every = _EVERY_EXPERT.fullmatch(name)
         if every is None:
@@ -235,14 +223,13 @@ def _each_expert(
                 f"{path}: the matrices of its experts have the shape {list(tensor.shape)}, "
                 f"expected {experts.count} of them"
             )
+        parts = {"gate": slice(experts.size), "up": slice(experts.size, None)}
+        if every[1] != "gate_up":
+            parts = {every[1]: slice(None)}
         for expert in range(experts.count):
             own = replace(tensor, shape=tensor.shape[1:], data=tensor.data[expert])
-            prefix = f"{_LAYER}experts.{expert}."
-            if every[1] == "gate_up":
-                for part, rows in halves.items():
-                    yield f"{prefix}{part}.weight", own.rows(rows)
-            else:
-                yield f"{prefix}{every[1]}.weight", own
+            for part, rows in parts.items():
+                yield f"{_LAYER}experts.{expert}.{part}.weight", own.rows(rows)
 
 
 def _expert_shapes(config: ModelConfig, experts: HeadExperts) -> Shapes:
@@ -290,7 +277,7 @@ def directory_head(files: HeadFiles) -> EagleHead:
     rope = mapping(text, "rope_parameters")
     text[_ROTATED] = rope.get(_ROTATED, text[_ROTATED])
     if text.get("num_experts"):
-        text["intermediate_size"] = text.get("shared_expert_intermediate_size")
+        text["intermediate_size"] = text.get(_SHARED_SIZE)
     if values.get("model_type") in _NO_RETURN:
         raise UnsupportedModelError(
             f"{path} has a layer for multi-token prediction "
@@ -319,7 +306,6 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     """Raises as `open_head` does."""
     file = GgufFile(path)
     metadata = Metadata(file.metadata, path)
-    architecture = metadata.require("general.architecture", str)
     first = main_layers(metadata)
     names = replace(_GGUF, prefix=f"blk.{first}.")
     if first is None or not any(name.startswith(names.prefix) for name in file.tensors):
@@ -327,8 +313,8 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
             f"{path} has no layer for multi-token prediction",
             remedy="Convert the model again, without --no-mtp, or use it without --draft.",
         )
-    stated = {**_KEYS, **(_KEYS_OF_EXPERTS if architecture in _WITH_EXPERTS else {})}
-    values = read_gguf_values(metadata, stated, {}) | {"num_hidden_layers": first}
+    values = gguf_values(file, target, _KEYS) | {"num_hidden_layers": first}
+    values["intermediate_size"] = values.get(_SHARED_SIZE, values["intermediate_size"])
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None:
         values["vocab_size"] = embedding.shape[0]

@@ -1,13 +1,19 @@
-"""Recognises trained heads by what is in their directories, never by names of directories."""
+"""Recognises trained heads by what is in their directories, never by names of directories.
+
+Medusa-1 heads are read here: as FasterDecoding publishes them, once their weights are safetensors,
+and those that share one output matrix over a part of the vocabulary: `lm_head.weight` and `d2t`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import TrainedHead
+from edge_spec.core.heads import HeadMatrix, MedusaHead, TrainedHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.gguf_reader import (
     ASSISTANT,
@@ -21,12 +27,15 @@ from edge_spec.exporters.heads.assistant import (
     directory_assistant,
     gguf_assistant,
 )
-from edge_spec.exporters.heads.dflash import MARKS as DFLASH_MARKS
-from edge_spec.exporters.heads.dflash import dflash_head
-from edge_spec.exporters.heads.eagle import eagle_head
-from edge_spec.exporters.heads.gguf_heads import trained_gguf_head
-from edge_spec.exporters.heads.head_files import HeadFiles, not_computed
-from edge_spec.exporters.heads.medusa import medusa_head
+from edge_spec.exporters.heads.eagle import DFLASH_MARKS, dflash_head, eagle_head, trained_gguf_head
+from edge_spec.exporters.heads.head_files import (
+    HeadFiles,
+    Names,
+    Shapes,
+    not_computed,
+    require_shapes,
+    scored_tokens,
+)
 from edge_spec.exporters.heads.mtp import (
     directory_head,
     first_tensor,
@@ -34,9 +43,8 @@ from edge_spec.exporters.heads.mtp import (
     is_gguf_head,
     mtp_head,
 )
-from edge_spec.exporters.hf_source import only_pickled, read_json, read_weights
-from edge_spec.exporters.mtp_layers import STATED, mtp_prefix
-from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor
+from edge_spec.exporters.hf_source import NUM_MTP, mtp_prefix, only_pickled, read_json, read_weights
+from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor, damaged
 
 # Of config.json, any of which only heads have.
 _MARKS = (
@@ -131,7 +139,7 @@ def _opened(files: HeadFiles) -> TrainedHead:
     if not any(mark in files.values for mark in _MARKS):
         if first_tensor(files.tensors) is not None:
             return directory_head(files)
-        if files.values.get(STATED):
+        if files.values.get(NUM_MTP):
             return mtp_head(files)
     return eagle_head(files)
 
@@ -139,3 +147,52 @@ def _opened(files: HeadFiles) -> TrainedHead:
 def _tensors(path: Path) -> dict[str, StoredTensor]:
     """Heads are published under names of their own, with integers among their tensors."""
     return read_weights(path, "*.safetensors", INTEGERS)
+
+
+# Head, then residual block, or the output matrix after the last one.
+_BLOCK = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.(weight|bias)")
+_OUTPUT = re.compile(r"(\d{1,2})\.(\d{1,2})\.weight")
+_SHARED, _TOKENS = "lm_head.weight", "d2t"
+_ROWS_AT_ONCE = 16384
+
+
+def medusa_head(files: HeadFiles) -> MedusaHead:
+    """Counts heads and blocks by the tensors: published code ignores what config.json says of it.
+    Raises as `open_head` does."""
+    path, tensors, target = files.path, files.tensors, files.target
+    is_sharing = _SHARED in tensors
+    counted = _BLOCK if is_sharing else _OUTPUT
+    found = [match for match in map(counted.fullmatch, tensors) if match]
+    if not found or (is_sharing and _TOKENS not in tensors):
+        missing = _TOKENS if found else "0.0.linear.weight" if is_sharing else "0.1.weight"
+        raise damaged(f"{path}: tensor {missing} is missing")
+    num_heads = 1 + max(int(match[1]) for match in found)
+    num_blocks = max(int(match[2]) for match in found) + is_sharing
+    hidden, vocab, token_ids = target.hidden_size, target.vocab_size, None
+    names = [[f"{head}.{b}.linear." for b in range(num_blocks)] for head in range(num_heads)]
+    shapes: Shapes = {}
+    for name in chain(*names):
+        shapes |= {name + "weight": (hidden, hidden), name + "bias": (hidden,)}
+    if is_sharing:
+        token_ids = scored_tokens(files)
+        outputs, num_scored = [_SHARED], vocab if token_ids is None else len(token_ids)
+        shapes |= {_SHARED: (num_scored, hidden), _TOKENS: (num_scored,)}
+    else:
+        outputs = [f"{head}.{num_blocks}.weight" for head in range(num_heads)]
+        shapes |= dict.fromkeys(outputs, (vocab, hidden))
+    require_shapes(path, Names({}, {}), tensors, shapes)
+    if not files.has_weights:
+        return MedusaHead(path, hidden, vocab, num_heads, (), (), token_ids)
+    blocks = tuple(
+        tuple((tensors[b + "weight"].float32(), tensors[b + "bias"].float32()) for b in of_head)
+        for of_head in names
+    )
+    matrices = tuple(_output(tensors[name]) for name in outputs)
+    return MedusaHead(path, hidden, vocab, num_heads, blocks, matrices, token_ids)
+
+
+def _output(stored: StoredTensor) -> HeadMatrix:
+    """Read in parts: float32 of a whole one may take gigabytes."""
+    starts = range(0, stored.shape[0], _ROWS_AT_ONCE)
+    parts = [stored.rows(slice(start, start + _ROWS_AT_ONCE)) for start in starts]
+    return HeadMatrix(tuple(part.float32 for part in parts), is_output=True)

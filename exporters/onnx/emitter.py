@@ -1,15 +1,231 @@
-"""Adds what layers consist of to a graph, in onnxruntime's operators."""
+"""Adds what layers consist of to a graph, in onnxruntime's operators, and stores matrices in blocks
+of integers, or as floats.
+
+Both kinds write the nodes of a linear layer and of the embedding, so that the graph itself does
+not know about quantization.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 from onnx import TensorProto
 
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.block_quantize import (
+    BlockQuantized,
+    FittedLayers,
+    in_turns,
+    quantize_stored,
+)
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.nodes import CONTRIB, Initializers, Nodes
-from edge_spec.exporters.onnx.weights import OnnxWeights
+
+EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING_BLOCK = 32
+
+
+class IntegerWeights:
+    """MatMulNBits with int8 activations. Embedding and head keep 8 bits at every setting:
+
+    they are where low precision costs most, and llama.cpp's Q4_0 files keep 6 or 8 there too.
+    """
+
+    def __init__(
+        self, checkpoint: StoredCheckpoint, nodes: Nodes, bits: int, block_size: int
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._nodes = nodes
+        self._layers = FittedLayers(checkpoint, bits, block_size)
+        self._bits, self._block_size = bits, block_size
+        self._tables: dict[str, list[str]] = {}  # what was stored of each
+
+    def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
+        """x times the transposed matrices, side by side; x: [..., in] -> [..., sum of outs]."""
+        return self._product(x, names, self._layers.take(names), biases)
+
+    def rounded(self, x: str, names: Sequence[str]) -> str:
+        """The same, of matrices that are not fitted to their inputs, x: [rows, in]."""
+        stored = [self._checkpoint.tensors[name] for name in names]
+        weight = quantize_stored(stored, self._bits, self._block_size)
+        return self._product(x, names, weight, [])
+
+    def _product(
+        self, x: str, names: Sequence[str], weight: BlockQuantized, biases: Sequence[str]
+    ) -> str:
+        inputs = [x, *self._store(names[0], weight)]
+        if biases:
+            bias = np.concatenate([self._checkpoint.float32(name) for name in biases])
+            inputs += [""] * (5 - len(inputs))  # no zero points, no group index
+            inputs.append(self._nodes.weights.add(biases[0], bias))
+        shape = (len(weight.packed), weight.columns)
+        blocks = (weight.bits, weight.block_size)
+        return self._nodes.multiply_blocks(inputs, shape, blocks, output_of(names[0]))
+
+    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> str:
+        """ids: [1, rows] -> `output` [1, rows, columns], those rows of a table."""
+        if name == EMBEDDING:  # which a head may have the same blocks of, in another shape
+            inputs = [*self._store_table(name)]
+            size = self._checkpoint.config.vocab_size
+            flat = self._nodes.weights.add("embedding_shape", np.array([size, -1]))
+            inputs[0] = self._nodes.add("Reshape", [inputs[0], flat], "embedding_2d")
+        else:
+            inputs = self._store_flat(name)
+        return self._nodes.add(
+            "GatherBlockQuantized",
+            [inputs[0], ids, *inputs[1:]],
+            output,
+            domain=CONTRIB,
+            bits=8,
+            block_size=EMBEDDING_BLOCK,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+
+    def head(self, hidden: str, name: str, output: str) -> None:
+        """hidden: [rows, hidden] -> `output`, the logits [rows, vocab]."""
+        config = self._checkpoint.config
+        self._nodes.multiply_blocks(
+            [hidden, *self._store_table(name)],
+            (config.vocab_size, config.hidden_size),
+            (8, EMBEDDING_BLOCK),
+            output,
+        )
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Bits and sizes of the blocks that layers are stored in; None for floats."""
+        return self._bits, self._block_size
+
+    def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
+        """Stores the matrices of all experts as `name` and returns what it consists of: packed
+        values [experts, rows, bytes], scales and zero points. names: of each expert, those whose
+        rows follow each other in turns."""
+        tensors, blocks = self._checkpoint.tensors, (self._bits, self._block_size)
+
+        @cache
+        def experts() -> list[BlockQuantized]:
+            return [
+                in_turns([quantize_stored([tensors[own]], *blocks) for own in each])
+                for each in names
+            ]
+
+        def part(read: Callable[[BlockQuantized], np.ndarray]) -> np.ndarray:
+            return np.stack([read(expert) for expert in experts()])
+
+        add = self._nodes.weights.add_made
+        return [
+            add(name, lambda: part(lambda each: each.packed.reshape(len(each.packed), -1))),
+            add(name + ".scales", lambda: part(lambda each: each.scales)),
+            add(name + ".zero_points", lambda: part(lambda each: each.stated_zero_points())),
+        ]
+
+    def _store_flat(self, name: str) -> list[str]:
+        """A table that rows are looked up in and nothing else: its blocks side by side."""
+        table = quantize_stored([self._checkpoint.tensors[name]], 8, EMBEDDING_BLOCK)
+        add = self._nodes.weights.add
+        return [
+            add(name, table.packed.reshape(len(table.packed), -1)),
+            add(name + ".scales", table.scales),
+            add(name + ".zero_points", table.stated_zero_points()),
+        ]
+
+    def _store_table(self, name: str) -> list[str]:
+        """Embedding or head, which may be one: read once."""
+        if name not in self._tables:
+            stored = [self._checkpoint.tensors[name]]
+            self._tables[name] = self._store(name, quantize_stored(stored, 8, EMBEDDING_BLOCK))
+        return self._tables[name]
+
+    def _store(self, name: str, weight: BlockQuantized) -> list[str]:
+        """Names of packed values, scales and, where there are any, zero points."""
+        inputs = [
+            self._nodes.weights.add(name, weight.packed),
+            self._nodes.weights.add(name + ".scales", weight.scales),
+        ]
+        if weight.zero_points is not None:
+            inputs.append(self._nodes.weights.add(name + ".zero_points", weight.zero_points))
+        return inputs
+
+
+class FloatWeights:
+    """Plain matrices, stored as float16 or float32 and used as float32."""
+
+    def __init__(
+        self, checkpoint: StoredCheckpoint, nodes: Nodes, stored: type[np.floating]
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._nodes = nodes
+        self._stored = stored
+
+    def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
+        weight = self._add(names[0], lambda: self._joined(names).T)
+        output = output_of(names[0])
+        if not biases:
+            return self._nodes.add("MatMul", [x, weight], output)
+        product = self._nodes.add("MatMul", [x, weight], output + ".product")
+        joined = np.concatenate([self._checkpoint.float32(name) for name in biases])
+        bias = self._nodes.weights.add(biases[0], joined)
+        return self._nodes.add("Add", [product, bias], output)
+
+    def rounded(self, x: str, names: Sequence[str]) -> str:
+        return self.linear(x, names, [])
+
+    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> str:
+        stored = output if self._stored is np.float32 else output + ".stored"
+        return self.widen(self.look_up(ids, name, stored), output)
+
+    def look_up(self, ids: str, name: str, output: str) -> str:
+        """Rows of a table, as it is stored."""
+        table = self._nodes.weights.add_made(name, lambda: self._read(name))
+        return self._nodes.add("Gather", [table, ids], output)
+
+    def head(self, hidden: str, name: str, output: str) -> None:
+        table = self._add(name, lambda: self._read(name))
+        self._nodes.add("Gemm", [hidden, table], output, transB=1)
+
+    @property
+    def blocks(self) -> None:
+        return None
+
+    def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
+        def made() -> np.ndarray:
+            experts = ([self._checkpoint.float32(own) for own in each] for each in names)
+            turns = (np.stack(each, axis=1).reshape(-1, each[0].shape[-1]) for each in experts)
+            return np.stack([each.astype(self._stored) for each in turns])
+
+        return [self.widen(self._nodes.weights.add_made(name, made), name + ".float32")]
+
+    def _read(self, name: str) -> np.ndarray:
+        """Raises UnsupportedModelError for values beyond float16, where that is what is stored."""
+        values = self._checkpoint.float32(name)
+        if not np.abs(values).max() <= np.finfo(self._stored).max:
+            raise UnsupportedModelError(
+                f"{self._checkpoint.path}: {name} has values beyond float16",
+                remedy="Export it with --quant fp32, or with --format gguf.",
+            )
+        return values.astype(self._stored)
+
+    def _joined(self, names: Sequence[str]) -> np.ndarray:
+        return np.concatenate([self._read(name) for name in names])
+
+    def _add(self, name: str, make: Callable[[], np.ndarray]) -> str:
+        stored = self._nodes.weights.add_made(name, make)
+        return self.widen(stored, name + ".float32")
+
+    def widen(self, name: str, widened: str) -> str:
+        if self._stored is np.float32:
+            return name
+        return self._nodes.add("Cast", [name], widened, to=TensorProto.FLOAT)
+
+
+OnnxWeights = IntegerWeights | FloatWeights
+
+
+def output_of(name: str) -> str:
+    return name.removesuffix(".weight") + ".output"
 
 
 class Emitter(Nodes):
@@ -26,6 +242,7 @@ class Emitter(Nodes):
         super().__init__(weights)
         self.checkpoint = checkpoint
         self.config = checkpoint.config
+        self.head_name = EMBEDDING if self.config.tied_embeddings else "lm_head.weight"
 
     def branch(self) -> Emitter:
         """Returns an empty list of nodes that read the same weights."""
@@ -34,7 +251,7 @@ class Emitter(Nodes):
         return inner
 
     def vector(self, name: str) -> str:
-        return self.weights.add(name, self.checkpoint.float32(name))
+        return self.weights.add_made(name, lambda: self.checkpoint.float32(name))
 
     def linear(self, x: str, prefix: str, parts: Sequence[str], has_bias: bool = False) -> str:
         """x times transposed matrices side by side: [..., in] -> [..., sum of outs]."""

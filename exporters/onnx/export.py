@@ -11,16 +11,14 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx.attention import pays_to_stack
-from edge_spec.exporters.onnx.emitter import Emitter
-from edge_spec.exporters.onnx.encoder import ENCODER_FILE, EncoderBuilder
-from edge_spec.exporters.onnx.graph import GraphBuilder
-from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers
-from edge_spec.exporters.onnx.partial import PARTIAL_FILE, partial_model
-from edge_spec.exporters.onnx.weights import (
+from edge_spec.exporters.onnx.emitter import (
     EMBEDDING_BLOCK,
+    Emitter,
     FloatWeights,
     IntegerWeights,
 )
+from edge_spec.exporters.onnx.graph import ENCODER_FILE, PARTIAL_FILE, EncoderBuilder, GraphBuilder
+from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     BLOCK_SIZES,
@@ -31,11 +29,11 @@ from edge_spec.exporters.requests import (
     head_problem,
     is_composed,
     other_runtime,
+    report_bundle,
     require_replaceable,
     require_unchanged,
     uncomposed,
 )
-from edge_spec.models.bundle import open_bundle
 from edge_spec.storage.atomic import atomic_directory
 
 GRAPH_FILE = "model.onnx"
@@ -90,8 +88,7 @@ class OnnxExporter:
                 check=compared if options.check else None,
                 kv_cache="whole" if pays_to_stack(checkpoint.config) else "shared",
             )
-        bundle = open_bundle(out)
-        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
+        return report_bundle(out)
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> tuple[str, int]:
@@ -151,8 +148,7 @@ def _write_graph(
         encoder = EncoderBuilder(own).build_encoder()
         (work / ENCODER_FILE).write_bytes(encoder.SerializeToString())
         return  # no part of it drafts
-    partial = partial_model(model, graph.sublayers, checkpoint.config)
-    (work / PARTIAL_FILE).write_bytes(partial.SerializeToString())
+    (work / PARTIAL_FILE).write_bytes(graph.partial().SerializeToString())
 
 
 def _emitter(

@@ -33,33 +33,42 @@ Writes the embeddings and the scale of each layer that Gemma 4 has.
 
 An embedding of a layer is a part of a row of one table of all layers, and of what one matrix makes
 of the token's own embedding. It is added, behind a gate, to what the MLP leaves. That is no
-sublayer that a draft may leave out (partial.py): it is part of what each layer does. What is
+sublayer that a draft may leave out (`partial`): it is part of what each layer does. What is
 estimated there of how far a sublayer turns the stream does not know of it.
+
+The graph of an encoder, over the same data file as its decoder's:
+
+    input_ids            [1, source] int64
+    cross.N.key|value    [1, heads, source, head_dim]    what layer N of the decoder attends to
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onnx import ModelProto, TensorProto, ValueInfoProto
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Rotation
-from edge_spec.exporters.onnx import convolution
 from edge_spec.exporters.onnx.attention import (
-    STACKED_OPSET,
+    SCATTER_OPSET,
     Attention,
+    convolution,
+    convolution_inputs,
     cross_attention,
+    head_bias,
+    multi_head_attention,
+    nearest_first,
     pays_to_stack,
     relative_bias,
     source_values,
     stacked_inputs,
 )
-from edge_spec.exporters.onnx.emitter import Emitter, window_bias
+from edge_spec.exporters.onnx.emitter import Emitter, count_up, window_bias
 from edge_spec.exporters.onnx.experts import ComposedMixture, Mixture
 from edge_spec.exporters.onnx.nodes import OPSET, tensor
-from edge_spec.exporters.onnx.weights import EMBEDDING
 from edge_spec.exporters.requests import is_composed
 
 
@@ -149,6 +158,8 @@ class LayerInputs:
         return graph.norm(update, prefix + "post_per_layer_input_norm")
 
 
+PARTIAL_FILE = "partial.onnx"
+NO_UPDATE = "no_update"
 EMBEDDED = "embedded"  # the residual stream before the first sublayer
 
 
@@ -172,7 +183,7 @@ class GraphBuilder:
         config, graph = self.config, self.graph
         tables = {each: self._rope_tables(i, each) for i, each in enumerate(config.rotations)}
         attention = Attention(graph, tables, self._biases())
-        ancestors = convolution.nearest_first(graph) if config.convolving else []
+        ancestors = nearest_first(graph) if config.convolving else []
         residual = self._embed("model", self._row_positions())
         embeddings = LayerInputs(graph, residual)
         normed, residual = self._first_read(residual, "model.layers.0.input_layernorm")
@@ -182,7 +193,7 @@ class GraphBuilder:
             if config.kind(layer).convolution is None:
                 attended = self._update(attention.add(normed, layer), prefix + "self_attn.")
             else:
-                update = convolution.convolution(graph, normed, layer, ancestors)
+                update = convolution(graph, normed, layer, ancestors)
                 attended = self._update(update, prefix + "conv.")
             self._ends_sublayer(start, attended, layer)
             if config.encoder is not None:
@@ -279,17 +290,98 @@ class GraphBuilder:
             rows = graph.reshape(stream, "rows_shape", [-1, config.hidden_size], name + "_rows")
             picked.append(graph.add("Gather", [rows, "logit_rows"], name + "_scored", axis=0))
         graph.skip_norm(picked, "model.norm", "hidden")
-        head = EMBEDDING if config.tied_embeddings else "lm_head.weight"
         scaled = "logits" if config.logit_softcap is None else "logits.scaled"
         products = scaled if config.logit_scale == 1.0 else "logits.products"
-        graph.matrices.head("hidden", head, "logits.unbiased" if config.logit_bias else products)
+        scores = "logits.unbiased" if config.logit_bias else products
+        graph.matrices.head("hidden", graph.head_name, scores)
         if config.logit_bias:
-            graph.add("Add", ["logits.unbiased", graph.vector("lm_head.bias")], products)
+            graph.add("Add", [scores, graph.vector("lm_head.bias")], products)
         graph.times(products, config.logit_scale, scaled)
         if config.logit_softcap is not None:
             graph.softcap(scaled, config.logit_softcap, "logits")
 
-    def _model(self) -> ModelProto:
+    def partial(self) -> ModelProto:
+        """Return the same model with sublayers that may be left out, for drafts that are a part of
+        their target. It takes the nodes of the one that was built.
+
+        A second graph over the same data file, in which each attention and each MLP is the branch
+        of an `If`; norms and residual sums stay outside, so that a pass that leaves nothing out
+        computes what the whole graph does, bit for bit. Leaving out all sublayers of the last
+        layers is an early exit. More inputs and outputs than the whole graph has, with one K for
+        each sublayer, 2 * layer its attention and 2 * layer + 1 its MLP:
+
+            runs.K     [1] bool              whether the sublayer is run
+            no_update  [1, rows, hidden]     zeros, what a sublayer that is left out adds
+            embedded   [1, rows, hidden]     the residual stream before the first sublayer
+            update.K   [1, rows, hidden]     what each sublayer adds to it
+
+        A sublayer that is left out passes its keys and values through, which are bound in place.
+        The graph that verifies has none of this: an `If` costs time even where its branch is taken.
+        """
+        graph, whole, done = self.graph, self.graph.protos, 0
+        graph.protos = []
+        weights = {proto.name for proto in graph.weights.protos}
+        for index, sublayer in enumerate(self.sublayers):
+            graph.protos += whole[done : sublayer.nodes.start]
+            done = sublayer.nodes.stop
+            own = whole[sublayer.nodes]
+            # Widening a stored weight: outside of a branch it is done once, when the graph is
+            # loaded.
+            graph.protos += [node for node in own if weights.issuperset(node.input)]
+            inner = [node for node in own if not weights.issuperset(node.input)]
+            self._add_optional(index, sublayer, inner)
+        graph.protos += whole[done:]
+        updates = [f"update.{index}" for index in range(len(self.sublayers))]
+        renamed = {each.update: name for each, name in zip(self.sublayers, updates, strict=True)}
+        for node in graph.protos:
+            node.input[:] = [renamed.get(name, name) for name in node.input]
+        runs = [f"runs.{index}" for index in range(len(updates))]
+        stream: list[int | str] = [1, "rows", self.config.hidden_size]
+        return self._model(
+            [
+                *(tensor(name, TensorProto.BOOL, [1]) for name in runs),
+                tensor(NO_UPDATE, TensorProto.FLOAT, stream),
+            ],
+            [tensor(name, TensorProto.FLOAT, stream) for name in (*updates, EMBEDDED)],
+        )
+
+    def _add_optional(self, index: int, sublayer: Sublayer, nodes: list[NodeProto]) -> None:
+        """An `If` that runs the nodes, or adds nothing and keeps the cache as it is."""
+        update = f"update.{index}"
+        produced = {sublayer.update: update}
+        kept = {NO_UPDATE: update}
+        shapes: dict[str, list[int | str]] = {update: [1, "rows", self.config.hidden_size]}
+        if sublayer.layer is not None:
+            for part, shape in cache_shapes(self.config, sublayer.layer).items():
+                present = f"present.{sublayer.layer}.{part}"
+                produced[present] = present
+                kept[f"past.{sublayer.layer}.{part}"] = present
+                shapes[present] = shape
+        for node in nodes:
+            for names in (node.output, node.input):  # a convolution reads the cache that it wrote
+                names[:] = [produced[n] + ".run" if n in produced else n for n in names]
+        passed = [
+            helper.make_node("Identity", [source], [output + ".left"])
+            for source, output in kept.items()
+        ]
+
+        def branch(name: str, inner: list[NodeProto], end: str) -> GraphProto:
+            kind = TensorProto.FLOAT
+            outputs = [tensor(output + end, kind, shape) for output, shape in shapes.items()]
+            return helper.make_graph(inner, f"{name}.{index}", [], outputs)
+
+        branches = {
+            "then_branch": branch("run", nodes, ".run"),
+            "else_branch": branch("left", passed, ".left"),
+        }
+        node = helper.make_node("If", [f"runs.{index}"], list(shapes), update, **branches)
+        self.graph.protos.append(node)
+
+    def _model(
+        self,
+        more_inputs: Sequence[ValueInfoProto] = (),
+        more_outputs: Sequence[ValueInfoProto] = (),
+    ) -> ModelProto:
         config, opset = self.config, OPSET
         scored = [
             tensor("logits", TensorProto.FLOAT, ["scored", config.vocab_size]),
@@ -306,13 +398,14 @@ class GraphBuilder:
             tensor("logit_rows", TensorProto.INT64, ["scored"]),
         ]
         if pays_to_stack(config):
-            inputs, opset = inputs + stacked_inputs(), STACKED_OPSET
+            inputs, opset = inputs + stacked_inputs(), SCATTER_OPSET
         if config.encoder is not None:
             inputs += source_values(config)
         if config.convolving:
-            inputs, opset = inputs + convolution.inputs(config), convolution.OPSET
-        outputs = scored + self._cache("present")
-        return self.graph.model("edge-spec", inputs + self._cache("past"), outputs, opset)
+            inputs, opset = inputs + convolution_inputs(config), SCATTER_OPSET
+        inputs += [*self._cache("past"), *more_inputs]
+        outputs = [*scored, *self._cache("present"), *more_outputs]
+        return self.graph.model("edge-spec", inputs, outputs, opset)
 
     def _cache(self, when: str) -> list[ValueInfoProto]:
         return [
@@ -325,9 +418,83 @@ class GraphBuilder:
 def cache_shapes(config: ModelConfig, layer: int) -> dict[str, list[int | str]]:
     """Returns the shape of each part of a layer's cache, by what ends its name."""
     if config.kind(layer).convolution is not None:
-        return {"gated": convolution.cache_shape(config)}
+        return {"gated": [1, 1, "slots", config.hidden_size]}
     if config.kv_source(layer) != layer:
         return {}
     heads = config.heads(layer)
     shape: list[int | str] = [1, heads.num_kv_heads, "capacity", heads.head_dim]
     return {"key": shape, "value": shape}
+
+
+ENCODER_FILE = "encoder.onnx"
+
+
+class EncoderBuilder(GraphBuilder):
+    """Adds an encoder to a graph of its own, whose weights stand beside the decoder's."""
+
+    def build_encoder(self) -> ModelProto:
+        encoder, config, graph = self.config.encoder, self.config, self.graph
+        assert encoder is not None
+        positions = ""
+        if config.position_table or config.relative_positions is not None:
+            count = graph.add("Size", ["input_ids"], "source.count64")
+            count = graph.add("Cast", [count], "source.count", to=TensorProto.INT32)
+            positions = count_up(graph, count, "source.positions")
+        residual = self._embed("encoder", self._as_indices(positions))
+        bias = self._relative_bias(positions)
+        normed, residual = self._first_read(residual, "encoder.layers.0.input_layernorm")
+        for layer in range(encoder.num_layers):
+            prefix = f"encoder.layers.{layer}."
+            update = self._self_attention(normed, prefix + "self_attn.", bias)
+            normed, residual = self._add_and_norm(
+                update, residual, prefix + "post_attention_layernorm"
+            )
+            inner = prefix + "mlp."
+            update = self._update(mlp(graph, normed, inner), inner)
+            is_last = layer + 1 == encoder.num_layers
+            following = f"encoder.layers.{layer + 1}.input_layernorm"
+            normed, residual = self._add_and_norm(
+                update, residual, "encoder.norm" if is_last else following
+            )
+        for layer in range(config.num_layers):
+            self._keys_and_values(normed, layer)
+        source = [tensor("input_ids", TensorProto.INT64, [1, "source"])]
+        return graph.model("edge-spec-encoder", source, source_values(config))
+
+    def _as_indices(self, positions: str) -> str:
+        """Casts to int64: onnxruntime 1.32 makes a Slice that fails of a Gather by int32."""
+        if not self.config.position_table:
+            return ""
+        return self.graph.add("Cast", [positions], "source.indices", to=TensorProto.INT64)
+
+    def _relative_bias(self, keys: str) -> str:
+        """[1, heads, source, source], the same for all layers; "" where there is none. keys: the
+        name of their positions."""
+        relative, graph = self.config.relative_positions, self.graph
+        if relative is None:
+            return ""
+        rows = graph.add("Unsqueeze", [keys, graph.constant("last_axis", -1)], "source.rows")
+        far = graph.constant("source.far", relative.max_distance, np.int32)
+        shifted = graph.add("Add", [keys, far], "source.shifted")
+        after = graph.add("Sub", [shifted, rows], "source.after")
+        weight = graph.checkpoint.float32("encoder.relative_bias.weight")
+        return head_bias(graph, "source.", after, weight[relative.buckets(both_ways=True)])
+
+    def _self_attention(self, x: str, prefix: str, bias: str) -> str:
+        graph, config = self.graph, self.config
+        packed = graph.linear(x, prefix, ["q_proj", "k_proj", "v_proj"], config.qkv_bias)
+        parts = [f"{prefix}{part}.split" for part in "qkv"]
+        graph.add("Split", [packed], parts, axis=-1, num_outputs=3)
+        mixed = multi_head_attention(
+            graph, [*parts, "", "", bias] if bias else parts, prefix + "mixed"
+        )
+        return graph.linear(mixed, prefix, ["o_proj"], config.output_bias)
+
+    def _keys_and_values(self, x: str, layer: int) -> None:
+        """Writes what one layer of the decoder attends to."""
+        graph, config, prefix = self.graph, self.config, f"model.layers.{layer}.cross_attn."
+        heads = graph.constant("source_shape", [1, -1, config.num_heads, config.head_dim])
+        for part, name in (("key", "k"), ("value", "v")):
+            projected = graph.linear(x, prefix, [f"{name}_proj"], config.qkv_bias)
+            split = graph.add("Reshape", [projected, heads], f"{prefix}{name}.heads")
+            graph.add("Transpose", [split], f"cross.{layer}.{part}", perm=[0, 2, 1, 3])

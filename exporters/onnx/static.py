@@ -12,35 +12,37 @@ returns what its rows add; the runtime writes that at write_slot. Inputs and out
     new.N.key|value    [1, kv_heads, rows, head_dim]
     logits             [rows, vocab] float32          of functions that score
     hidden             [rows, hidden_size] float32    of these, where it was asked for
+
+NPU compilers read integers as DequantizeLinear: with a scale a block of 4-bit weights, and a scale
+an output channel of 8-bit ones (ONNX opset 21). Every function of a bundle adds the same tensors;
+those of one name are in the weights file once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
+from edge_spec.exporters import block_quantize
+from edge_spec.exporters.block_quantize import BlockQuantized, input_importance
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.fitted_layers import input_importance
+from edge_spec.exporters.onnx.emitter import EMBEDDING, Emitter, FloatWeights, output_of
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes, tensor
-from edge_spec.exporters.onnx.weights import (
-    EMBEDDING,
-    StaticFloats,
-    StaticIntegers,
-    StaticWeights,
-)
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_quantization,
     describe,
     other_export,
+    report_bundle,
     require_plain,
     require_replaceable,
     require_unchanged,
@@ -54,10 +56,87 @@ from edge_spec.exporters.static_layout import (
     require_block_size,
     require_whole_blocks,
 )
-from edge_spec.models.bundle import open_bundle
 from edge_spec.storage.atomic import atomic_directory
 
 PARTS = ("key", "value")
+_LARGEST = 127  # of symmetric 8-bit levels
+
+
+class StaticFloats(FloatWeights):
+    """Stores matrices as float16 or float32, and multiplies with them as float32."""
+
+    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> str:
+        return self.widen(self.look_up(ids, name, output), output + ".float32")
+
+
+class StaticIntegers:
+    """Stores the layers' matrices as 8-bit channels or symmetric 4-bit blocks; embedding and head,
+    where few bits cost most, as 8-bit channels."""
+
+    def __init__(
+        self,
+        checkpoint: StoredCheckpoint,
+        nodes: Nodes,
+        bits: int,
+        importance: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> None:
+        self._checkpoint, self._nodes, self._bits = checkpoint, nodes, bits
+        self._importance = importance  # of columns, by the matrix's name
+
+    def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
+        """names: of one matrix; its bias is added elsewhere."""
+        (name,) = names
+        widened = self._blocks(name) if self._bits == 4 else self._channels(name)
+        return self._nodes.add("MatMul", [x, widened], output_of(name))
+
+    def embed(self, ids: str, output: str) -> str:
+        nodes, (levels, scales) = self._nodes, self._table(EMBEDDING)
+        column = nodes.constant("column_shape", [1, -1, 1])
+        picked = nodes.add("Gather", [levels, ids], output + ".levels")
+        floats = nodes.add("Cast", [picked], output + ".floats", to=TensorProto.FLOAT)
+        scale = nodes.add("Gather", [scales, ids], output + ".scales")
+        scale = nodes.add("Reshape", [scale, column], output + ".column")
+        return nodes.add("Mul", [floats, scale], output)
+
+    def head(self, hidden: str, name: str, output: str) -> None:
+        inputs, widened = self._table(name), name + ".float32"
+        self._nodes.add("DequantizeLinear", inputs, widened, axis=0)
+        self._nodes.add("Gemm", [hidden, widened], output, transB=1)
+
+    def _channels(self, name: str) -> str:
+        inputs = self._table(name, is_turned=True)
+        return self._nodes.add("DequantizeLinear", inputs, name + ".float32", axis=1)
+
+    def _blocks(self, name: str) -> str:
+        found, weights = cache(lambda: self.quantized(name)), self._nodes.weights  # at most once
+        stored = weights.add_int4(name, lambda: found().levels().T.astype(np.int8) - 8)
+        inputs = [stored, weights.add_made(name + ".scales", lambda: found().scales.T)]
+        output, size = name + ".float32", BLOCK_SIZE
+        return self._nodes.add("DequantizeLinear", inputs, output, axis=0, block_size=size)
+
+    def quantized(self, name: str) -> BlockQuantized:
+        """Symmetric 4-bit blocks."""
+        stored = self._checkpoint.tensors[name]
+        carried = block_quantize.carried([stored], 4, BLOCK_SIZE)
+        importance = self._importance.get(name)
+        return carried or block_quantize.quantize(stored.float32(), 4, BLOCK_SIZE, True, importance)
+
+    def _table(self, name: str, is_turned: bool = False) -> list[str]:
+        """Levels [out, in], or [in, out], and scales [out]: of embedding and head, which may be
+        one, those of the vocabulary."""
+        found = cache(lambda: channels(self._checkpoint.float32(name)))
+        add = self._nodes.weights.add_made
+        return [
+            add(name, lambda: found()[0].T if is_turned else found()[0]),
+            add(name + ".scales", lambda: found()[1]),
+        ]
+
+
+def channels(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns levels int8 [out, in] and scales float32 [out], symmetric."""
+    largest = np.abs(weights).max(axis=1)
+    scales = np.where(largest > 0, largest / np.float32(_LARGEST), np.float32(1))
+    return np.rint(weights / scales[:, None]).astype(np.int8), scales.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -75,221 +154,179 @@ class StaticForm:
 STANDARD = StaticForm()
 
 
-@dataclass(frozen=True, eq=False)
-class StaticGraphs:
-    """Builds the functions of one model over the same weights."""
+class StaticPass(Emitter):
+    """One function while it is built. state: the type of keys and values, float16 or float32."""
 
-    checkpoint: StoredCheckpoint
-    weights: Initializers
-    matrices: StaticWeights
-    shape: StaticShape
-    state: int  # the type of keys and values, float16 or float32
-    hidden: bool
-    fuses_norms: bool
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.checkpoint.config
-
-    def build(self, function: StaticFunction, on_layer: Callable[[int], None]) -> ModelProto:
-        return _Pass(self, function, on_layer).model()
-
-
-class _Pass:
-    """One function while it is built."""
+    static: StaticFloats | StaticIntegers  # in the place of `matrices`
 
     def __init__(
-        self, graphs: StaticGraphs, function: StaticFunction, on_layer: Callable[[int], None]
+        self,
+        weights: Initializers,
+        checkpoint: StoredCheckpoint,
+        function: StaticFunction,
+        shape: StaticShape,
+        state: int,
+        fuses_norms: bool,
     ) -> None:
-        self._graphs = graphs
-        self._on_layer = on_layer
-        self._function = function
-        self._rows = function.rows
-        self._config: ModelConfig = graphs.config
-        self._nodes = Nodes(graphs.weights)
-        self._groups = self._config.num_heads // self._config.num_kv_heads
+        super().__init__(weights, checkpoint)
+        self._function, self._rows = function, function.rows
+        self._shape, self._state, self._fuses_norms = shape, state, fuses_norms
+        self._groups = self.config.num_heads // self.config.num_kv_heads
 
-    def model(self) -> ModelProto:
-        outputs = self._pass() + self._states("new", self._rows)
-        return self._nodes.model(f"edge-spec {self._function.name}", self._inputs(), outputs)
+    def build(self, hidden: bool, on_layer: Callable[[int], None]) -> ModelProto:
+        """hidden: whether what is scored is returned, too."""
+        outputs = self._pass(hidden, on_layer) + self._states("new", self._rows)
+        return self.model(f"edge-spec {self._function.name}", self._inputs(), outputs)
 
-    def _pass(self) -> list[ValueInfoProto]:
+    def _pass(self, hidden: bool, on_layer: Callable[[int], None]) -> list[ValueInfoProto]:
         """Adds the nodes; returns the outputs beside the new keys and values."""
-        config, nodes = self._config, self._nodes
+        config = self.config
         self._cos, self._sin = (self._rotation(i, name) for i, name in enumerate(("cos", "sin")))
         self._masks = [self._for_groups(name) for name in ("past_mask", "own_mask")]
-        x = self._graphs.matrices.embed(nodes, "input_ids")
+        x = self.static.embed("input_ids", "embedded")
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
-            normed = self._norm(x, prefix + "input_layernorm")
+            normed = self.norm(x, prefix + "input_layernorm")
             keys, values = self._keys_and_values(normed, layer, prefix + "self_attn.")
             if layer + 1 == config.num_layers and not self._function.scores:
                 return []  # of this layer, nobody reads more
             mixed = self._attention(normed, layer, keys, values)
-            x = nodes.add("Add", [x, mixed], prefix + "attended")
-            normed = self._norm(x, prefix + "post_attention_layernorm")
-            x = nodes.add("Add", [x, self._mlp(normed, prefix + "mlp.")], prefix + "output")
-            self._on_layer(layer)
-        return self._scores(self._norm(x, "model.norm"))
-
-    def _scores(self, x: str) -> list[ValueInfoProto]:
-        config, rows = self._config, self._rows
-        name = EMBEDDING if config.tied_embeddings else "lm_head.weight"
-        hidden = self._reshape(x, (rows, config.hidden_size), "hidden")
-        self._graphs.matrices.head(self._nodes, hidden, name, "logits")
-        found = [tensor("logits", TensorProto.FLOAT, (rows, config.vocab_size))]
-        if self._graphs.hidden:
-            found.append(tensor("hidden", TensorProto.FLOAT, (rows, config.hidden_size)))
-        return found
+            x = self.add("Add", [x, mixed], prefix + "attended")
+            normed = self.norm(x, prefix + "post_attention_layernorm")
+            x = self.add("Add", [x, self._mlp(normed, prefix + "mlp.")], prefix + "output")
+            on_layer(layer)
+        rows = self._reshaped(
+            self.norm(x, "model.norm"), (self._rows, config.hidden_size), "hidden"
+        )
+        self.static.head(rows, self.head_name, "logits")
+        sizes = {"logits": config.vocab_size} | ({"hidden": config.hidden_size} if hidden else {})
+        kind = TensorProto.FLOAT
+        return [tensor(name, kind, (self._rows, size)) for name, size in sizes.items()]
 
     def _rotation(self, which: int, name: str) -> str:
         """cos or sin of the rows' positions, [rows, head_dim / 2]."""
-        tables = self._config.rotations[0].tables(self._graphs.shape.context_length)
-        stored = self._nodes.weights.add(f"rope_{name}", tables[which])
-        return self._nodes.add("Gather", [stored, "position_ids"], f"rotation_{name}")
+        tables = self.config.rotations[0].tables(self._shape.context_length)
+        stored = self.weights.add(f"rope_{name}", tables[which])
+        return self.add("Gather", [stored, "position_ids"], f"rotation_{name}")
 
     def _for_groups(self, mask: str) -> str:
         """The mask's rows once for each query of a group."""
-        repeats = self._nodes.constant("groups", [1, 1, self._groups, 1])
-        return self._nodes.add("Tile", [mask, repeats], mask + ".groups")
+        repeats = self.constant("groups", [1, 1, self._groups, 1])
+        return self.add("Tile", [mask, repeats], mask + ".groups")
 
     def _keys_and_values(self, x: str, layer: int, prefix: str) -> list[str]:
         """Returns what attention reads of the rows' own; [1, kv_heads, rows, head_dim]."""
-        count, nodes = self._config.num_kv_heads, self._nodes
-        own = [self._heads(x, prefix, part, count) for part in "kv"]
+        own = [self._heads(x, prefix, part, self.config.num_kv_heads) for part in "kv"]
         names = [f"new.{layer}.{part}" for part in PARTS]
-        if self._graphs.state == TensorProto.FLOAT:
-            return [
-                nodes.add("Identity", [each], name) for each, name in zip(own, names, strict=True)
-            ]
+        if self._state == TensorProto.FLOAT:
+            pairs = zip(own, names, strict=True)
+            return [self.add("Identity", [each], name) for each, name in pairs]
         # Rounded here, too: else a row's scores would depend on which pass its ancestors were in.
         for each, name in zip(own, names, strict=True):
-            nodes.add("Cast", [each], name, to=self._graphs.state)
+            self.add("Cast", [each], name, to=self._state)
         return [self._widened(name) for name in names]
 
     def _widened(self, state: str) -> str:
-        if self._graphs.state == TensorProto.FLOAT:
+        if self._state == TensorProto.FLOAT:
             return state
-        return self._nodes.add("Cast", [state], state + ".float32", to=TensorProto.FLOAT)
+        return self.add("Cast", [state], state + ".float32", to=TensorProto.FLOAT)
 
     def _heads(self, x: str, prefix: str, part: str, count: int) -> str:
         """Queries, keys or values, [1, count, rows, head_dim], normed and rotated."""
-        config, name = self._config, f"{prefix}{part}_proj"
-        split = self._reshape(
-            self._linear(x, name, config.qkv_bias),
-            (1, self._rows, count, config.head_dim),
-            name + ".split",
-        )
-        heads = self._nodes.add("Transpose", [split], name + ".heads", perm=[0, 2, 1, 3])
+        config, name = self.config, f"{prefix}{part}_proj"
+        product, shape = self._product(x, name, config.qkv_bias), (count, config.head_dim)
+        split = self._reshaped(product, (1, self._rows, *shape), name + ".split")
+        heads = self.add("Transpose", [split], name + ".heads", perm=[0, 2, 1, 3])
         if config.qk_norm and part in "qk":
-            heads = self._norm(heads, f"{prefix}{part}_norm")
+            heads = self.norm(heads, f"{prefix}{part}_norm")
         return heads if part == "v" else self._rotate(heads, name)
 
-    def _linear(self, x: str, name: str, has_bias: bool) -> str:
-        product = self._graphs.matrices.linear(self._nodes, x, name + ".weight")
+    def _product(self, x: str, name: str, has_bias: bool = False) -> str:
+        product = self.static.linear(x, [name + ".weight"], [])
         if not has_bias:
             return product
-        bias = self._vector(name + ".bias")
-        return self._nodes.add("Add", [product, bias], name + ".biased")
+        return self.add("Add", [product, self.vector(name + ".bias")], name + ".biased")
 
     def _rotate(self, x: str, name: str) -> str:
         """x: [1, heads, rows, head_dim], halves paired (Su et al. 2021)."""
-        nodes = self._nodes
         first, second = name + ".first", name + ".second"
-        nodes.add("Split", [x], [first, second], axis=-1, num_outputs=2)
+        self.add("Split", [x], [first, second], axis=-1, num_outputs=2)
 
         def product(half: str, table: str) -> str:
-            return nodes.add("Mul", [half, table], f"{half}.{table}")
+            return self.add("Mul", [half, table], f"{half}.{table}")
 
         cos, sin = self._cos, self._sin
-        low = nodes.add("Sub", [product(first, cos), product(second, sin)], name + ".low")
-        high = nodes.add("Add", [product(second, cos), product(first, sin)], name + ".high")
-        return nodes.add("Concat", [low, high], name + ".rotated", axis=-1)
+        low = self.add("Sub", [product(first, cos), product(second, sin)], name + ".low")
+        high = self.add("Add", [product(second, cos), product(first, sin)], name + ".high")
+        return self.add("Concat", [low, high], name + ".rotated", axis=-1)
 
     def _attention(self, x: str, layer: int, keys: str, values: str) -> str:
-        config, nodes = self._config, self._nodes
-        prefix = f"model.layers.{layer}.self_attn."
+        config, prefix = self.config, f"model.layers.{layer}.self_attn."
         # Query heads that share keys stand as further rows of one head: nothing is repeated.
-        queries = self._reshape(
-            self._scaled(self._heads(x, prefix, "q", config.num_heads), prefix),
-            (1, config.num_kv_heads, self._groups * self._rows, config.head_dim),
-            prefix + "queries",
-        )
+        shape = (1, config.num_kv_heads, self._groups * self._rows, config.head_dim)
+        queries = self._scaled(self._heads(x, prefix, "q", config.num_heads), prefix)
+        queries = self._reshaped(queries, shape, prefix + "queries")
         past_keys, past_values = (self._widened(f"past.{layer}.{part}") for part in PARTS)
         scores = [
             self._masked_scores(queries, each, mask)
             for each, mask in zip((past_keys, keys), self._masks, strict=True)
         ]
-        joined = nodes.add("Concat", scores, prefix + "scores", axis=-1)
-        shares = nodes.add("Softmax", [joined], prefix + "shares", axis=-1)
-        ends = [self._graphs.shape.slots, self._rows]
-        sizes = nodes.constant(f"attended_{self._rows}", ends)
+        joined = self.add("Concat", scores, prefix + "scores", axis=-1)
+        shares = self.add("Softmax", [joined], prefix + "shares", axis=-1)
+        ends = [self._shape.slots, self._rows]
+        sizes = self.constant(f"attended_{self._rows}", ends)
         past, own = prefix + "past_shares", prefix + "own_shares"
-        nodes.add("Split", [shares, sizes], [past, own], axis=-1)
+        self.add("Split", [shares, sizes], [past, own], axis=-1)
         parts = [
-            nodes.add("MatMul", [past, past_values], prefix + "past_mixed"),
-            nodes.add("MatMul", [own, values], prefix + "own_mixed"),
+            self.add("MatMul", [past, past_values], prefix + "past_mixed"),
+            self.add("MatMul", [own, values], prefix + "own_mixed"),
         ]
-        mixed = nodes.add("Add", parts, prefix + "mixed")
-        return self._linear(self._joined(mixed, prefix), prefix + "o_proj", config.output_bias)
+        mixed = self.add("Add", parts, prefix + "mixed")
+        return self._product(self._joined(mixed, prefix), prefix + "o_proj", config.output_bias)
 
     def _scaled(self, queries: str, prefix: str) -> str:
         """First: products then stay within float16."""
-        scale = self._config.head_dim**-0.5
-        stored = self._nodes.constant("attention_scale", scale, np.float32)
-        return self._nodes.add("Mul", [queries, stored], prefix + "scaled")
+        scale = self.constant("attention_scale", self.config.head_dim**-0.5, np.float32)
+        return self.add("Mul", [queries, scale], prefix + "scaled")
 
     def _masked_scores(self, queries: str, keys: str, mask: str) -> str:
-        nodes = self._nodes
-        turned = nodes.add("Transpose", [keys], keys + ".turned", perm=[0, 1, 3, 2])
-        products = nodes.add("MatMul", [queries, turned], keys + ".products")
-        return nodes.add("Add", [products, mask], keys + ".scores")
+        turned = self.add("Transpose", [keys], keys + ".turned", perm=[0, 1, 3, 2])
+        products = self.add("MatMul", [queries, turned], keys + ".products")
+        return self.add("Add", [products, mask], keys + ".scores")
 
     def _joined(self, mixed: str, prefix: str) -> str:
-        config, rows = self._config, self._rows
-        each = self._reshape(mixed, (1, config.num_heads, rows, config.head_dim), prefix + "each")
-        turned = self._nodes.add("Transpose", [each], prefix + "turned", perm=[0, 2, 1, 3])
-        return self._reshape(turned, (1, rows, config.query_size), prefix + "joined")
+        config, rows = self.config, self._rows
+        each = self._reshaped(mixed, (1, config.num_heads, rows, config.head_dim), prefix + "each")
+        turned = self.add("Transpose", [each], prefix + "turned", perm=[0, 2, 1, 3])
+        return self._reshaped(turned, (1, rows, config.query_size), prefix + "joined")
 
     def _mlp(self, x: str, prefix: str) -> str:
-        nodes = self._nodes
-        gate = self._linear(x, prefix + "gate_proj", False)
-        share = nodes.add("Sigmoid", [gate], prefix + "share")
-        activated = nodes.add("Mul", [gate, share], prefix + "activated")
-        up = self._linear(x, prefix + "up_proj", False)
-        product = nodes.add("Mul", [activated, up], prefix + "product")
-        return self._linear(product, prefix + "down_proj", False)
+        gate = self._product(x, prefix + "gate_proj")
+        share = self.add("Sigmoid", [gate], prefix + "share")
+        activated = self.add("Mul", [gate, share], prefix + "activated")
+        up = self._product(x, prefix + "up_proj")
+        product = self.add("Mul", [activated, up], prefix + "product")
+        return self._product(product, prefix + "down_proj")
 
-    def _norm(self, x: str, name: str) -> str:
+    def norm(self, x: str, name: str, output: str = "") -> str:
         """The nodes that compilers fuse to a root mean square norm (Zhang and Sennrich 2019)."""
-        nodes = self._nodes
-        if self._graphs.fuses_norms:
-            return nodes.add(
-                "SimplifiedLayerNormalization",
-                [x, self._vector(name + ".weight")],
-                name + ".output",
-                axis=-1,
-                epsilon=self._config.norm_epsilon,
-            )
-        two = nodes.constant("two", 2, np.float32)
-        last = nodes.constant("last_axis", [-1])
-        epsilon = nodes.constant("norm_epsilon", self._config.norm_epsilon, np.float32)
-        squares = nodes.add("Pow", [x, two], name + ".squares")
-        mean = nodes.add("ReduceMean", [squares, last], name + ".mean", keepdims=1)
-        moved = nodes.add("Add", [mean, epsilon], name + ".moved")
-        root = nodes.add("Sqrt", [moved], name + ".root")
-        normed = nodes.add("Div", [x, root], name + ".normed")
-        return nodes.add("Mul", [normed, self._vector(name + ".weight")], name + ".output")
+        if self._fuses_norms:
+            return super().norm(x, name, output)
+        two = self.constant("two", 2, np.float32)
+        last = self.constant("last_axis", [-1])
+        epsilon = self.constant("norm_epsilon", self.config.norm_epsilon, np.float32)
+        squares = self.add("Pow", [x, two], name + ".squares")
+        mean = self.add("ReduceMean", [squares, last], name + ".mean", keepdims=1)
+        moved = self.add("Add", [mean, epsilon], name + ".moved")
+        root = self.add("Sqrt", [moved], name + ".root")
+        normed = self.add("Div", [x, root], name + ".normed")
+        return self.add("Mul", [normed, self.vector(name + ".weight")], name + ".output")
 
-    def _reshape(self, x: str, shape: tuple[int, ...], output: str) -> str:
-        return self._nodes.reshape(x, "shape_" + "_".join(map(str, shape)), shape, output)
-
-    def _vector(self, name: str) -> str:
-        add = self._nodes.weights.add_made
-        return add(name, lambda: self._graphs.checkpoint.float32(name))
+    def _reshaped(self, x: str, shape: tuple[int, ...], output: str) -> str:
+        return self.reshape(x, "shape_" + "_".join(map(str, shape)), shape, output)
 
     def _inputs(self) -> list[ValueInfoProto]:
-        rows, slots = self._rows, self._graphs.shape.slots
+        rows, slots = self._rows, self._shape.slots
         return [
             tensor("input_ids", TensorProto.INT32, (1, rows)),
             tensor("position_ids", TensorProto.INT32, (rows,)),
@@ -299,11 +336,10 @@ class _Pass:
         ]
 
     def _states(self, when: str, length: int) -> list[ValueInfoProto]:
-        config = self._config
-        shape = (1, config.num_kv_heads, length, config.head_dim)
+        shape = (1, self.config.num_kv_heads, length, self.config.head_dim)
         return [
-            tensor(f"{when}.{layer}.{part}", self._graphs.state, shape)
-            for layer in range(config.num_layers)
+            tensor(f"{when}.{layer}.{part}", self._state, shape)
+            for layer in range(self.config.num_layers)
             for part in PARTS
         ]
 
@@ -338,60 +374,51 @@ class StaticOnnxExporter:
         name = _checked(checkpoint, out, options)
         checkpoint = first_layers(checkpoint, options.num_layers)
         shape = StaticShape.of(chosen_context(checkpoint.config, options.context_length))
-        config = replace(checkpoint.config, context_length=shape.context_length)
+        bound = QUANTIZATIONS[name].max_kl_divergence
+        compared = against_reference(checkpoint, "ort", bound, progress)
         with atomic_directory(out) as work, require_unchanged(checkpoint.path):
             with (work / DATA_FILE).open("wb") as data:
                 weights = Initializers(data)
-                graphs = self._graphs(
-                    checkpoint, weights, shape, name, options.hidden_states, progress
-                )
-                _write(graphs, work, progress)
-            bound = QUANTIZATIONS[name].max_kl_divergence
-            compared = against_reference(checkpoint, "ort", bound, progress)
+                self._write(checkpoint, weights, work, name, shape, options.hidden_states, progress)
             describe(
                 work,
                 checkpoint,
-                config,
+                replace(checkpoint.config, context_length=shape.context_length),
                 format=self.format,
                 quantization=f"int4 block {BLOCK_SIZE}" if name == "int4" else name,
                 check=compared if options.check else None,
             )
-        bundle = open_bundle(out)
-        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
+        return report_bundle(out)
 
-    def _graphs(
+    def _write(
         self,
         checkpoint: StoredCheckpoint,
         weights: Initializers,
-        shape: StaticShape,
+        work: Path,
         quantization: str,
+        shape: StaticShape,
         hidden: bool,
         progress: Progress,
-    ) -> StaticGraphs:
-        state = np.float32 if quantization == "fp32" else np.float16
-        matrices: StaticWeights
-        if quantization in ("fp16", "fp32"):
-            matrices = StaticFloats(checkpoint, state)
-        else:
-            bits = QUANTIZATIONS[quantization].bits
-            importance = input_importance(checkpoint, progress) if bits == 4 else {}
-            matrices = self._form.integers(checkpoint, weights, bits, importance)
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(state))
-        fuses = self._form.fuses_norms
-        return StaticGraphs(checkpoint, weights, matrices, shape, kind, hidden, fuses)
+    ) -> None:
+        """The first function stores all weights, but for constants of a width."""
+        bits = QUANTIZATIONS[quantization].bits
+        floats = np.float32 if bits == 32 else np.float16
+        state = helper.np_dtype_to_tensor_dtype(np.dtype(floats))
+        importance = input_importance(checkpoint, progress) if bits == 4 else {}
 
+        def written(layer: int) -> None:
+            checkpoint.release_pages()
+            progress("Converting the weights", (layer + 1) / checkpoint.config.num_layers)
 
-def _write(graphs: StaticGraphs, work: Path, progress: Progress) -> None:
-    """The first function stores all weights, but for constants of a width."""
-
-    def written(layer: int) -> None:
-        graphs.checkpoint.release_pages()
-        progress("Converting the weights", (layer + 1) / graphs.config.num_layers)
-
-    first, *others = functions()
-    for function in (first, *others):
-        model = graphs.build(function, written if function is first else lambda layer: None)
-        (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())
+        first, *others = functions()
+        for function in (first, *others):
+            graph = StaticPass(weights, checkpoint, function, shape, state, self._form.fuses_norms)
+            if bits > 8:
+                graph.static = StaticFloats(checkpoint, graph, floats)
+            else:
+                graph.static = self._form.integers(checkpoint, graph, bits, importance)
+            model = graph.build(hidden, written if function is first else lambda layer: None)
+            (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:

@@ -2,6 +2,12 @@
 
 QNN's compiler runs in a process of its own: it may crash or hang. A binary that leaves attention or
 matrices to the CPU is refused.
+
+The static graph is written in a form that the compiler for HTP takes whole. It has no
+DequantizeLinear of weights beside float activations: such nodes stay on the CPU, which would widen
+all weights in every pass. It has MatMulNBits, which multiplies by integers as they are stored: 4
+and 8 bits with a scale a block of a power of two. An NPU computes in float16, which ends at 65,504:
+squares of a residual stream beyond 256 do not fit, so that norms are one operator, too.
 """
 
 from __future__ import annotations
@@ -10,13 +16,15 @@ import platform
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from json import dumps, loads
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 from onnx import TensorProto, external_data_helper
 
@@ -29,12 +37,18 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from edge_spec.exporters.block_quantize import BlockQuantized
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.onnx import StaticOnnxExporter
-from edge_spec.exporters.onnx.nodes import DATA_FILE
-from edge_spec.exporters.qnn.htp_graph import HTP
-from edge_spec.exporters.requests import chosen_quantization, require_replaceable
-from edge_spec.exporters.static_layout import require_whole_blocks
+from edge_spec.exporters.onnx.emitter import output_of
+from edge_spec.exporters.onnx.nodes import CONTRIB, DATA_FILE
+from edge_spec.exporters.onnx.static import (
+    StaticForm,
+    StaticIntegers,
+    StaticOnnxExporter,
+    channels,
+)
+from edge_spec.exporters.requests import chosen_quantization, report_bundle, require_replaceable
+from edge_spec.exporters.static_layout import BLOCK_SIZE, require_whole_blocks
 from edge_spec.models.bundle import (
     TOKENIZER,
     Bundle,
@@ -50,6 +64,51 @@ QUANTIZATIONS = ("int4", "int8", "fp16")
 # ExecuTorch's Llama example, which splits models at 4 GB).
 MAX_MAPPED_BYTES = 3_500_000_000
 _MADE_ANEW = {"files", "tokenizer_sha256", "format", "compiled"}  # of a static bundle's manifest
+
+
+class HtpIntegers(StaticIntegers):
+    """Multiplies by 4-bit blocks, and by 8-bit channels as blocks whose scale is repeated."""
+
+    def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
+        (name,) = names
+        return self._multiply(x, name, self._bits, output_of(name))
+
+    def head(self, hidden: str, name: str, output: str) -> None:
+        """HTP multiplies what has three axes, and these rows have two."""
+        nodes, (num_tokens, columns) = self._nodes, self._checkpoint.tensors[name].shape
+        nodes.constant("batch_of_rows", [1, -1, columns])
+        nodes.constant("rows_of_scores", [-1, num_tokens])
+        inner = nodes.add("Reshape", [hidden, "batch_of_rows"], f"{output}.rows")
+        product = self._multiply(inner, name, 8, f"{output}.batch")
+        nodes.add("Reshape", [product, "rows_of_scores"], output)
+
+    def _multiply(self, x: str, name: str, bits: int, output: str) -> str:
+        make = self.quantized if bits == 4 else self._channel_blocks
+        found = cache(lambda: make(name))  # at most once
+        add = self._nodes.weights.add_made
+        packed = add(f"{name}.blocks", lambda: found().packed)
+        scales = add(f"{name}.block_scales", lambda: found().scales.reshape(-1))
+        rows, columns = self._checkpoint.tensors[name].shape
+        return self._nodes.add(
+            "MatMulNBits",
+            [x, packed, scales],
+            output,
+            domain=CONTRIB,
+            K=columns,
+            N=rows,
+            bits=bits,
+            block_size=BLOCK_SIZE,
+        )
+
+    def _channel_blocks(self, name: str) -> BlockQuantized:
+        levels, scales = channels(self._checkpoint.float32(name))
+        rows, columns = levels.shape
+        packed = (levels.view(np.uint8) ^ 0x80).reshape(rows, -1, BLOCK_SIZE)
+        of_blocks = np.repeat(scales[:, None], columns // BLOCK_SIZE, axis=1)
+        return BlockQuantized(8, BLOCK_SIZE, columns, packed, of_blocks, None)
+
+
+HTP = StaticForm(HtpIntegers, fuses_norms=True)
 
 
 class QnnExporter:
@@ -89,10 +148,9 @@ class QnnExporter:
             described = static.manifest.model_dump(exclude=_MADE_ANEW)
             files = list_files(work, work)
             write_manifest(work, files, **described, format=self.format, compiled=binary)
-        bundle = open_bundle(out)
         versions = ", ".join(f"{name} {version}" for name, version in binary.versions.items())
         note = f"compiled for {soc} (HTP v{binary.htp_arch}) by {versions}; runs there alone"
-        return ExportReport(out, bundle.num_bytes, bundle.manifest.parity, (note,))
+        return report_bundle(out, (note,))
 
 
 def _compile(static: Bundle, work: Path, soc: str, progress: Progress) -> CompiledFor:

@@ -66,7 +66,7 @@ class Passes:
     to a device the rows of a pass cross over, and their scores come back.
 
     `start` is the number of cached tokens that a pass continues: what stands after them is
-    overwritten. `runs` [2 * layers] bool, of a graph of exporters/onnx/partial.py: the sublayers
+    overwritten. `runs` [2 * layers] bool, of a graph of exporters/onnx/graph.py: the sublayers
     that the next pass runs; None for a graph without a choice. chains: the graph in the form for
     chains alone, where there is one (graph_forms.py). There are no CUDA graphs: one replays the
     total length that GroupQueryAttention reads from main memory while it is made, and that grows

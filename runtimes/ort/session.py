@@ -322,7 +322,7 @@ def device_sessions(
 def encode(
     inference: onnxruntime.InferenceSession, source: Sequence[int]
 ) -> Mapping[str, np.ndarray]:
-    """inference: of exporters/onnx/encoder.py. Raises SessionError, DeviceMemoryError."""
+    """inference: of exporters/onnx/graph.py. Raises SessionError, DeviceMemoryError."""
     names = [value.name for value in inference.get_outputs()]
     try:
         found = inference.run(names, {"input_ids": np.array([source], np.int64)})

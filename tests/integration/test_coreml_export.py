@@ -17,9 +17,8 @@ pytest.importorskip("coremltools")
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.exporters.coreml import CoreMlExporter, recipes
-from edge_spec.exporters.coreml.graph import ProgramBuilder
-from edge_spec.exporters.coreml.recipes import AneRecipe, GpuRecipe
+from edge_spec.exporters.coreml import CoreMlExporter, graph
+from edge_spec.exporters.coreml.graph import AneRecipe, GpuRecipe, ProgramBuilder
 from edge_spec.exporters.coreml.weights import CoreMlWeights, dense
 from edge_spec.exporters.static_layout import StaticShape
 from edge_spec.models import runtimes
@@ -76,7 +75,7 @@ def test_the_graph_scores_as_the_reference_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In float32: prefill, a plain step, a tree, and a chain after a branch was committed."""
-    monkeypatch.setattr(recipes, "ANE_MAX_SIZE", 100)  # the head in three parts
+    monkeypatch.setattr(graph, "ANE_MAX_SIZE", 100)  # the head in three parts
     source = checkpoint(variant)
     sessions = (float32_session(source, recipe, True), ReferenceModel(source).open_session())
     tree = random_tree(7, seed=3)

@@ -22,7 +22,7 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf import GgufExporter, kquants
+from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.gguf import export as gguf_export
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.onnx import export as onnx_export
@@ -327,7 +327,7 @@ def test_a_gguf_file_or_an_empty_one_is_replaced(
 def test_without_llama_cpp_only_what_needs_it_is_refused(
     quantization: str, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kquants, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf_export, "find_spec", lambda name: None)
     if quantization == "Q4_0":
         write("gguf", checkpoint(), tmp_path / "out.gguf", quantization)
         return
@@ -340,7 +340,7 @@ def test_a_failure_of_llama_cpp_is_told(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     (tmp_path / "in.gguf").write_bytes(b"GGUF")
     with pytest.raises(ExportError, match=r"could not quantize.*failed") as caught:
-        kquants.quantize(
+        gguf_export.quantize(
             tmp_path / "in.gguf", tmp_path / "out.gguf", LlamaFileType.MOSTLY_Q6_K, silent
         )
     assert "--quant Q4_0" in str(caught.value)
@@ -351,13 +351,13 @@ def test_a_file_that_llama_cpp_left_incomplete_is_not_kept(
 ) -> None:
     """It does not notice a full disk."""
     pytest.importorskip("llama_cpp")
-    quantize = kquants.quantize
+    quantize = gguf_export.quantize
 
     def cut(source: Path, target: Path, file_type: LlamaFileType, progress: Progress) -> None:
         quantize(source, target, file_type, progress)
         target.write_bytes(target.read_bytes()[:-1000])
 
-    monkeypatch.setattr(kquants, "quantize", cut)
+    monkeypatch.setattr(gguf_export, "quantize", cut)
     with pytest.raises(Exception, match="damaged"):
         write("gguf", checkpoint(), tmp_path / "out.gguf", "Q4_K_M")
     assert not list(tmp_path.iterdir())
@@ -374,7 +374,7 @@ def test_what_a_kill_of_llama_cpp_would_leave_is_known_as_unfinished_work(
         folders.append(source.parent)
         raise ExportError("refused", remedy="")
 
-    monkeypatch.setattr(kquants, "quantize", refuse)
+    monkeypatch.setattr(gguf_export, "quantize", refuse)
     with pytest.raises(ExportError, match="refused"):
         write("gguf", checkpoint(), tmp_path / "out.gguf", "Q4_K_M")
     assert not list(tmp_path.iterdir()) and not any(folder.exists() for folder in folders)

@@ -13,15 +13,15 @@ import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.errors import ModelFileError
-from edge_spec.exporters import fitted_layers
-from edge_spec.exporters.block_quantize import quantize
-from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.fitted_layers import (
+from edge_spec.exporters import block_quantize
+from edge_spec.exporters.block_quantize import (
     FittedLayers,
     calibration_sequences,
     importance,
     input_correction,
+    quantize,
 )
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceRuntime
@@ -103,7 +103,7 @@ def test_what_is_allocated_is_a_layer(
 ) -> None:
     """A copy in float32 has 580 MB. What is allocated is counted, not what the machine has of it
     in memory."""
-    monkeypatch.setattr(fitted_layers, "_MAX_TOKENS", 256)  # each of which has states, too
+    monkeypatch.setattr(block_quantize, "_MAX_TOKENS", 256)  # each of which has states, too
     shape = {"hidden_size": 1024, "intermediate_size": 4096, "head_dim": 256}
     model = tiny.build(num_hidden_layers=10, **shape)
     for values in model.weights.values():

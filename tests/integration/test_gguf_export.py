@@ -18,7 +18,8 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, UnsupportedModelError
 from edge_spec.exporters import parity
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf import GgufExporter, kquants
+from edge_spec.exporters.gguf import GgufExporter
+from edge_spec.exporters.gguf.export import quantize
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.llamacpp import LlamaCppModel
@@ -152,7 +153,7 @@ def test_blocks_are_those_that_llama_cpp_makes(
     """But for the embedding, to which it gives as few bits as to the layers."""
     pytest.importorskip("llama_cpp")
     file_type = LlamaFileType[f"MOSTLY_{quantization}"]
-    kquants.quantize(converted("llama", "F32"), tmp_path / "out.gguf", file_type, silent)
+    quantize(converted("llama", "F32"), tmp_path / "out.gguf", file_type, silent)
     expected = GgufFile(tmp_path / "out.gguf").tensors
     found = GgufFile(converted("llama", quantization)).tensors
     layers = [name for name in expected if name.startswith("blk.")]

@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType, LlamaFileType
 from edge_spec.core.model import Session
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
-from edge_spec.exporters.gguf.kquants import quantize
+from edge_spec.exporters.gguf.export import quantize
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel

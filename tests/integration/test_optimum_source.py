@@ -21,7 +21,7 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.exporters.optimum import OptimumExporter, export, tools
+from edge_spec.exporters.optimum import OptimumExporter, export
 from edge_spec.exporters.optimum.export import open_source
 from edge_spec.models import runtimes
 
@@ -132,7 +132,7 @@ def test_the_context_ends_where_a_traced_graph_would_go_wrong(
     values: dict[str, Any], context: int, num_tokens: int, num_notes: int
 ) -> None:
     config = SimpleNamespace(**{"max_position_embeddings": 8192, **values})
-    found, tokens, notes = tools.plan_text(config, list(range(500)))
+    found, tokens, notes = export.plan_text(config, list(range(500)))
     assert (found, len(tokens), len(notes)) == (context, num_tokens, num_notes)
 
 

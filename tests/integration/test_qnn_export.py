@@ -27,7 +27,7 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.exporters.qnn import QnnExporter, export
-from edge_spec.exporters.qnn.htp_graph import HTP
+from edge_spec.exporters.qnn.export import HTP
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime, static

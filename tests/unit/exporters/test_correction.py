@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_spec.exporters import fitted_layers
-from edge_spec.exporters.block_quantize import quantize
-from edge_spec.exporters.fitted_layers import importance, input_correction
+from edge_spec.exporters import block_quantize
+from edge_spec.exporters.block_quantize import importance, input_correction, quantize
 
 ROWS, COLUMNS, TOKENS = 48, 64, 400
 
@@ -27,8 +26,8 @@ def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_a_whole_correction_without_damping_is_least_squares(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fitted_layers, "_DAMPING", 0.0)
-    monkeypatch.setattr(fitted_layers, "_PART", 1.0)
+    monkeypatch.setattr(block_quantize, "_DAMPING", 0.0)
+    monkeypatch.setattr(block_quantize, "_PART", 1.0)
     weights, exact, inputs = arrays()
     found = input_correction(inputs, exact)
     assert found is not None
