@@ -36,6 +36,7 @@ from edge_spec.errors import UsageError
 from edge_spec.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from edge_spec.drafters.composite import StageDrafter
     from edge_spec.drafters.lookup.answers import KeptAnswers
     from edge_spec.drafters.lookup.corpus_index import CorpusIndex
 
@@ -147,7 +148,7 @@ def answers(context: DrafterContext) -> Drafter:
     return AnswersDrafter(opened[path])
 
 
-def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> Drafter:
+def _cascade(context: DrafterContext, lowest: Sequence[StageDrafter], name: str) -> Drafter:
     below = lowest
     for draft in reversed(context.drafts[1:]):
         below = [draft.make_level(below, name)]

@@ -12,6 +12,7 @@ import numpy as np
 from edge_spec.core.features import SharesKeysValues
 from edge_spec.core.heads import AssistantHead, AssistantLayer, HeadMatrix, TargetTables
 from edge_spec.core.model import Forward, Model, Session
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.draft_tree import Path
 from edge_spec.drafters.heads.drafting import SerialDrafter
@@ -26,7 +27,7 @@ from edge_spec.drafters.heads.layers import (
     rms_normed,
     rotate,
 )
-from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
+from edge_spec.drafters.protocol import GREEDY, Budget, Cost, DrafterTraits
 from edge_spec.errors import UnsupportedModelError
 
 KeysValues = Sequence[tuple[np.ndarray, np.ndarray]]  # [kv_heads, tokens, head_dim] each
@@ -208,9 +209,9 @@ class AssistantDrafter(SerialDrafter[Drafted]):
         session.share_keys_values(self._network.sources)
         self._target, _readers[session], self._state = session, self, None
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._num_tokens, self._state = len(prompt), None
-        super().begin(prompt)
+        super().begin(prompt, sampler)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         self._pending = pending

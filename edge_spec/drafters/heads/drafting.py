@@ -34,7 +34,7 @@ from edge_spec.drafters.draft.synced_session import AheadChoice
 from edge_spec.drafters.heads.features import TextEntries
 from edge_spec.drafters.heads.layers import HeadNetwork
 from edge_spec.drafters.lookup.recycling import top_tokens
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import GREEDY, Budget
 from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
 Scores = TypeVar("Scores")  # what a head says of one draft token
@@ -66,7 +66,8 @@ class HeadDrafter(LearningDrafter, Generic[Scores]):
         self._weights = network
         self._chooser = DraftChooser(network.vocab_size, network.vocab_size)
 
-    def use_sampler(self, sampler: Sampler) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        super().begin(prompt, sampler)
         self._chooser.use_sampler(sampler)
 
     @property
@@ -82,6 +83,7 @@ class SerialDrafter(HeadDrafter[Scores]):
         super().__init__(network, name)
         self._known: dict[Path, Scores] = {}  # what was said in this round
 
+    @property
     def sibling_acceptance(self) -> Sequence[float]:
         if not self._chooser.samples:
             return ()
@@ -234,8 +236,8 @@ class FeatureDrafter(LearningDrafter):
         """Raises UnsupportedModelError where the runtime does not give features."""
         self._target.attach(session, self.name)
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        super().begin(prompt, sampler)
         self._target.begin(prompt)
 
     def take_features(self, position: int, features: np.ndarray) -> None:
@@ -246,9 +248,10 @@ class FeatureDrafter(LearningDrafter):
         super().observe(tree, out, verdict)
         self._target.observe(out, verdict)
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        super().load_state_dict(state)
-        self._target.clear()
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
+        super().load(state, learnt_only)
+        if not learnt_only:
+            self._target.clear()
 
     def close(self) -> None:
         self._target.close()

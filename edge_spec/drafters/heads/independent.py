@@ -11,10 +11,11 @@ import numpy as np
 
 from edge_spec.core.heads import HeadBackend, HeadMatrix, HeadScores, MedusaHead, MedusaStep
 from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.drafting import IndependentDrafter, head_scores
 from edge_spec.drafters.heads.layers import FloatProducts, HeadNetwork, logistic
-from edge_spec.drafters.protocol import Cost, DrafterTraits
+from edge_spec.drafters.protocol import GREEDY, Cost, DrafterTraits
 
 
 class MedusaNetwork(HeadNetwork):
@@ -85,8 +86,8 @@ class MedusaDrafter(IndependentDrafter):
         self._network = network
         self._state: np.ndarray | None = None
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        super().begin(prompt, sampler)
         self._state = None
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
