@@ -30,10 +30,11 @@ from common import OWN_PROMPTS, compose_by, open_engine, read_prompts, report
 
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.factory import load_drafters
 from edge_spec.drafters.jacobi import WindowSize
-from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.protocol import GREEDY, Budget, Drafter
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.scheduler.policy import FixedPolicy
@@ -54,8 +55,8 @@ class Recorder(Drafter):
         self._outcomes = outcomes
         self._tree: TokenTree | None = None
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._drafter.begin(prompt)
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        self._drafter.begin(prompt, sampler)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         self._tree = self._drafter.propose(pending, budget)

@@ -122,7 +122,7 @@ class ReplayedDraft(Drafter):
     def prepare(self, prompt: Sequence[int]) -> None:
         self._is_prepared = True
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Any = None) -> None:
         self._number += 1
         text = self._texts[self._number % len(self._texts)]
         draft = self._draft
@@ -134,12 +134,11 @@ class ReplayedDraft(Drafter):
         self._is_prepared = False
         self._tree: TokenTree | None = None
 
-    def stats(self) -> dict[str, np.ndarray]:
-        return {self.name: self._learnt.stats()}
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        return self._learnt.state(learnt_only)
 
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        if self.name in stats:
-            self._learnt.load_stats(stats[self.name])
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
+        self._learnt.load(state, learnt_only)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         self._clock.advance(0.15 * self._token_s * self._behind)
@@ -255,7 +254,7 @@ class Session:
         costs = RowCosts(seconds) if self.known else RowCosts(USUAL, is_measured=False)
         draft_token_s: dict[str, float] = {}
         if kept is not None:
-            DrafterGroup(drafters).load_stats(kept.stats)
+            DrafterGroup(drafters).load(kept.stats, learnt_only=True)
             costs = RowCosts(USUAL, is_measured=False)
             costs.recall(SECONDS.known(kept.key) or {})
             for drafter in drafters:
@@ -288,7 +287,7 @@ class Session:
                     times.observe(each)
                 times.end(len(text.tokens))
         if kept is not None:
-            kept.stats = DrafterGroup(drafters).stats()
+            kept.stats = DrafterGroup(drafters).state(learnt_only=True)
         return taken
 
 

@@ -19,7 +19,7 @@ from edge_spec.core.model import Forward, Session, require_rollback
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.lookup.recycling import TOP_TOKENS, top_tokens
-from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.protocol import GREEDY, Budget, Drafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.scheduler.policy import Policy
 
@@ -201,8 +201,8 @@ class Charged(Drafter):
         self._cost = cost
         self._clock = clock
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._drafter.begin(prompt)
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        self._drafter.begin(prompt, sampler)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         tree = self._drafter.propose(pending, budget)

@@ -253,9 +253,6 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
             f"accepted {stats.draft_n_accepted} of {stats.draft_n} draft tokens "
             f"({stats.acceptance_rate:.0%}), {stats.mean_accepted_length:.2f} tokens a round"
         )
-    if stats.draft_characters:
-        share = stats.draft_characters_accepted / stats.draft_characters
-        lines[-1] += f"; {share:.0%} of their characters"
     if len(stats.drafters) > 1:
         lines += [
             f"  {name}: {counts.draft_n_accepted} of {counts.draft_n}"

@@ -174,8 +174,6 @@ class Stats:
     lossless: str = ""
     plain_width: int = 1
     plain_cost: float = 1.0
-    draft_characters: int = 0  # of verified draft tokens of a draft with other tokens
-    draft_characters_accepted: int = 0
     failed_drafters: tuple[str, ...] = ()  # that were not asked, or not to the end
     policy: str = ""  # what it went by at the end: one line
     kernels: str | None = None  # of edge-spec's own, or why not: one line
@@ -255,8 +253,7 @@ _ROUNDED = (*_TIMES, "predicted_per_second")  # to microseconds
 _TOLD = (
     *("prompt_n", "cached_n", "prompt_ms", "ttft_ms", "predicted_n", "predicted_ms"),
     *("predicted_per_second", "draft_n", "draft_n_accepted", "acceptance_rate"),
-    *("mean_accepted_length", "acceptance_histogram"),
-    *("draft_characters", "draft_characters_accepted", "drafters"),
+    *("mean_accepted_length", "acceptance_histogram", "drafters"),
     *("rounds", "plain_rounds", "plain_reasons", "draft_ms", "verify_ms", "overhead_ms"),
     *("near_ties", "anticipated_n", "overlapped_n", "overlap_reasons"),
     *("plain_per_second", "speedup", "lossless", "plain_width", "fastest_plain_per_second"),

@@ -2,7 +2,7 @@
 
 A draft token that another drafter contradicts is right less often than its own drafter says, one
 that several make more often; how much is learnt, so that the merged tree's confidence is calibrated
-too. One that fails is not asked again in the answer: its faults stay away from the text.
+too. A drafter that fails is not asked again in the answer: its faults stay away from the text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,12 +20,7 @@ from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.sampling import Constraint, Sampler, permitted
 from edge_spec.core.spaced_retries import SpacedRetries
 from edge_spec.core.tree import TokenTree, Verdict, chain_first
-from edge_spec.drafters.protocol import (
-    Budget,
-    Drafter,
-    named,
-    part_of,
-)
+from edge_spec.drafters.protocol import GREEDY, Budget, Drafter, named, part_of
 from edge_spec.drafters.tree_builder import (
     Growth,
     LearntAcceptance,
@@ -46,21 +41,14 @@ class DrafterGroup(Drafter):
         for drafter in self._drafters:
             drafter.attach(model, session)
 
-    def recover(self) -> None:
-        for drafter in self._drafters:
-            drafter.recover()
-
-    def use_sampler(self, sampler: Sampler) -> None:
-        for drafter in self._drafters:
-            drafter.use_sampler(sampler)
-
     def prepare(self, prompt: Sequence[int]) -> None:
         for drafter in self._drafters:
             drafter.prepare(prompt)
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         for drafter in self._drafters:
-            drafter.begin(prompt)
+            drafter.fault = self.fault
+            drafter.begin(prompt, sampler)
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         for drafter in self._drafters:
@@ -70,23 +58,15 @@ class DrafterGroup(Drafter):
         for drafter in self._drafters:
             drafter.skip(tree, out, verdict)
 
-    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        for drafter in self._drafters:
-            drafter.extend_draft(tree, out, verdict)
-
-    def rollback_draft(self, keep: int) -> None:
-        for drafter in self._drafters:
-            drafter.rollback_draft(keep)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
         """Returns what each keeps of the conversation, such as a pool of n-grams, under its own
         name."""
         state: dict[str, np.ndarray] = {}
         for drafter in self._drafters:
-            state |= named(drafter.name, drafter.state_dict())
+            state |= named(drafter.name, drafter.state(learnt_only))
         return state
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
         """Restores drafters of the names that the snapshot was taken of; one that it holds nothing
         of begins again. Raises KeyError or ValueError for others."""
         known = {drafter.name for drafter in self._drafters}
@@ -96,21 +76,21 @@ class DrafterGroup(Drafter):
         for drafter in self._drafters:
             own = part_of(state, drafter.name)
             if own:
-                drafter.load_state_dict(own)
-
-    def stats(self) -> dict[str, np.ndarray]:
-        stats: dict[str, np.ndarray] = {}
-        for drafter in self._drafters:
-            stats |= drafter.stats()
-        return stats
-
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        for drafter in self._drafters:
-            drafter.load_stats(stats)
+                drafter.load(own, learnt_only)
 
     def close(self) -> None:
         for drafter in self._drafters:
             drafter.close()
+
+
+class StageDrafter(Drafter):
+    """Can draft for a draft, too: after draft tokens, which may be taken back."""
+
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        """Works like `observe`, but the tokens are draft tokens too."""
+
+    def rollback_draft(self, keep: int) -> None:
+        """Forgets the tokens of `extend_draft`, but for the first `keep`; `observe` forgets all."""
 
 
 class Stage(DrafterGroup):
@@ -118,9 +98,18 @@ class Stage(DrafterGroup):
     cascade. They follow the text, and after it what the draft has written so far. Without any
     the draft writes every token in a pass of its own."""
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._drafters
+    _drafters: Sequence[StageDrafter]
+
+    def __init__(self, drafters: Sequence[StageDrafter] = ()) -> None:
+        super().__init__(drafters)
+
+    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        for drafter in self._drafters:
+            drafter.extend_draft(tree, out, verdict)
+
+    def rollback_draft(self, keep: int) -> None:
+        for drafter in self._drafters:
+            drafter.rollback_draft(keep)
 
     def chain(self, last: int, num_draft_tokens: int) -> TokenTree:
         """Drafts a chain below `last`, the last token of the text and the draft tokens."""
@@ -154,15 +143,9 @@ class CompositeDrafter(DrafterGroup):
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
         self._growth = nothing(0)
 
-    @property
-    def idle_reason(self) -> PlainReason | None:
-        """Returns the last one's where none of them drafts."""
-        reasons = [drafter.idle_reason for drafter in self._drafters]
-        return None if None in reasons else reasons[-1]
-
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._growth = nothing(prompt[-1])
-        super().begin(prompt)
+        super().begin(prompt, sampler)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         trees = [drafter.propose(pending, budget) for drafter in self._drafters]
@@ -182,20 +165,13 @@ class CompositeDrafter(DrafterGroup):
         self._growth = nothing(verdict.next_token)
         super().skip(tree, out, verdict)
 
-    def stats(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.stats(), **super().stats()}
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        return {**self._acceptance.state(learnt_only), **super().state(learnt_only)}
 
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        if self.name in stats:
-            self._acceptance.load_stats(stats[self.name])
-        super().load_stats(stats)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {"acceptance": self._acceptance.snapshot(), **super().state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        self._acceptance.restore(state["acceptance"])
-        super().load_state_dict(state)
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
+        if "acceptance" in state or not learnt_only:
+            self._acceptance.load(state, learnt_only)
+        super().load(state, learnt_only)
 
     def _rated(
         self, rows: TreeRows, chances: Sequence[Sequence[float]]
@@ -222,7 +198,6 @@ _LONGEST_REST = 64  # answers, for a drafter that keeps failing
 _ROUNDING = 1e-4  # of a sum of float32 probabilities
 
 _Found = TypeVar("_Found")
-_Exceptions = tuple[type[Exception], ...]
 _log = logging.getLogger(__name__)
 
 
@@ -231,8 +206,8 @@ class GuardedDrafter(Drafter):
     can score. Why is logged once and kept in `fault`. What the answer's constraint forbids is cut
     off.
 
-    At the next answer it is tried again if it can be reopened; after each further failure it rests
-    for twice as many answers, so that a device that is gone costs next to nothing.
+    At the next answer it is tried again; after each further failure it rests for twice as many
+    answers, so that a device that is gone costs next to nothing.
 
     vocab_size: of the target. KeyboardInterrupt and the like pass, and what the user has to know:
     an EdgeSpecError of the first `attach`, a KeyError or ValueError for what is no state of such a
@@ -242,7 +217,6 @@ class GuardedDrafter(Drafter):
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self.name, self.traits = drafter.name, drafter.traits
         self.reported_acceptance = drafter.reported_acceptance
-        self.fault: str | None = None
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._is_attached = False
@@ -250,97 +224,80 @@ class GuardedDrafter(Drafter):
         self._rests = SpacedRetries(1, _LONGEST_REST)  # in answers, from one try to the next
 
     def attach(self, model: Model, session: Session) -> None:
-        refusal = () if self._is_attached else (EdgeSpecError,)
-        self._try(lambda: self._drafter.attach(model, session), None, refusal)
+        refusals = () if self._is_attached else (EdgeSpecError,)
+        self._try(self._drafter.attach, model, session, refusals=refusals)
         self._is_attached = True
 
-    def use_sampler(self, sampler: Sampler) -> None:
-        self._constraint = sampler.constraint
-        self._try(lambda: self._drafter.use_sampler(sampler), None)
-
     def prepare(self, prompt: Sequence[int]) -> None:
-        self._try(lambda: self._drafter.prepare(prompt), None)
+        self._try(self._drafter.prepare, prompt)
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._try(lambda: self._drafter.begin(prompt), None)
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        self._constraint = sampler.constraint
+        if self.fault is None:  # it has come through an answer
+            self._rests.reset()
+        else:
+            self._rests.count()
+            if self._rests.resting:
+                return
+            self._rests.rest()
+        self._drafter.fault, self.fault = self.fault, None
+        self._try(self._drafter.begin, prompt, sampler)
+        self._drafter.fault = None
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        tree = self._try(lambda: self._propose(pending, budget), None)
-        return TokenTree.chain(pending) if tree is None else tree
+        return self._try(self._propose, pending, budget) or TokenTree.chain(pending)
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._try(lambda: self._drafter.observe(tree, out, verdict), None)
+        self._try(self._drafter.observe, tree, out, verdict)
 
     def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._try(lambda: self._drafter.skip(tree, out, verdict), None)
-
-    def sibling_acceptance(self) -> Sequence[float]:
-        return self._try(self._drafter.sibling_acceptance, ())
+        self._try(self._drafter.skip, tree, out, verdict)
 
     def anticipate(self, stopped: Callable[[], bool]) -> None:
-        self._try(lambda: self._drafter.anticipate(stopped), None)
+        self._try(self._drafter.anticipate, stopped)
 
-    @property
-    def idle_reason(self) -> PlainReason | None:
-        reason = self._try(lambda: self._drafter.idle_reason, None)
-        return reason if self.fault is None else PlainReason.DRAFT_FAILED
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        return self._try(self._drafter.state, learnt_only) or {}
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return self._try(self._drafter.state_dict, {})
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        if state:
-            refusal = (KeyError, ValueError)
-            self._try(lambda: self._drafter.load_state_dict(state), None, refusal)
-
-    def stats(self) -> dict[str, np.ndarray]:
-        return self._try(self._drafter.stats, {})
-
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        self._try(lambda: self._drafter.load_stats(stats), None, (ValueError,))
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
+        refusals = (KeyError, ValueError)
+        self._try(self._drafter.load, state, learnt_only, refusals=refusals)
 
     def close(self) -> None:
         """Closes one that was dropped, too."""
-        try:
-            self._drafter.close()
-        except Exception as error:
-            self._drop(error)
+        self.fault, fault = None, self.fault
+        self._try(self._drafter.close)
+        self.fault = fault or self.fault
 
-    def recover(self) -> None:
-        """One that has failed is tried again, when its rest is over."""
-        if self.fault is None:  # it has come through an answer
-            self._rests.reset()
-            return
-        self._rests.count()
-        if self._rests.resting:
-            return
-        self._rests.rest()
-        try:
-            if not self._drafter.reopen():
-                return
-        except Exception as error:
-            _log.info("the drafter %s stays away: %s", self.name, error)
-            return
-        self.fault = None
-        _log.info("the drafter %s is asked again", self.name)
+    @property
+    def idle_reason(self) -> PlainReason | None:
+        reason = self._try(lambda: self._drafter.idle_reason)
+        return reason if self.fault is None else PlainReason.DRAFT_FAILED
+
+    @property
+    def sibling_acceptance(self) -> Sequence[float]:
+        return self._try(lambda: self._drafter.sibling_acceptance) or ()
 
     def _try(
-        self, work: Callable[[], _Found], otherwise: _Found, passed_on: _Exceptions = ()
-    ) -> _Found:
-        """Returns what `work` returns; `otherwise` where the drafter is, or now gets, dropped."""
+        self,
+        work: Callable[..., _Found],
+        *given: Any,
+        refusals: tuple[type[Exception], ...] = (),
+    ) -> _Found | None:
+        """Returns what `work` returns; None where the drafter is, or now gets, dropped."""
         if self.fault is not None:
-            return otherwise
+            return None
         try:
-            found = work()
+            found = work(*given)
             drafter = self._drafter
-            self.passes, self.text_counts = drafter.passes, drafter.text_counts
+            self.passes = drafter.passes
             self.anticipates, self.was_ready = drafter.anticipates, drafter.was_ready
             return found
-        except passed_on:
+        except refusals:
             raise
         except Exception as error:
             self._drop(error)
-            return otherwise
+            return None
 
     def _propose(self, pending: int, budget: Budget) -> TokenTree:
         """Raises ValueError for a tree that would end the generation or change its text."""
@@ -349,11 +306,10 @@ class GuardedDrafter(Drafter):
         return tree if self._constraint is None else permitted(tree, self._constraint)
 
     def _drop(self, error: Exception) -> None:
-        if self.fault is not None:
-            return
         self.fault = " ".join(f"{type(error).__name__}: {error}".split())
         self.anticipates = self.was_ready = False
-        _log.warning(
+        _log.log(
+            logging.WARNING if self._rests.length == 1 else logging.INFO,
             "the drafter %s failed and is not asked again in this answer (%s); "
             "the text stays correct",
             self.name,

@@ -19,7 +19,7 @@ from edge_spec.drafters.draft.draft_model import Draft, DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
 from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
-from edge_spec.drafters.heads.eagle import EagleDrafter, ParallelEagleDrafter
+from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.jacobi import (
@@ -36,6 +36,7 @@ from edge_spec.errors import UsageError
 from edge_spec.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from edge_spec.drafters.composite import StageDrafter
     from edge_spec.drafters.lookup.answers import KeptAnswers
     from edge_spec.drafters.lookup.corpus_index import CorpusIndex
 
@@ -91,6 +92,9 @@ draft_model = declares(DraftModelDrafter.traits)(
 cascade = declares(replace(DraftModelDrafter.traits, auto=True))(
     lambda context: _cascade(context, [SuffixDrafter()], "cascade")
 )
+eagle = declares(replace(EagleDrafter.traits, auto=True))(
+    lambda context: EagleDrafter(_head(context, EagleNetwork))
+)
 medusa = declares(replace(MedusaDrafter.traits, auto=True))(
     lambda context: MedusaDrafter(_head(context, MedusaNetwork))
 )
@@ -104,12 +108,6 @@ early_exit = declares(replace(SelfDrafter.traits, options=frozenset({"exit_layer
     lambda context: _self_drafter(context, "early-exit")
 )
 layer_skip = declares(SelfDrafter.traits)(lambda context: _self_drafter(context, "layer-skip"))
-
-
-@declares(replace(EagleDrafter.traits, auto=True))
-def eagle(context: DrafterContext) -> Drafter:
-    head = _head(context, EagleNetwork)
-    return EagleDrafter(head) if head.masks is None else ParallelEagleDrafter(head)
 
 
 @declares(LookaheadDrafter.traits)
@@ -147,7 +145,7 @@ def answers(context: DrafterContext) -> Drafter:
     return AnswersDrafter(opened[path])
 
 
-def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> Drafter:
+def _cascade(context: DrafterContext, lowest: Sequence[StageDrafter], name: str) -> Drafter:
     below = lowest
     for draft in reversed(context.drafts[1:]):
         below = [draft.make_level(below, name)]

@@ -26,8 +26,15 @@ import numpy as np
 
 from edge_spec.core.model import Forward
 from edge_spec.core.modes import JacobiInit
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict, likeliest
-from edge_spec.drafters.protocol import Budget, DrafterTraits, continues, restored_prompt
+from edge_spec.drafters.protocol import (
+    GREEDY,
+    Budget,
+    DrafterTraits,
+    continues,
+    restored_prompt,
+)
 from edge_spec.drafters.tree_builder import (
     Growth,
     LearningDrafter,
@@ -204,12 +211,12 @@ class LookaheadDrafter(LearningDrafter):
         # 0.
         self._levels: list[list[int]] = []
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         """Keeps the pool if the prompt continues the conversation."""
         if not continues(self._prompt, prompt):
             self._pool.clear()
         self._prompt = tuple(prompt)
-        super().begin(prompt)
+        super().begin(prompt, sampler)
         self._filler.begin(prompt)
         self._pool.begin(prompt)
         self._levels = [[]]
@@ -247,20 +254,25 @@ class LookaheadDrafter(LearningDrafter):
             num_tokens -= 1
         self._refresh(num_tokens, verdict.next_token)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
         """The pool and what was learnt; the window is rebuilt within N rounds."""
+        learnt = super().state(learnt_only)
+        if learnt_only:
+            return learnt
         return {
-            **super().state_dict(),
+            **learnt,
             "prompt": np.array(self._prompt, np.int32),
             "pool": self._pool.snapshot(),
         }
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
         """Changes nothing where it raises."""
+        if learnt_only:
+            return super().load(state, learnt_only)
         pool = NgramPool(self._size.ngram, self._size.draft_tokens)
         pool.restore(state["pool"])
         prompt = restored_prompt(state["prompt"])
-        super().load_state_dict(state)
+        super().load(state)
         self._pool, self._prompt = pool, prompt
 
     def _add_window(self, rows: _Rows) -> None:
@@ -363,9 +375,9 @@ class JacobiDrafter(LearningDrafter):
         # From the position after the pending token.
         self._draft_tokens: list[tuple[int, _Drafted]] = []
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._draft_tokens = []
-        super().begin(prompt)
+        super().begin(prompt, sampler)
         self._filler.begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
@@ -419,9 +431,9 @@ class SpareRowDrafter(LearningDrafter):
         super().__init__(_SPARE_PRIORS)
         self._known: int | None = None  # what may follow the pending token
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._known = None
-        super().begin(prompt)
+        super().begin(prompt, sampler)
         self._acceptance.begin_text()
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
@@ -442,6 +454,6 @@ class SpareRowDrafter(LearningDrafter):
         known = tree.is_chain and wrong < len(tree)
         self._known = int(out.logits[wrong].argmax()) if known else None
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Nothing: where a snapshot is restored there may be no spare row."""
-        return {}
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        """Nothing of a conversation: where it is restored there may be no spare row."""
+        return super().state(learnt_only) if learnt_only else {}

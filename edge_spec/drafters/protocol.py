@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 import numpy as np
 
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward, Model, Session
-from edge_spec.core.sampling import Sampler
+from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
+
+GREEDY = Sampler(SamplingParams(), ())
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,6 @@ class Budget:
     @property
     def worth_scoring(self) -> float:
         return self.min_reach if self.least_reach is None else self.least_reach
-
-
-class TextCounts(NamedTuple):
-    """Draft tokens in a unit that drafts with different tokenizers share."""
-
-    proposed_characters: int = 0  # of the rows that were verified
-    accepted_characters: int = 0
 
 
 class Cost(Enum):
@@ -101,19 +95,24 @@ class Drafter:
 
     name: str
     traits: DrafterTraits = DrafterTraits()
+    passes: int | None = None  # of its model that the last proposal took; None: one for each level
+    # How often its draft tokens were right where it was made, by position, each after all before
+    # it; empty where nobody has reported it.
+    reported_acceptance: Sequence[float] = ()
+    # Why it failed in an answer before: the next `begin` has to do without anything from then, or
+    # raises.
+    fault: str | None = None
 
     def attach(self, model: Model, session: Session) -> None:
         """Gives the target's own session, before the first `begin` and whenever another takes its
         place. Raises an EdgeSpecError where the two do not offer what the drafter needs."""
 
-    def use_sampler(self, sampler: Sampler) -> None:
-        """Tells before `begin` how the target's tokens are chosen."""
-
     def prepare(self, prompt: Sequence[int]) -> None:
         """Reads a prompt before `begin`, perhaps while the target reads it too."""
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Starts a generation; `prompt` ends with the pending token."""
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        """Starts a generation; `prompt` ends with the pending token. sampler: how the target's
+        tokens are chosen."""
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         """Makes a tree below `pending`, of one row where there is no draft token."""
@@ -127,23 +126,29 @@ class Drafter:
         as it needs to go on later, in as little time as possible."""
         self.observe(tree, out, verdict)
 
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        """Copies what belongs to a snapshot of the conversation, in arrays of the types that
+        `edge_spec.engine.snapshot_file` writes. learnt_only: one array at most, of numbers that
+        say how often draft tokens of each kind were right, which the next session may begin with.
+        They tell nothing about the texts."""
+        return {}
+
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
+        """Takes over what `state` gave. Raises KeyError or ValueError for anything else."""
+
+    def close(self) -> None:
+        """Puts away what is open, when the engine is closed or drafts otherwise."""
+
+    @property
+    def idle_reason(self) -> PlainReason | None:
+        """Why it drafts nothing for the rest of the answer, where that is so."""
+        return None
+
+    @property
     def sibling_acceptance(self) -> Sequence[float]:
-        """Tells how often the first, second, ... sampled child of a row is the one that is
-        accepted; empty where the drafter does not sample."""
+        """How often the first, second, ... sampled child of a row is the one that is accepted;
+        empty where the drafter does not sample."""
         return ()
-
-    passes: int | None = None  # of its model that the last proposal took; None: one for each level
-    # How often its draft tokens were right where it was made, by position, each after all before
-    # it; empty where nobody has reported it.
-    reported_acceptance: Sequence[float] = ()
-
-    # A stage of a cascade drafts after draft tokens, which may be taken back.
-
-    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """Works like `observe`, but the tokens are draft tokens too."""
-
-    def rollback_draft(self, keep: int) -> None:
-        """Forgets the tokens of `extend_draft`, but for the first `keep`; `observe` forgets all."""
 
     # Between `propose` and `observe`, on another thread, while the target scores a tree.
 
@@ -153,42 +158,6 @@ class Drafter:
     def anticipate(self, stopped: Callable[[], bool]) -> None:
         """Drafts on for likely outcomes, until `stopped`, which is asked between two passes. It
         proposes nothing, and changes no draft token, only when it is made."""
-
-    def recover(self) -> None:
-        """Tells that an answer begins, for one that has failed to try again."""
-
-    def reopen(self) -> bool:
-        """Begins again after a failure, with nothing of before. Returns False where that is not
-        possible, or raises."""
-        return False
-
-    @property
-    def idle_reason(self) -> PlainReason | None:
-        """Why it drafts nothing for the rest of the answer, where that is so."""
-        return None
-
-    text_counts = TextCounts()  # of draft tokens that are text, over all generations
-
-    # What outlives a generation.
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies what belongs to a snapshot of the conversation, in arrays of the types that
-        `edge_spec.engine.snapshot_file` writes."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes over what `state_dict` gave. Raises KeyError or ValueError for anything else."""
-
-    def stats(self) -> dict[str, np.ndarray]:
-        """Counts by name how often draft tokens of each kind were right, which the next session may
-        begin with. They tell nothing about the texts."""
-        return {}
-
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        """Takes over its own. Raises ValueError for what is of another version."""
-
-    def close(self) -> None:
-        """Puts away what is open, when the engine is closed or drafts otherwise."""
 
 
 def continues(earlier: Sequence[int], prompt: Sequence[int]) -> bool:

@@ -11,8 +11,9 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.protocol import GREEDY, Budget, Drafter
 
 PRIOR_WEIGHT = 60.0  # outcomes that a prior counts for
 MEMORY = 512.0  # outcomes after which the older ones count half, and so on
@@ -76,26 +77,20 @@ class LearntAcceptance:
         seen = LONG_WEIGHT + self._recent_seen[kind]
         self._estimates[kind] = (long + self._recent_right[kind]) / seen
 
-    def stats(self) -> np.ndarray:
-        """[2, kinds] float64: outcomes counted and those that were right, of all texts."""
-        return self.snapshot()[:2]
-
-    def load_stats(self, counts: np.ndarray) -> None:
-        """Raises ValueError for what are no counts of such a drafter."""
-        kinds = len(self._long)
-        if counts.size != 2 * kinds:
-            raise ValueError(f"acceptance counts of {counts.size // 2} kinds instead of {kinds}")
-        self.restore(np.concatenate([counts.reshape(2, kinds), np.zeros((2, kinds))]))
-
-    def snapshot(self) -> np.ndarray:
-        """[4, kinds] float64: outcomes counted and those that were right, of all and of late."""
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        """Returns "acceptance", [4, kinds] float64: outcomes counted and those that were right, of
+        all and of late. learnt_only: those of all texts."""
         seen, right = [rate.seen for rate in self._long], [rate.right for rate in self._long]
-        return np.array([seen, right, self._recent_seen, self._recent_right])
+        recent = [] if learnt_only else [self._recent_seen, self._recent_right]
+        return {"acceptance": np.array([seen, right, *recent])}
 
-    def restore(self, counts: np.ndarray) -> None:
-        """Raises ValueError for what are no counts of such a drafter."""
-        if counts.shape != (4, len(self._long)):
-            raise ValueError(f"acceptance counts of shape {counts.shape}")
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
+        """Raises KeyError or ValueError for what are no counts of such a drafter."""
+        counts, kinds = state["acceptance"], len(self._long)
+        if learnt_only and counts.size == 2 * kinds:
+            counts = np.concatenate([counts.reshape(2, kinds), np.zeros((2, kinds))])
+        if counts.shape != (4, kinds):
+            raise ValueError(f"acceptance counts of shape {counts.shape} for {kinds} kinds")
         for seen, right in (counts[:2], counts[2:]):
             if not (np.isfinite(seen) & (right >= 0) & (right <= seen)).all():
                 raise ValueError("acceptance counts that are none")
@@ -157,24 +152,17 @@ class LearningDrafter(Drafter):
         self._acceptance = LearntAcceptance(priors)
         self._growth = nothing(0)
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._growth = nothing(prompt[-1])
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
 
-    def stats(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.stats()}
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        return self._acceptance.state(learnt_only)
 
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        if self.name in stats:
-            self._acceptance.load_stats(stats[self.name])
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {"acceptance": self._acceptance.snapshot()}
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        self._acceptance.restore(state["acceptance"])
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
+        self._acceptance.load(state, learnt_only)
 
 
 def grow(

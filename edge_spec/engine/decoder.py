@@ -79,10 +79,7 @@ class Decoder:
 
     @contextmanager
     def preparing(self, prompt: Sequence[int]) -> Iterator[None]:
-        """Drafters read the prompt while the target does within the block, or after it. One that
-        has failed in an answer before is tried again, where it is time for that."""
-        for drafter in self.drafters:
-            drafter.recover()
+        """Drafters read the prompt while the target does within the block, or after it."""
         if not self.overlap:
             yield
             self._prepare(prompt)
@@ -155,8 +152,7 @@ class Decoder:
     def _begin(self, prompt: Sequence[int], sampler: Sampler) -> None:
         self.policy.begin(len(prompt))
         for drafter in self.drafters:
-            drafter.use_sampler(sampler)
-            drafter.begin(prompt)
+            drafter.begin(prompt, sampler)
 
     def _start(
         self, pending: int, num_tokens: int, limits: GenerationLimits, plain: PlainReason | None

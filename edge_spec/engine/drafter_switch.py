@@ -13,7 +13,7 @@ from edge_spec.core.model import SelfDrafting, Session
 from edge_spec.drafters import factory
 from edge_spec.drafters.composite import GuardedDrafter
 from edge_spec.drafters.heads.independent import MedusaNetwork
-from edge_spec.drafters.protocol import Drafter, DrafterTraits, TextCounts
+from edge_spec.drafters.protocol import Drafter, DrafterTraits
 from edge_spec.engine.components import AnswerRecorder, EngineComponents
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
@@ -42,7 +42,6 @@ class DrafterSwitch:
         self._lock = Lock()
         self._moving = Lock()  # from when drafters are attached until `move_to` can find them
         self._stats: dict[str, list[float]] = {}  # of drafters that were used before
-        self._counted = TextCounts()  # by the same
         self._attach(parts.speculation)
 
     @property
@@ -113,7 +112,6 @@ class DrafterSwitch:
                 return False
             (self._names, offered), self._offered = self._offered, None
         self._stats |= self.speculation.stats()
-        self._counted = self.text_counts
         self.speculation.close()
         offered.load_stats(self._stats)
         self.speculation = offered
@@ -173,12 +171,6 @@ class DrafterSwitch:
             passes=self._parts.passes,
             recorder=self._recorder,
         )
-
-    @property
-    def text_counts(self) -> TextCounts:
-        """The characters that all drafters so far proposed, and those that were accepted."""
-        counts = [drafter.text_counts for drafter in self.speculation.drafters]
-        return TextCounts(*map(sum, zip(self._counted, *counts, strict=True)))
 
     def move_to(self, session: Session) -> None:
         """The target goes on with a new session, in the place of one that failed."""

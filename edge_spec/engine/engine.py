@@ -15,7 +15,6 @@ from typing import Any, Literal, Unpack, overload
 from edge_spec.core.metrics import PlainRate, Stats
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.session_errors import close_quietly, translate_errors
-from edge_spec.drafters.protocol import TextCounts
 from edge_spec.engine.components import AnswerRecorder, EngineComponents, SharedModels
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
@@ -448,7 +447,7 @@ class Engine:
             request,
             sampler,
             self.parts.text.tokenizer,
-            on_end=partial(self._on_end, prompt, own, self._drafting.text_counts),
+            on_end=partial(self._on_end, prompt, own),
             changed_decoder=partial(self._changed_decoder, own),
             round_times=self.parts.round_times,
         )
@@ -475,21 +474,12 @@ class Engine:
         """Returns the decoder of drafters that were chosen since the last round, if any were."""
         return self._drafting.decoder(own.drafters) if self._drafting.take() else None
 
-    def _on_end(
-        self,
-        prompt: Sequence[int],
-        own: AnswerDrafters,
-        before: TextCounts,
-        stats: Stats,
-    ) -> None:
+    def _on_end(self, prompt: Sequence[int], own: AnswerDrafters, stats: Stats) -> None:
         self._set_answering(False)
         if self.last is not None:
             own.tell(self.last)
         if self._learning is not None and self.last is not None:
             self._learning.end(prompt, self.last)
-        counts = self._drafting.text_counts
-        stats.draft_characters = counts.proposed_characters - before.proposed_characters
-        stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
         if self.parts.round_times is not None:
             self.parts.round_times.end(stats.prompt_n + stats.predicted_n)
 

@@ -44,7 +44,7 @@ def take_snapshot(
         description,
         np.array(conversation.tokens, np.int32),
         _target_state(conversation),
-        drafting.speculation.state_dict(),
+        drafting.speculation.state(),
     )
 
 
@@ -76,14 +76,14 @@ def take_over(
     SnapshotError, and changes nothing then, where a session or a drafter does not know its part for
     one of its own."""
     speculation, learnt = drafting.speculation, snapshot.description.learnt
-    before = speculation.state_dict()
+    before = speculation.state()
     try:
         speculation.load_stats(learnt)
-        speculation.load_state_dict(_drafters_state(snapshot, parts, speculation))
+        speculation.load(_drafters_state(snapshot, parts, speculation))
         _restore_target(snapshot, parts, conversation)
     except BaseException as error:
         conversation.failed |= isinstance(error, EdgeSpecError)
-        speculation.load_state_dict(before)
+        speculation.load(before)
         if isinstance(error, (KeyError, ValueError)):
             raise SnapshotError(
                 f"the snapshot does not fit {parts.name} on {parts.runtime}: {error}",

@@ -64,23 +64,25 @@ class Speculation:
     def stats(self) -> dict[str, list[float]]:
         """Returns how often draft tokens of each kind were right, by drafter; of use to the next
         session."""
-        return {name: counts.ravel().tolist() for name, counts in self._all.stats().items()}
+        learnt = self._all.state(learnt_only=True).items()
+        return {_drafter_of(name): counts.ravel().tolist() for name, counts in learnt}
 
     def load_stats(self, stats: Mapping[str, Sequence[float]]) -> None:
         """Leaves out what is of another version."""
-        counts = {name: np.array(values) for name, values in stats.items()}
+        names = {name: _drafter_of(name) for name in self._all.state(learnt_only=True)}
+        counts = {name: np.array(stats[of]) for name, of in names.items() if of in stats}
         try:
-            self._all.load_stats(counts)
+            self._all.load(counts, learnt_only=True)
         except ValueError as error:
             _log.info("what was learnt is of another version: %s", error)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state(self) -> dict[str, np.ndarray]:
         """Returns what the drafters keep of their conversation."""
-        return self._all.state_dict()
+        return self._all.state()
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Raises KeyError or ValueError for the state of other drafters."""
-        self._all.load_state_dict(state)
+        self._all.load(state)
 
 
 @dataclass(frozen=True)
@@ -202,12 +204,17 @@ class SpeculationFactory:
     def _merged(self, drafters: Sequence[Drafter]) -> list[Drafter]:
         """Joins those that cost nothing in one tree, where they can share one; a draft is asked
         where they have nothing likely."""
-        guarded = [GuardedDrafter(drafter, self.setting.vocab_size) for drafter in drafters]
-        free: list[Drafter] = [each for each in guarded if not _is_costly(each)]
+        free = [each for each in drafters if not _is_costly(each)]
         merged = [each for each in free if each.traits.shares_tree]
         if len(merged) > 1:
             free = [CompositeDrafter(merged), *(each for each in free if each not in merged)]
-        return free + [each for each in guarded if _is_costly(each)]
+        chosen = [*free, *(each for each in drafters if _is_costly(each))]
+        return [GuardedDrafter(drafter, self.setting.vocab_size) for drafter in chosen]
+
+
+def _drafter_of(name: str) -> str:
+    """Returns the drafter that an array of `state` is of, which may be one of several."""
+    return name.split("/")[-2]
 
 
 def _is_costly(drafter: Drafter) -> bool:

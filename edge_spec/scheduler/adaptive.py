@@ -25,9 +25,10 @@ from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.model import Forward, Model
 from edge_spec.core.modes import DEFAULT_DRAFT_TOKENS
 from edge_spec.core.outliers import without_outlier
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.composite import Stage
-from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.composite import Stage, StageDrafter
+from edge_spec.drafters.protocol import GREEDY, Budget, Drafter
 from edge_spec.scheduler.cost import RoundCosts, RowCosts
 from edge_spec.scheduler.drafter_record import FIRST, LEAST, NAMED, DrafterRecord, learn, reach_of
 from edge_spec.scheduler.policy import Policy, RoundPlan, best_shape, limited, plan_rows
@@ -314,7 +315,7 @@ class AdaptivePolicy:
 
     def _shape_of(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
         """Return the shape of a tree that samples are to fill."""
-        acceptance = () if not limits.branches else drafter.sibling_acceptance()
+        acceptance = () if not limits.branches else drafter.sibling_acceptance
         if not acceptance:
             return ()
         if not self._shape_rounds:
@@ -326,7 +327,7 @@ class AdaptivePolicy:
         return self._shape if 1 < len(self._shape) <= limits.num_rows else ()
 
 
-def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Drafter]) -> PolicyStage:
+def stage_of(model: Model, costs: RowCosts, drafters: Sequence[StageDrafter]) -> PolicyStage:
     """Returns the level that drafts for a draft whose rows cost `costs`."""
     policy = AdaptivePolicy(costs, {}, branches=False, probes=False)
     return PolicyStage(drafters, policy, model.capabilities.verified_rows)
@@ -341,7 +342,7 @@ class PolicyStage(Stage):
 
     def __init__(
         self,
-        drafters: Sequence[Drafter],
+        drafters: Sequence[StageDrafter],
         policy: Policy,
         max_rows: int,
         clock: Callable[[], float] = time.perf_counter,
@@ -357,9 +358,9 @@ class PolicyStage(Stage):
             if self._policy.wants(drafter):
                 drafter.prepare(prompt)
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._policy.begin(len(prompt))
-        super().begin(prompt)
+        super().begin(prompt, sampler)
 
     def chain(self, last: int, num_draft_tokens: int) -> TokenTree:
         self._started = self._clock()

@@ -75,10 +75,8 @@ def test_a_draft_with_another_vocabulary_is_read_through_its_text(other_vocabula
         always_draft(engine)
         drafted = [engine.chat(prompt, max_tokens=COUNT) for prompt in PROMPTS]
         (drafter,) = engine.parts.speculation.drafters
-        counts = drafter.text_counts
     assert [[token.id for token in result.tokens] for result in drafted] == plain
     assert drafter.fault is None
-    assert 0 <= counts.accepted_characters <= counts.proposed_characters
 
 
 def test_a_gguf_file_runs_as_it_is(edge_spec, other_vocabulary, tmp_path):

@@ -16,7 +16,8 @@ from edge_spec.core.heads import AssistantHead
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork, Drafted
+from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork
+from edge_spec.drafters.heads.drafting import RowScores
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -61,7 +62,7 @@ def opened(
 
 def drafted_after(
     head: AssistantHead, name: str, folder: Path, model: Model, length: int = 6
-) -> Callable[[int], Drafted]:
+) -> Callable[[int], RowScores]:
     """Of an assistant that goes on from the first tokens of the text: each call from the one
     before."""
     tables = StoredTables(open_checkpoint(families.write_hf(name, folder / "tables")))
@@ -77,10 +78,11 @@ def drafted_after(
     seen = [target.keys_values(layer) for layer in network.sources]
     near = network.near([each for each in seen if each is not None], length)
 
-    def draft(token: int) -> Drafted:
+    def draft(token: int) -> RowScores:
         nonlocal state
         found = network.draft(np.array([token]), state, length, near)
-        state = found.states
+        assert found.state is not None
+        state = found.state[None]
         return found
 
     return draft
@@ -105,7 +107,8 @@ def test_drafts_are_those_of_transformers(
     tolerance = TOLERANCES[request.node.callspec.params["opened"]]
     for expected, chosen in zip(DRAFTED[kept], DRAFTED[f"{kept} tokens"], strict=True):
         found = draft(int(token))
-        scores, ids = found.scores[0], found.tokens[0]
+        scores, ids = found.logits, found.ids
+        assert ids is not None
         np.testing.assert_allclose(scores, expected[ids], atol=tolerance, rtol=0)
         token = ids[scores.argmax()]
         assert token == chosen
@@ -131,7 +134,7 @@ def test_beyond_the_window_drafts_are_those_of_llama_cpp(
     draft = drafted_after(head, "gemma4", tmp_path, model, length)
     token = read[length]
     for each in expected:
-        scores = draft(token).scores[0]
+        scores = draft(token).logits
         np.testing.assert_allclose(scores, each, atol=TOLERANCES["llamacpp"], rtol=0)
         token = int(each.argmax())
     model.close()

@@ -15,7 +15,7 @@ import edge_spec
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.dflash import DFlashDrafter
-from edge_spec.drafters.heads.eagle import ParallelEagleDrafter
+from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Growth
 from edge_spec.errors import EdgeSpecError
@@ -72,7 +72,7 @@ def test_greedy_texts_are_those_of_plain_decoding(
     opened: Callable[..., Any] = partial(edge_spec.load, str(path), runtime=runtime, threads=1)
     with opened(drafter="none") as engine:
         plain = [token.id for token in engine.generate(PROMPT, max_tokens=40).tokens]
-    drafters = ParallelEagleDrafter if kind == "eagle" else DFlashDrafter
+    drafters = EagleDrafter if kind == "eagle" else DFlashDrafter
     proposed, observed = drafters.propose, drafters.observe
 
     def propose(self: Any, pending: int, budget: Budget) -> TokenTree:

@@ -13,6 +13,7 @@ import pytest
 
 from edge_spec.core.heads import HeadBackend
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.heads.drafting import RowScores
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget
@@ -65,12 +66,12 @@ class Tables:
         return self.output if tokens is None else self.output[tokens]
 
 
-class Recording(EagleNetwork):
-    """Keeps all logits."""
+class Recording(EagleDrafter):
+    """Keeps the last logits, of all tokens."""
 
-    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
-        self.seen = self.spread(scores[None])
-        return super().likeliest(scores)
+    def _ranked(self, row: RowScores, path: Any) -> list[tuple[int, int]]:
+        self.seen = row.spread(self._network.vocab_size)
+        return super()._ranked(row, path)
 
 
 @dataclass
@@ -81,8 +82,8 @@ class Rig:
     tables: Tables
     model: ReferenceModel
     session: ReferenceSession
-    network: Recording
-    drafter: EagleDrafter
+    network: EagleNetwork
+    drafter: Recording
     text: list[int]
 
     def features(self) -> np.ndarray:
@@ -134,8 +135,8 @@ def rig_of(
         model = ReferenceModel(target)
         session = model.open_session()
         assert isinstance(session, ReferenceSession)
-        network = Recording(open_head(path, target.config), tables, backend)
-        drafter = EagleDrafter(network)
+        network = EagleNetwork(open_head(path, target.config), tables, backend)
+        drafter = Recording(network)
         drafter.attach(model, session)
         session.prefill(prompt[:-1])
         drafter.begin(prompt)
@@ -163,7 +164,7 @@ def test_each_draft_token_is_the_one_of_the_formulas(case: str, rig_of: Callable
         for count in range(3):
             expected = rig.expected(drafted[:count])
             assert drafted[count] == expected.argmax()
-        require_same(rig.network.seen[0], rig.expected(drafted[:2]))
+        require_same(rig.drafter.seen, rig.expected(drafted[:2]))
         rig.round(tree, list(range(1, accepted + 1)))
 
 
@@ -190,12 +191,12 @@ def test_a_new_text_on_an_old_prefix_is_drafted_as_by_itself(rig_of: Callable[..
     rig.session.prefill(rig.text[8:-1])
     rig.drafter.begin(rig.text)
     tree = rig.drafter.propose(rig.text[-1], CHAIN)
-    require_same(rig.network.seen[0], rig.expected(tree.tokens[1:3].tolist()))
+    require_same(rig.drafter.seen, rig.expected(tree.tokens[1:3].tolist()))
 
 
 def test_draft_tokens_need_not_follow_each_other(rig_of: Callable[..., Rig]) -> None:
     """Each goes on from the path before it, whatever was scored in between."""
     rig = rig_of("safeailab", {})
     for path in [(), (20,), (20, 30), (40,), (40, 50), (20, 60), (40, 50, 60)]:
-        scores = rig.network.spread(rig.drafter._score(path))
+        scores = rig.drafter._score(path).spread(rig.network.vocab_size)
         require_same(scores, rig.expected(list(path)))

@@ -20,7 +20,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.doctor.diagnose import diagnose
 from edge_spec.diagnostics.doctor.report import Severity
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
-from edge_spec.drafters.heads.eagle import EagleDrafter, ParallelEagleDrafter
+from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget, Drafter
@@ -149,9 +149,7 @@ def test_medusa_heads_draft_by_their_formula(target: Path, tmp_path: Path) -> No
         inner = np.array([row @ state for row in weight]) + bias
         state = state + inner * (1 / (1 + np.exp(-inner)))
         expected = np.array([row @ state for row in read.outputs[index].parts[0]()])
-        np.testing.assert_allclose(
-            network.spread(network.scores(states[3], [index]).logits)[0], expected, atol=1e-4
-        )
+        np.testing.assert_allclose(network.step(states[3], [index]).logits[0], expected, atol=1e-4)
 
 
 def _sharing(directory: Path, ids: np.ndarray, **changes: np.ndarray | None) -> Path:
@@ -254,7 +252,7 @@ def _drafter(
     if isinstance(read, DFlashHead):
         return DFlashDrafter(DFlashNetwork(read, StoredTables(source), backend))
     network = EagleNetwork(read, StoredTables(source), backend)
-    return EagleDrafter(network) if network.masks is None else ParallelEagleDrafter(network)
+    return EagleDrafter(network)
 
 
 @pytest.mark.slow

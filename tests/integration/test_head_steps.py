@@ -16,6 +16,7 @@ from edge_spec.core.heads import (
     MedusaHead,
     StoredStep,
 )
+from edge_spec.drafters.heads.drafting import rows_of
 from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.errors import ModelFileError
 from edge_spec.loader.head import StoredBackend, head_backend
@@ -78,14 +79,16 @@ def test_medusa_heads_are_scored_as_by_their_formula(
 ) -> None:
     """1e-4 of scores around 10: float32 of sums of IN terms in another order."""
     described = medusa(head, num_blocks, shared)
-    expected = MedusaNetwork(described).scores(state, asked)
-    found = MedusaNetwork(described, StoredBackend(runtime(), FLOAT_BITS)).scores(state, asked)
+    expected = MedusaNetwork(described).step(state, asked)
+    network = MedusaNetwork(described, StoredBackend(runtime(), FLOAT_BITS))
+    found = network.step(state, asked)
     np.testing.assert_allclose(found.logits, expected.logits, atol=1e-4)
     np.testing.assert_array_equal(found.likeliest, expected.likeliest)
     np.testing.assert_allclose(found.shares, expected.shares, rtol=1e-3)
     assert found.likeliest.shape == (len(asked), 4)
     if shared:
-        assert not (found.likeliest % 2).any()  # ids of the target
+        ranked = [each for row in rows_of(found, network.token_ids) for each in row.ranked()]
+        assert not any(token % 2 for token, _ in ranked)  # ids of the target
 
 
 def test_what_was_made_once_is_read_from_the_cache(
@@ -94,11 +97,11 @@ def test_what_was_made_once_is_read_from_the_cache(
     described = medusa(head)
 
     def opened(target: str = "target") -> np.ndarray:
-        return MedusaNetwork(described, head_backend(head, target, 64)).scores(state, [0, 1]).logits
+        return MedusaNetwork(described, head_backend(head, target, 64)).step(state, [0, 1]).logits
 
     first = opened()
     unkept = MedusaNetwork(described, head_backend(head, "target", 64, keeps=False))
-    np.testing.assert_array_equal(unkept.scores(state, [0, 1]).logits, first)
+    np.testing.assert_array_equal(unkept.step(state, [0, 1]).logits, first)
 
     def fail(*_: object) -> bytes:
         raise AssertionError("made again")
@@ -121,7 +124,7 @@ def test_a_damaged_one_is_made_again(
 ) -> None:
     def opened() -> np.ndarray:
         network = MedusaNetwork(medusa(head), head_backend(head, "target", 64))
-        return network.scores(state, [2]).logits
+        return network.step(state, [2]).logits
 
     first = opened()
     (file,) = cache.glob(f"*/{name}")
@@ -146,7 +149,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     cache.parent.mkdir()
     cache.write_text("no directory")
     network = MedusaNetwork(medusa(head), head_backend(head, "target", 64))
-    found = network.spread(network.scores(state, [0]).logits)
+    found = network.step(state, [0]).logits
     assert found.shape == (1, OUT)
     assert "not kept" in caplog.text
 

@@ -18,7 +18,7 @@ from edge_spec.core.heads import DFlashHead, EagleHead, HeadBackend
 from edge_spec.drafters.draft.synced_session import Path as Drafted
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.drafting import RowScores
-from edge_spec.drafters.heads.eagle import ParallelEagleDrafter
+from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
@@ -104,15 +104,15 @@ class RecordingDFlash(DFlashDrafter):
             _, biases = self._following.weighed(row, path)
             logits[row.likeliest] += biases
             chance = self._following.chance(row, path)
-        self.seen[len(path)] = self._network.spread(logits), chance
+        self.seen[len(path)] = row._replace(logits=logits).spread(self._vocab_size), chance
         return super()._ranked(row, path)
 
 
-class RecordingEagle(ParallelEagleDrafter):
+class RecordingEagle(EagleDrafter):
     seen: dict[int, tuple[np.ndarray, float | None]]
 
     def _ranked(self, row: RowScores, path: Drafted) -> list[tuple[int, int]]:
-        self.seen[len(path)] = self._network.spread(row.logits), None
+        self.seen[len(path)] = row.spread(self._vocab_size), None
         return super()._ranked(row, path)
 
 

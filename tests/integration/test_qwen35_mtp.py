@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from edge_spec.core.heads import EagleHead, EntryRows, HeadBackend
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.heads.drafting import RowScores
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget
@@ -37,12 +39,12 @@ TOLERANCE = 1e-4  # float32 of sums of about a hundred terms, in another order; 
 LAYER = hybrid.MTP
 
 
-class Recording(EagleNetwork):
+class Recording(EagleDrafter):
     """Keeps the last logits."""
 
-    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
-        self.seen = scores.copy()
-        return super().likeliest(scores)
+    def _ranked(self, row: RowScores, path: Any) -> list[tuple[int, int]]:
+        self.seen = row.logits.copy()
+        return super()._ranked(row, path)
 
 
 @pytest.fixture(scope="module", params=["dense", "experts"])
@@ -92,10 +94,10 @@ def model_of(path: Path) -> tuple[GgufModelInfo, LlamaCppModel]:
     return info, opened
 
 
-def network_of(head: Path, info: GgufModelInfo, backend: HeadBackend | None = None) -> Recording:
+def network_of(head: Path, info: GgufModelInfo, backend: HeadBackend | None = None) -> EagleNetwork:
     read = open_head(head, info.config)
     assert isinstance(read, EagleHead)
-    return Recording(read, StoredTables(info.shared_tables()), backend)
+    return EagleNetwork(read, StoredTables(info.shared_tables()), backend)
 
 
 def final_states(model: LlamaCppModel, tokens: list[int]) -> np.ndarray:
@@ -114,7 +116,7 @@ def test_each_draft_token_is_that_of_llama_cpps_own_graph(
     """In rounds that accept some draft tokens and reject others, whose states are taken back."""
     info, model = model_of(target)
     network = network_of(head, info, backend)
-    drafter, session, written = EagleDrafter(network), model.open_session(), list(PROMPT)
+    drafter, session, written = Recording(network), model.open_session(), list(PROMPT)
     drafter.attach(model, session)
     session.prefill(written[:-1])
     drafter.begin(written)
@@ -126,7 +128,7 @@ def test_each_draft_token_is_that_of_llama_cpps_own_graph(
         for count in range(3):
             expected = own.drafted_logits([*written, *drafted[:count]], features)
             assert drafted[count] == expected.argmax()
-        np.testing.assert_allclose(network.seen, expected, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(drafter.seen, expected, atol=TOLERANCE, rtol=0)
         out = session.forward(tree)
         other = next(token for token in range(3, 250) if token not in drafted)
         verdict = Verdict(
@@ -176,7 +178,7 @@ def test_scores_of_the_layer_are_those_of_transformers(
     np.testing.assert_allclose(scores, computed["logits"], atol=TOLERANCE, rtol=0)
 
 
-def scores_of_layer(network: Recording, computed: dict[str, np.ndarray]) -> np.ndarray:
+def scores_of_layer(network: EagleNetwork, computed: dict[str, np.ndarray]) -> np.ndarray:
     """[rows, vocab] of the layer's rows after all tokens but the first."""
     tokens = computed["tokens"]
     count, sizes = len(tokens) - 1, (1, 2, hybrid.KV_HEADS, len(tokens) - 1, hybrid.HEAD_DIM)

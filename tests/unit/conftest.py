@@ -71,7 +71,7 @@ class TreeDrafter(Drafter):
         self.text: list[int] = []
         self.budgets: list[tuple[int, Budget]] = []  # with the length of the text
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Any = None) -> None:
         self.text = list(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:

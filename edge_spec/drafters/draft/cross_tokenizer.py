@@ -19,14 +19,15 @@ import numpy as np
 
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.text_codec import TextCodec, TextPieces
 from edge_spec.core.tree import TokenTree, Verdict, chain_first
 from edge_spec.drafters.protocol import (
+    GREEDY,
     Budget,
     Cost,
     Drafter,
     DrafterTraits,
-    TextCounts,
     named,
     part_of,
 )
@@ -276,11 +277,10 @@ _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 class _Proposal(NamedTuple):
     tokens: list[int]
-    lengths: list[int]  # characters that each token completes
     open_end: float | None  # the draft's confidence in the last token, where it may be joined
 
 
-_NOTHING = _Proposal([], [], None)
+_NOTHING = _Proposal([], None)
 
 
 class _Drafted(NamedTuple):
@@ -294,7 +294,7 @@ class CrossTokenizerDrafter(Drafter):
     """Another drafter, which reads and drafts in the draft's ids, for a target with others.
 
     inner: hears of rounds in its own ids, without scores. What it drafts is cut before its
-    special tokens. `text_counts` adds up over all generations.
+    special tokens.
     """
 
     name = "draft-model"
@@ -312,14 +312,12 @@ class CrossTokenizerDrafter(Drafter):
         # may join: the draft token "inter" is one token, and so is "interest".
         self._open_ends = OutcomeRate(_OPEN_END, _PRIOR_WEIGHT)
 
-    def reopen(self) -> bool:
-        return self._inner.reopen()
-
     @property
     def idle_reason(self) -> PlainReason | None:
         return self._inner.idle_reason
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        self._inner.fault = self.fault  # which begins when it is asked
         self._told = None
         self._proposal = _NOTHING
         self._text.begin(prompt)
@@ -338,29 +336,30 @@ class CrossTokenizerDrafter(Drafter):
         if tokens == all_tokens and tokens and not candidate.is_closed:
             open_end = confidence[-1]
             confidence[-1] *= min(1.0, self._open_ends.right / self._open_ends.seen)
-        self._proposal = _Proposal(tokens, [len(piece) for piece in pieces], open_end)
+        self._proposal = _Proposal(tokens, open_end)
         return TokenTree.chain(pending, tokens, confidence, self.name)
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         proposal, self._proposal = self._proposal, _NOTHING
-        self._count(proposal, tree, verdict)
         decided = list(verdict.tokens[: len(proposal.tokens)])
         if proposal.open_end is not None and decided[:-1] == proposal.tokens[:-1]:
             self._open_ends.observe(decided == proposal.tokens, seen=proposal.open_end)
         self._text.extend(verdict.tokens)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        inner = named("inner", self._inner.state_dict())
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        if learnt_only:
+            return {}
+        inner = named("inner", self._inner.state())
         expected_right = np.array([self._open_ends.seen, self._open_ends.right])
         return {"open_ends": expected_right, **inner}
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
         counts = state["open_ends"]
         is_known = counts.shape == (2,) and np.isfinite(counts).all() and min(counts) >= 0
         if not is_known or not counts[0]:
             raise ValueError("counts of open ends that are none")
         self._open_ends.seen, self._open_ends.right = counts.tolist()
-        self._inner.load_state_dict(part_of(state, "inner"))
+        self._inner.load(part_of(state, "inner"))
         self._told = None
 
     def close(self) -> None:
@@ -417,18 +416,6 @@ class CrossTokenizerDrafter(Drafter):
             tree = TokenTree.chain(self._last, new[:-1])
             verdict = Verdict(tuple(new), tuple(range(1, len(new))), exhausted=True)
             self._inner.observe(tree, _NO_SCORES, verdict)
-
-    def _count(self, proposal: _Proposal, tree: TokenTree, verdict: Verdict) -> None:
-        proposed, accepted = self.text_counts
-        row = 0
-        for token, length in zip(proposal.tokens, proposal.lengths, strict=True):
-            child = tree.child(row, token)
-            if child is None or self.name not in tree.proposed_by[child].split("+"):
-                break
-            row = child
-            proposed += length
-            accepted += length if row in verdict.accepted_rows else 0
-        self.text_counts = TextCounts(proposed, accepted)
 
 
 def _confidence_of(candidate: _Drafted, pieces: Sequence[str]) -> list[float]:

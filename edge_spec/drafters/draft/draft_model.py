@@ -21,11 +21,11 @@ import numpy as np
 
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward, Model, Session
-from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.session_errors import close_quietly
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.watchdog import WatchedModel, WatchedSession
-from edge_spec.drafters.composite import Stage
+from edge_spec.drafters.composite import Stage, StageDrafter
 from edge_spec.drafters.draft.draft_tree import (
     PRIORS,
     SIBLING_KINDS,
@@ -42,7 +42,15 @@ from edge_spec.drafters.draft.synced_session import (
     Reading,
     SyncedSession,
 )
-from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits, named, part_of
+from edge_spec.drafters.protocol import (
+    GREEDY,
+    Budget,
+    Cost,
+    Drafter,
+    DrafterTraits,
+    named,
+    part_of,
+)
 from edge_spec.drafters.tree_builder import Candidate, Growth, LearningDrafter, grow, nothing
 from edge_spec.errors import HungError
 
@@ -50,7 +58,11 @@ _log = logging.getLogger(__name__)
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
-class DraftModelDrafter(LearningDrafter):
+def _refuse() -> Session:
+    raise RuntimeError("its session cannot be opened again")
+
+
+class DraftModelDrafter(LearningDrafter, StageDrafter):
     """Keeps a session of the draft in step with the text.
 
     vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
@@ -73,7 +85,7 @@ class DraftModelDrafter(LearningDrafter):
         shared: bool = False,
         anticipates: bool = False,
         name: str = "draft-model",
-        reopened: Callable[[], Session] | None = None,
+        reopened: Callable[[], Session] = _refuse,
     ) -> None:
         super().__init__(PRIORS)
         self.name = name
@@ -83,27 +95,11 @@ class DraftModelDrafter(LearningDrafter):
         self._text = SyncedSession(
             session, draft.config.context_length, draft.capabilities.max_rows, shared
         )
-        self._level = level or Stage(())
+        self._level = level or Stage()
         self._trees = draft.capabilities.trees
         self._told_full = False
         self._ahead = DraftAheadCache() if anticipates else None
         self.passes: int = 0
-
-    def use_sampler(self, sampler: Sampler) -> None:
-        self._chooser.use_sampler(sampler)
-        # A sample cannot be foreseen: the level below drafts what is likeliest.
-        greedy = Sampler(SamplingParams(), ())
-        self._level.use_sampler(greedy if self._chooser.samples else sampler)
-        self._forget()
-
-    def reopen(self) -> bool:
-        """Refuses where there is a level below, which may be what has failed."""
-        if self._reopened is None or not self._level.is_empty:
-            return False
-        self._text = self._text.reopened(self._reopened())
-        self._growth = nothing(0)
-        self._forget()
-        return True
 
     @property
     def idle_reason(self) -> PlainReason | None:
@@ -115,10 +111,17 @@ class DraftModelDrafter(LearningDrafter):
             self._text.catch_up()
             self._level.prepare(prompt)
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        """Raises where a session that has failed cannot be opened again."""
+        super().begin(prompt, sampler)
+        self._level.fault = self.fault
+        if self.fault is not None:
+            self._text = self._text.reopened(self._reopened())
+            self.fault = None
         self._text.begin(self._readable(prompt))
-        self._level.begin(prompt)
+        self._chooser.use_sampler(sampler)
+        # A sample cannot be foreseen: the level below drafts what is likeliest.
+        self._level.begin(prompt, GREEDY if self._chooser.samples else sampler)
         self._forget()
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
@@ -153,21 +156,23 @@ class DraftModelDrafter(LearningDrafter):
             estimate, longest = self._acceptance.estimate, self._text.room - 1
             self._ahead.grow(self._read, estimate, longest, stopped)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
         """Returns what was learnt, the draft's cache, and the state of the level below."""
-        return {
-            **super().state_dict(),
-            **named("text", self._text.snapshot()),
-            **named("level", self._level.state_dict()),
-        }
+        learnt = super().state(learnt_only)
+        if learnt_only:
+            return learnt
+        text = named("text", self._text.snapshot())
+        return {**learnt, **text, **named("level", self._level.state())}
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        self._level.load_state_dict(part_of(state, "level"))
-        self._text.restore(part_of(state, "text"))
-        super().load_state_dict(state)
-        self._growth = nothing(0)
-        self._forget()
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
+        if not learnt_only:
+            self._level.load(part_of(state, "level"))
+            self._text.restore(part_of(state, "text"))
+            self._growth = nothing(0)
+            self._forget()
+        super().load(state, learnt_only)
 
+    @property
     def sibling_acceptance(self) -> Sequence[float]:
         if not (self._chooser.samples and self._trees):
             return ()
@@ -303,7 +308,7 @@ class Draft:
         model: Model,
         vocab_size: int,
         step_s: float = 0.0,
-        level: Callable[[Sequence[Drafter]], Stage] | None = None,
+        level: Callable[[Sequence[StageDrafter]], Stage] | None = None,
         translated: Callable[[Drafter], Drafter] | None = None,
         anticipates: bool = False,
         identity: str = "",
@@ -317,13 +322,15 @@ class Draft:
         self._anticipates = anticipates
         self._session = self.model.open_session()
 
-    def make_drafter(self, below: Sequence[Drafter] = (), name: str = "draft-model") -> Drafter:
+    def make_drafter(
+        self, below: Sequence[StageDrafter] = (), name: str = "draft-model"
+    ) -> Drafter:
         """Takes over the session from the drafter made before. below: draft for the draft."""
         if self._translated is not None:
             return self._translated(self.make_level(below, name))
         return self.make_level(below, name)
 
-    def make_level(self, below: Sequence[Drafter], name: str) -> DraftModelDrafter:
+    def make_level(self, below: Sequence[StageDrafter], name: str) -> DraftModelDrafter:
         """One that a level above reads, in the draft's own tokens."""
         level = self._level(below) if self._level and below else None
         return DraftModelDrafter(

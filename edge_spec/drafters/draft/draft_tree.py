@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_spec.core.rng import Purpose
-from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import Siblings, TokenTree
 from edge_spec.drafters.draft.synced_session import AheadChoice, Reading
 from edge_spec.drafters.lookup.recycling import top_tokens
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import GREEDY, Budget
 from edge_spec.drafters.tree_builder import Candidate, Growth, LearntAcceptance
 
 SIBLINGS = 4  # most children of a row
@@ -106,7 +106,7 @@ class DraftChooser:
     def __init__(self, draft_vocab: int, target_vocab: int) -> None:
         self._vocab_size = min(draft_vocab, target_vocab)
         self._target_vocab = target_vocab
-        self.use_sampler(Sampler(SamplingParams(), ()))
+        self.use_sampler(GREEDY)
 
     def use_sampler(self, sampler: Sampler) -> None:
         self._sampler = sampler

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edge_spec.core.model import Forward, Model, SelfDrafting, Session
-from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
+from edge_spec.drafters.protocol import GREEDY, Budget, Cost, Drafter, DrafterTraits
 from edge_spec.errors import UnsupportedModelError
 
 WINDOW = 48  # tokens at the end of a text that a choice of layers is judged on
@@ -56,7 +56,7 @@ class SelfDrafter(Drafter):
         self._model: Model | None = None
         self._target: SelfDrafting | None = None
         self._view: Session | None = None
-        self._sampler = Sampler(SamplingParams(), ())
+        self._sampler = GREEDY
         self._text: list[int] = []
 
     def attach(self, model: Model, session: Session) -> None:
@@ -74,16 +74,13 @@ class SelfDrafter(Drafter):
             session.open_skipping(frozenset()).close()
         self._open()
 
-    def use_sampler(self, sampler: Sampler) -> None:
-        self._sampler = sampler
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        self._text, self._sampler = list(prompt), sampler
+        if self.fault is not None:
+            self.close()
         if self._drafter is not None:
-            self._drafter.use_sampler(sampler)
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._text = list(prompt)
-        if self._drafter is not None:
-            self._drafter.begin(prompt)
-        elif self._part is None:
+            self._drafter.begin(prompt, sampler)
+        elif self._part is None or self.fault is not None:
             self._open()
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
@@ -100,8 +97,9 @@ class SelfDrafter(Drafter):
         elif self._part is None:
             self._open()
 
+    @property
     def sibling_acceptance(self) -> Sequence[float]:
-        return self._drafter.sibling_acceptance() if self._drafter is not None else ()
+        return self._drafter.sibling_acceptance if self._drafter is not None else ()
 
     def close(self) -> None:
         if self._view is not None:
@@ -123,6 +121,5 @@ class SelfDrafter(Drafter):
         self._drafter = DraftModelDrafter(
             self._model, self._view, vocab_size, shared=True, name=self.name
         )
-        self._drafter.use_sampler(self._sampler)
         if self._text:
-            self._drafter.begin(self._text)
+            self._drafter.begin(self._text, self._sampler)

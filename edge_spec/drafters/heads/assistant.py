@@ -4,41 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from edge_spec.core.features import SharesKeysValues
 from edge_spec.core.heads import AssistantHead, AssistantLayer, HeadMatrix, TargetTables
-from edge_spec.core.model import Forward, Model, Session
-from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.model import Forward, Session
+from edge_spec.core.tree import Verdict
 from edge_spec.drafters.draft.draft_tree import Path
-from edge_spec.drafters.heads.drafting import SerialDrafter
+from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores
+from edge_spec.drafters.heads.features import LastState
 from edge_spec.drafters.heads.layers import (
     FloatProducts,
     Heads,
     attend,
-    likeliest,
     one_blas_thread,
     output_matrix,
     own_matrix,
     rms_normed,
     rotate,
 )
-from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
+from edge_spec.drafters.protocol import Cost, DrafterTraits
 from edge_spec.errors import UnsupportedModelError
 
 KeysValues = Sequence[tuple[np.ndarray, np.ndarray]]  # [kv_heads, tokens, head_dim] each
-
-
-class Drafted(NamedTuple):
-    """What an assistant makes of a row: scores and the tokens that they are of, [1, scored] each,
-    and the state that the next row goes on from, [1, target_size]."""
-
-    scores: np.ndarray
-    tokens: np.ndarray
-    states: np.ndarray
 
 
 class AssistantNetwork:
@@ -73,25 +64,17 @@ class AssistantNetwork:
 
     def draft(
         self, tokens: np.ndarray, states: np.ndarray, position: int, near: KeysValues
-    ) -> Drafted:
-        """tokens: [rows], which all stand in the place of the pending one. states: [rows,
-        target_size], that came with the tokens before them. near: as `near` returns them."""
+    ) -> RowScores:
+        """tokens: [1], in the place of the pending one. states: [1, target_size], that came with
+        the token before it. near: as `near` returns them. The state of what is returned, of the
+        same size, is what the next row goes on from."""
         embedded = self._embed(tokens) * np.float32(self.head.embedding_scale)
         stream = self._products("pre", np.concatenate([embedded, states], axis=1))
         for index, (layer, seen) in enumerate(zip(self.head.layers, near, strict=True)):
             stream = self._layer(stream, index, layer, position, seen)
         normed = self._normed(stream, "norm")
-        return Drafted(*self._scored(normed), self._products("post", normed))
-
-    def spread(self, found: Drafted) -> np.ndarray:
-        """[vocab of the target] float32; tokens that it does not score have -inf."""
-        spread = np.full(self.vocab_size, -np.inf, np.float32)
-        spread[found.tokens[0]] = found.scores[0]
-        return spread
-
-    def likeliest(self, found: Drafted) -> list[tuple[int, int]]:
-        """See `layers.likeliest`."""
-        return likeliest(found.scores[0], found.tokens[0])
+        scores, ids = self._scored(normed)
+        return RowScores(scores[0], ids[0], state=self._products("post", normed)[0])
 
     def _layer(
         self,
@@ -172,10 +155,58 @@ def _frequencies(layer: AssistantLayer) -> np.ndarray:
 
 # Who reads a session's keys and values: the drafter that was attached last. One that takes its
 # place is attached before it is closed.
-_readers: WeakKeyDictionary[Any, AssistantDrafter] = WeakKeyDictionary()
+_readers: WeakKeyDictionary[Any, TargetCache] = WeakKeyDictionary()
 
 
-class AssistantDrafter(SerialDrafter[Drafted]):
+class TargetCache(LastState):
+    """What an assistant reads: its target's keys and values of all tokens before the pending one,
+    and the state of the last of these."""
+
+    near: KeysValues = ()  # that rows see in this round
+    num_tokens = 0  # of the text
+
+    def __init__(self, network: AssistantNetwork) -> None:
+        self._network = network
+        self._session: SharesKeysValues | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        if self.state is None or self._session is None:
+            return False
+        position = self.num_tokens - 1
+        found = [self._session.keys_values(layer) for layer in self._network.sources]
+        seen = [each for each in found if each is not None and each[0].shape[1] >= position]
+        if len(seen) < len(found):
+            return False
+        self.near = self._network.near(seen, position)
+        return True
+
+    def attach(self, session: Session, drafter: str) -> None:
+        """Raises UnsupportedModelError where the runtime does not share keys and values."""
+        if not isinstance(session, SharesKeysValues):
+            raise UnsupportedModelError(
+                f"the drafter {drafter} reads the target's own keys and values, which this "
+                "runtime does not share",
+                remedy="Use --runtime ort, or another drafter.",
+            )
+        session.share_keys_values(self._network.sources)
+        self._session, _readers[session], self.state = session, self, None
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self.num_tokens = len(prompt)
+
+    def observe(self, out: Forward, verdict: Verdict) -> None:
+        super().observe(out, verdict)
+        self.num_tokens += len(verdict.tokens)
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None and _readers.get(session) is self:
+            session.share_keys_values(())
+
+
+class AssistantDrafter(HeadDrafter):
     """Has no cache of its own. Drafts nothing in an answer's first round, before which no state is
     known. network: of the assistant; drafters of several conversations share it."""
 
@@ -187,63 +218,14 @@ class AssistantDrafter(SerialDrafter[Drafted]):
         hidden_states=True,
         head="assistant",
     )
+    _target: TargetCache
 
     def __init__(self, network: AssistantNetwork, name: str = "assistant") -> None:
-        super().__init__(network, name)
+        super().__init__(network, name, TargetCache(network))
         self._network = network
-        self._num_tokens = 0  # of the text
-        self._pending = 0
-        self._state: np.ndarray | None = None  # that came with the token before the pending one
-        self._near: KeysValues = ()  # that rows see in this round
-        self._target: SharesKeysValues | None = None
 
-    def attach(self, model: Model, session: Session) -> None:
-        """Raises UnsupportedModelError where the runtime does not share keys and values."""
-        if not isinstance(session, SharesKeysValues):
-            raise UnsupportedModelError(
-                f"the drafter {self.name} reads the target's own keys and values, which this "
-                "runtime does not share",
-                remedy="Use --runtime ort, or another drafter.",
-            )
-        session.share_keys_values(self._network.sources)
-        self._target, _readers[session], self._state = session, self, None
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._num_tokens, self._state = len(prompt), None
-        super().begin(prompt)
-
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        self._pending = pending
-        return super().propose(pending, budget)
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._num_tokens += len(verdict.tokens)
-        self._state = None
-        if out.hidden is not None and verdict.tokens:
-            self._state = out.hidden[verdict.kept[-1]].copy()
-        super().observe(tree, out, verdict)
-
-    def close(self) -> None:
-        session, self._target = self._target, None
-        if session is not None and _readers.get(session) is self:
-            session.share_keys_values(())
-
-    @property
-    def _is_ready(self) -> bool:
-        """Says whether the target has the keys and values of all tokens before the pending one, and
-        the state of the last of these is known."""
-        if self._state is None or self._target is None:
-            return False
-        position = self._num_tokens - 1
-        found = [self._target.keys_values(layer) for layer in self._network.sources]
-        seen = [each for each in found if each is not None and each[0].shape[1] >= position]
-        if len(seen) < len(found):
-            return False
-        self._near = self._network.near(seen, position)
-        return True
-
-    def _score(self, path: Path) -> Drafted:
-        state = self._known[path[:-1]].states if path else self._state
+    def _score(self, path: Path) -> RowScores:
+        state = self._row(path[:-1]).state if path else self._target.state
         assert state is not None
-        token = np.array([path[-1] if path else self._pending])
-        return self._network.draft(token, state.reshape(1, -1), self._num_tokens - 1, self._near)
+        token, position = np.array([path[-1] if path else self._pending]), self._target.num_tokens
+        return self._network.draft(token, state.reshape(1, -1), position - 1, self._target.near)

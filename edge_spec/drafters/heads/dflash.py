@@ -25,12 +25,7 @@ from edge_spec.core.heads import (
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_tree import FIRST, SIBLINGS, kind_of
 from edge_spec.drafters.draft.synced_session import Path
-from edge_spec.drafters.heads.drafting import (
-    FeatureDrafter,
-    IndependentDrafter,
-    RowScores,
-    head_scores,
-)
+from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, head_scores, rows_of
 from edge_spec.drafters.heads.features import TextEntries
 from edge_spec.drafters.heads.layers import (
     FloatProducts,
@@ -120,6 +115,7 @@ class Following:
     def weighed(self, row: RowScores, path: Path) -> tuple[RowScores, np.ndarray]:
         """Returns what the head says of the row after these draft tokens, and what was added to the
         logits of the row's likeliest tokens, which alone are weighed."""
+        assert row.likeliest is not None and row.shares is not None
         before = self._memories.get(path[:-1]) if path else None  # only RECURRENT reads it
         memory, made = self._weights.step(before, self._last(path), row.state)
         self._memories[path] = memory
@@ -207,22 +203,20 @@ class DFlashFormulas:
         return replace(found, states=scored) if self._keeps_states else found
 
 
-class DFlashDrafter(FeatureDrafter, IndependentDrafter):
+class DFlashDrafter(HeadDrafter):
     """network: of the head; drafters of several conversations share it."""
 
     traits = DrafterTraits(cost=Cost.PASS, target_session=True, head="dflash")
+    _target: TextEntries[BlockStep]
 
     def __init__(self, network: DFlashNetwork, name: str = "dflash") -> None:
-        super().__init__(network, name, len(network.scored))
+        super().__init__(network, name, TextEntries(network), len(network.scored))
         self._network = network
         self._following: Following | None = None
-        self._pending = 0
-        self._target = TextEntries(network)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         transitions = self._network.transitions
         self._following = None if transitions is None else Following(transitions, pending)
-        self._pending = pending
         return super().propose(pending, budget)
 
     def _decided_by(self, path: Path) -> Hashable:
@@ -238,13 +232,12 @@ class DFlashDrafter(FeatureDrafter, IndependentDrafter):
                 logits[row.likeliest] += biases
                 weighed = weighed._replace(logits=logits)
             row = weighed
-        row = row._replace(likeliest=self._network.targets(row.likeliest))
         found = super()._ranked(row, path)
         if chance is not None and found:
             found[0] = found[0][0], kind_of(FIRST, chance)
         return found
 
-    def _ask(self, heads: Sequence[int]) -> HeadScores:
+    def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
         entries, block = self._target, self._network.embedded(self._pending)
         text_end, first = len(self._target.text) - 1, self._network.scored.start
         for start, end in entries.missing():
@@ -257,5 +250,5 @@ class DFlashDrafter(FeatureDrafter, IndependentDrafter):
                 entries.window,
                 range(first, first + len(heads) if is_last else first),
             )
-            found: HeadScores = entries.step(rows)
-        return found
+            found = entries.step(rows)
+        return rows_of(found, self._network.token_ids)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,187 +28,185 @@ from edge_spec.drafters.draft.draft_tree import (
     Reader,
     candidates_after,
     kinds_of,
+    ranked,
     sample_shape,
 )
-from edge_spec.drafters.draft.synced_session import AheadChoice
-from edge_spec.drafters.heads.features import TextEntries
-from edge_spec.drafters.heads.layers import HeadNetwork
+from edge_spec.drafters.heads.features import LastState, TextEntries
 from edge_spec.drafters.lookup.recycling import top_tokens
-from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
+from edge_spec.drafters.protocol import GREEDY, Budget
+from edge_spec.drafters.tree_builder import Candidate, Growth, LearningDrafter, grow, nothing
 
-Scores = TypeVar("Scores")  # what a head says of one draft token
-Scores_contra = TypeVar("Scores_contra", contravariant=True)
 _MAX_ROWS = 64  # of a tree of samples that have children
 
 
-class ScoresTokens(Protocol[Scores_contra]):
-    """The weights of a serial head."""
+class RowScores(NamedTuple):
+    """Holds what a head says of one draft token. likeliest: see `HeadScores`; None: nobody has
+    looked for them yet."""
+
+    logits: np.ndarray  # [scored tokens]
+    ids: np.ndarray | None = None  # [scored tokens] of the target; None: the same
+    likeliest: np.ndarray | None = None  # [some] int64
+    shares: np.ndarray | None = None  # [some]
+    state: np.ndarray | None = None  # [hidden_size], where asked for
+
+    def spread(self, vocab_size: int) -> np.ndarray:
+        """[vocab of the target] float32; tokens that are not scored have -inf."""
+        if self.ids is None:
+            return self.logits
+        found = np.full(vocab_size, -np.inf, np.float32)
+        found[self.ids] = self.logits
+        return found
+
+    def ranked(self) -> list[tuple[int, int]]:
+        """(token of the target, kind of draft token) of what is likeliest, in falling order. Raises
+        ValueError for scores that no choice can be made by."""
+        if self.likeliest is None or self.shares is None:
+            peak = self.logits.max()
+            if not np.isfinite(peak):  # NaN, where any of them is
+                raise ValueError("logits that are not finite")
+            found = ranked(np.exp(self.logits - peak))
+        else:
+            found = kinds_of(self.likeliest[:SIBLINGS], self.shares[:SIBLINGS])
+        return found if self.ids is None else [(int(self.ids[at]), kind) for at, kind in found]
+
+
+class HeadWeights(Protocol):
+    """What drafters of several conversations share."""
 
     vocab_size: int  # of the target
     reported_acceptance: Sequence[float]  # see Drafter
 
-    def likeliest(self, scores: Scores_contra) -> list[tuple[int, int]]:
-        """(token of the target, kind of draft token), in falling order. Raises ValueError for
-        scores that no choice can be made by."""
 
-    def spread(self, scores: Scores_contra) -> np.ndarray:
-        """[vocab of the target] float32, -inf for tokens that are not scored."""
+class HeadDrafter(LearningDrafter):
+    """Drafts with the weights of a head. target: what it has read of the target. num_heads: independent ones, one for each draft token
+    after the pending one; None: each draft token is made of the one before. in_one_pass: all of
+    them that the budget has room for are asked together, else one when the tree first gets to its
+    depth.
+    """
 
-
-class HeadDrafter(LearningDrafter, Generic[Scores]):
-    """network: drafters of several conversations share it."""
-
-    def __init__(self, network: ScoresTokens[Scores], name: str) -> None:
+    def __init__(
+        self,
+        network: HeadWeights,
+        name: str,
+        target: TextEntries[Any] | LastState,
+        num_heads: int | None = None,
+        in_one_pass: bool = True,
+    ) -> None:
         super().__init__(PRIORS)
         self.name, self.reported_acceptance = name, network.reported_acceptance
         self.passes: int = 0
-        self._weights = network
+        self._vocab_size, self._target = network.vocab_size, target
         self._chooser = DraftChooser(network.vocab_size, network.vocab_size)
+        self._num_heads, self._in_one_pass = num_heads, in_one_pass
+        self._pending = self._count = 0  # of this round: token, and draft tokens at most
+        self._said: dict[Hashable, RowScores] = {}  # by path, or by head
+        self._likeliest: dict[Hashable, list[tuple[int, int]]] = {}
 
-    def use_sampler(self, sampler: Sampler) -> None:
+    def attach(self, model: Model, session: Session) -> None:
+        """Raises UnsupportedModelError where the runtime does not give what the head reads."""
+        self._target.attach(session, self.name)
+
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        super().begin(prompt, sampler)
         self._chooser.use_sampler(sampler)
-
-    @property
-    def _is_ready(self) -> bool:
-        """Says whether the head has what it drafts from."""
-        raise NotImplementedError
-
-
-class SerialDrafter(HeadDrafter[Scores]):
-    """Drafts with a head that makes each draft token of the one before it."""
-
-    def __init__(self, network: ScoresTokens[Scores], name: str) -> None:
-        super().__init__(network, name)
-        self._known: dict[Path, Scores] = {}  # what was said in this round
-
-    def sibling_acceptance(self) -> Sequence[float]:
-        if not self._chooser.samples:
-            return ()
-        return [self._acceptance.estimate(kind) for kind in SIBLING_KINDS]
+        self._target.begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        self.passes, self._known, samples = 0, {}, self._chooser.samples
+        self._pending, self._count, self.passes = pending, budget.num_draft_tokens, 0
+        self._said, self._likeliest = {}, {}
         self._growth = nothing(pending)
-        if budget.num_draft_tokens <= 0 or not self._is_ready:
-            return self._growth.tree
-        given = self.name, pending, budget, self._acceptance
-        root: Path = ()
-        if not budget.branches or (samples and not budget.shape):
-            line = Line(budget.num_draft_tokens, budget.min_reach, self._acceptance)
-            while line.goes_on:
-                line.add(self._choose(line.path))
-            self._growth = line.growth(pending, self.name, samples)
-        elif samples:
-            reader = Reader(self._score_tree, _MAX_ROWS)
-            self._growth = sample_shape(*given, reader, self._chooser.draw)
-        else:
-            self._growth = grow(*given, root, self._expand, budget.num_draft_tokens)
+        if budget.num_draft_tokens > 0 and self._target.is_ready:
+            self._growth = self._sampled(budget) if self._samples else self._grown(budget)
         return self._growth.tree
 
-    def _score(self, path: Path) -> Scores:
-        """Returns what the head says after these draft tokens, by a pass that goes on from those of
-        the path without its last token."""
-        raise NotImplementedError
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        super().observe(tree, out, verdict)
+        self._target.observe(out, verdict)
 
-    def _scores(self, path: Path) -> Scores:
-        if path not in self._known:
-            self.passes += 1
-            self._known[path] = self._score(path)
-        return self._known[path]
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
+        super().load(state, learnt_only)
+        if not learnt_only:
+            self._target.clear()
 
-    # The scores of the tokens that a head scores are read alone where these decide.
+    def close(self) -> None:
+        self._target.close()
 
-    def _choose(self, path: Path) -> AheadChoice:
-        scores = self._scores(path)
-        if self._chooser.reads_logits_alone:
-            return AheadChoice(*self._weights.likeliest(scores)[0], None)
-        return self._chooser.choose(self._weights.spread(scores), path)
+    @property
+    def sibling_acceptance(self) -> Sequence[float]:
+        return [self._acceptance.estimate(kind) for kind in SIBLING_KINDS if self._samples]
 
-    def _expand(self, path: Path) -> list[Candidate[Path]]:
-        scores = self._scores(path)
-        if self._chooser.reads_logits_alone:
-            return candidates_after(path, self._weights.likeliest(scores))
-        return self._chooser.likeliest(self._weights.spread(scores), path)
+    @property
+    def _samples(self) -> bool:
+        return self._chooser.samples and self._num_heads is None
+
+    def _grown(self, budget: Budget) -> Growth:
+        most, num_siblings = None, SIBLINGS
+        if self._num_heads is None:
+            most, num_siblings = budget.num_draft_tokens, SIBLINGS if budget.branches else 1
+            budget = replace(budget, free_rows=1)  # a row may be free, the pass for it is not
+        elif self._in_one_pass:  # what is deeper comes with the same pass
+            budget = replace(budget, min_reach=budget.worth_scoring)
+        given = self.name, self._pending, budget, self._acceptance
+        root: Path = ()
+        return grow(*given, root, lambda path: self._expand(path)[:num_siblings], most)
+
+    def _sampled(self, budget: Budget) -> Growth:
+        if budget.branches and budget.shape:
+            reader = Reader(self._score_tree, _MAX_ROWS)
+            given = self.name, self._pending, budget, self._acceptance
+            return sample_shape(*given, reader, self._chooser.draw)
+        line = Line(budget.num_draft_tokens, budget.min_reach, self._acceptance)
+        while line.goes_on:
+            logits = self._row(line.path).spread(self._vocab_size)
+            line.add(self._chooser.choose(logits, line.path))
+        return line.growth(self._pending, self.name, sampled=True)
 
     def _score_tree(self, tree: TokenTree) -> np.ndarray:
         """[rows, vocab]"""
         paths = [tuple(tree.tokens[tree.path(row)[1:]].tolist()) for row in range(len(tree))]
-        return np.stack([self._weights.spread(self._scores(path)) for path in paths])
-
-
-class RowScores(NamedTuple):
-    """Holds what heads say of one draft token: see `HeadScores`."""
-
-    logits: np.ndarray  # [scored tokens]
-    likeliest: np.ndarray  # [some] int64
-    shares: np.ndarray  # [some]
-    state: np.ndarray | None  # [hidden_size], where asked for
-
-
-class IndependentDrafter(HeadDrafter[np.ndarray]):
-    """A head is asked when the tree first gets to its depth; where all are scored in one go, all
-    that the budget has room for are.
-
-    num_heads: draft tokens at most, one after the other. shares_output: whether those of all heads
-    are scored in one go.
-    """
-
-    def __init__(
-        self, network: HeadNetwork, name: str, num_heads: int, shares_output: bool = True
-    ) -> None:
-        super().__init__(network, name)
-        self._num_heads, self._shares_output = num_heads, shares_output
-        self._count = 0  # of draft tokens, at most
-        self._told: dict[int, RowScores] = {}  # by head
-        self._likeliest: dict[Hashable, list[tuple[int, int]]] = {}
-
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        self._told, self._likeliest, self.passes = {}, {}, 0
-        self._count = budget.num_draft_tokens
-        if self._shares_output:  # what is deeper comes with the same pass
-            budget = replace(budget, min_reach=budget.worth_scoring)
-        root: Path = ()
-        self._growth = nothing(pending)
-        if budget.num_draft_tokens > 0 and self._is_ready:
-            self._growth = grow(self.name, pending, budget, self._acceptance, root, self._expand)
-        return self._growth.tree
-
-    def _ask(self, heads: Sequence[int]) -> HeadScores:
-        """Returns what these heads say after the pending token; where all are scored in one go,
-        they are the first ones."""
-        raise NotImplementedError
-
-    def _decided_by(self, path: Path) -> Hashable:
-        """Returns what decides which tokens are likely after these draft tokens."""
-        return len(path)
+        return np.stack([self._row(path).spread(self._vocab_size) for path in paths])
 
     def _expand(self, path: Path) -> list[Candidate[Path]]:
         if len(path) == self._num_heads:
             return []
         decided_by = self._decided_by(path)
         if decided_by not in self._likeliest:
-            self._likeliest[decided_by] = self._ranked(self._row(len(path)), path)
+            self._likeliest[decided_by] = self._ranked(self._row(path), path)
         return candidates_after(path, self._likeliest[decided_by])
 
-    def _row(self, index: int) -> RowScores:
-        """Returns what a head says."""
-        if index not in self._told:
-            all_heads = range(max(index + 1, min(self._num_heads, self._count)))
-            heads = all_heads if self._shares_output else [index]
+    def _decided_by(self, path: Path) -> Hashable:
+        """Returns what decides which tokens are likely after these draft tokens."""
+        return path if self._num_heads is None else len(path)
+
+    def _row(self, path: Path) -> RowScores:
+        """Returns what the head says after these draft tokens."""
+        place: Hashable = path if self._num_heads is None else len(path)
+        if place not in self._said:
             self.passes += 1
-            found = self._ask(heads)
-            for row, head in enumerate(heads):
-                state = None if found.states is None else found.states[row]
-                told = found.logits[row], found.likeliest[row], found.shares[row]
-                self._told[head] = RowScores(*told, state)
-        return self._told[index]
+            if self._num_heads is None:
+                self._said[path] = self._score(path)
+            else:
+                all_heads = range(max(len(path) + 1, min(self._num_heads, self._count)))
+                heads = all_heads if self._in_one_pass else [len(path)]
+                self._said |= zip(heads, self._score_heads(heads), strict=True)
+        return self._said[place]
+
+    def _score(self, path: Path) -> RowScores:
+        """Returns what a serial head says, by a pass that goes on from those of the path without
+        its last token."""
+        raise NotImplementedError
+
+    def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
+        """Returns what these independent heads say after the pending token; in one pass, they are
+        the first ones."""
+        raise NotImplementedError
 
     def _ranked(self, row: RowScores, path: Path) -> list[tuple[int, int]]:
-        """(token, kind of draft token) of a row's likeliest tokens, in falling order."""
+        """(token, kind of draft token) of a row's likeliest tokens, in falling order. The scores of
+        the tokens that a head scores are read alone where these decide."""
         if self._chooser.reads_logits_alone:
-            return kinds_of(row.likeliest[:SIBLINGS], row.shares[:SIBLINGS])
-        return self._chooser.ranked(self._weights.spread(row.logits), ())
+            return row.ranked()
+        return self._chooser.ranked(row.spread(self._vocab_size), path)
 
 
 def head_scores(logits: np.ndarray, count: int = SIBLINGS) -> HeadScores:
@@ -221,34 +219,10 @@ def head_scores(logits: np.ndarray, count: int = SIBLINGS) -> HeadScores:
     return HeadScores(logits, likeliest, shares)
 
 
-class FeatureDrafter(LearningDrafter):
-    """What drafters have in common that keep entries of the target's features."""
-
-    _target: TextEntries[Any]
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._target.is_ready
-
-    def attach(self, model: Model, session: Session) -> None:
-        """Raises UnsupportedModelError where the runtime does not give features."""
-        self._target.attach(session, self.name)
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
-        self._target.begin(prompt)
-
-    def take_features(self, position: int, features: np.ndarray) -> None:
-        """features: [tokens, features_size] of the tokens from `position` on."""
-        self._target.store.put(position, features)
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        super().observe(tree, out, verdict)
-        self._target.observe(out, verdict)
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        super().load_state_dict(state)
-        self._target.clear()
-
-    def close(self) -> None:
-        self._target.close()
+def rows_of(found: HeadScores, ids: np.ndarray | None) -> list[RowScores]:
+    """ids: see RowScores."""
+    states = [None] * len(found.logits) if found.states is None else found.states
+    return [
+        RowScores(logits, ids, *others)
+        for logits, *others in zip(found.logits, found.likeliest, found.shares, states, strict=True)
+    ]

@@ -12,18 +12,12 @@ one before, and none depends on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from edge_spec.core.heads import EagleStep, EntryRows, HeadScores, MaskedRows
+from edge_spec.core.heads import EagleStep, EntryRows, MaskedRows
 from edge_spec.drafters.draft.draft_tree import Path
-from edge_spec.drafters.heads.drafting import (
-    FeatureDrafter,
-    IndependentDrafter,
-    SerialDrafter,
-    head_scores,
-)
+from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, head_scores, rows_of
 from edge_spec.drafters.heads.features import WINDOW, TextEntries
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Cost, DrafterTraits
@@ -73,25 +67,34 @@ class EagleEntries(TextEntries[EagleStep]):
         return found
 
 
-class EagleDrafter(FeatureDrafter, SerialDrafter[np.ndarray]):
+class EagleDrafter(HeadDrafter):
+    """network: of the head; drafters of several conversations share it."""
+
     traits = DrafterTraits(
         trees=True, cost=Cost.PASS, samples=True, target_session=True, head="eagle"
     )
     _target: EagleEntries
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
-        super().__init__(network, name)
-        self._network = network
-        self._target = EagleEntries(network)
+        self._network, self._masks = network, network.masks
+        count = None if network.masks is None else network.masks.count
+        super().__init__(network, name, EagleEntries(network), count)
         self._made: dict[Path, tuple[int, np.ndarray]] = {}  # slot and state of draft tokens
 
-    def _score(self, path: Path) -> np.ndarray:
-        entries = self._target
+    def take_features(self, position: int, features: np.ndarray) -> None:
+        """features: [tokens, features_size] of the tokens from `position` on."""
+        self._target.store.put(position, features)
+
+    def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
+        _, logits = self._target.read_text(self._masks, len(heads) - 1)
+        return rows_of(head_scores(logits), self._network.token_ids)
+
+    def _score(self, path: Path) -> RowScores:
+        entries, ids = self._target, self._network.token_ids
         if not path:
             states, logits = entries.read_text()
             self._made = {(): (entries.num_slots - 1, states[-1])}
-            first: np.ndarray = logits[0]
-            return first
+            return RowScores(logits[0], ids)
         entries.make_room(len(self._made))
         slot = entries.num_slots + len(self._made) - 1
         position = entries.first + entries.num_slots + len(path)
@@ -112,23 +115,4 @@ class EagleDrafter(FeatureDrafter, SerialDrafter[np.ndarray]):
             )
         )
         self._made[path] = slot, states[0]
-        scores: np.ndarray = logits[0]
-        return scores
-
-
-class ParallelEagleDrafter(FeatureDrafter, IndependentDrafter):
-    """network: of a head that has `EagleHead.masks`; drafters of several conversations share it."""
-
-    traits = DrafterTraits(trees=True, cost=Cost.PASS, target_session=True, head="eagle")
-    _target: EagleEntries
-
-    def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
-        assert network.masks is not None
-        super().__init__(network, name, network.masks.count)
-        self._network, self._masks = network, network.masks
-        self._target = EagleEntries(network)
-
-    def _ask(self, heads: Sequence[int]) -> HeadScores:
-        _, logits = self._target.read_text(self._masks, len(heads) - 1)
-        found = head_scores(logits)
-        return replace(found, likeliest=self._network.targets(found.likeliest))
+        return RowScores(logits[0], ids)

@@ -24,6 +24,33 @@ Step_co = TypeVar("Step_co", covariant=True)
 _readers: WeakKeyDictionary[Any, TextEntries[Any]] = WeakKeyDictionary()
 
 
+class LastState:
+    """The target's state in which it chose the pending token: [hidden_size], after its final norm.
+    It is not known before an answer's first round has ended."""
+
+    state: np.ndarray | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is not None
+
+    def attach(self, session: Session, drafter: str) -> None:
+        self.clear()
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.clear()
+
+    def observe(self, out: Forward, verdict: Verdict) -> None:
+        self.state = None
+        if out.hidden is not None and verdict.tokens:
+            self.state = out.hidden[verdict.kept[-1]].copy()
+
+    def clear(self) -> None:
+        self.state = None
+
+    def close(self) -> None: ...
+
+
 class FeatureStore:
     """Keeps rows [size] float32 of positions without a gap, the last `capacity` of them at least.
 

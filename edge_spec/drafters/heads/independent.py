@@ -4,15 +4,13 @@ the state in which the target chose the pending token."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from edge_spec.core.heads import HeadBackend, HeadMatrix, HeadScores, MedusaHead, MedusaStep
-from edge_spec.core.model import Forward
-from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.heads.drafting import IndependentDrafter, head_scores
+from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, head_scores, rows_of
+from edge_spec.drafters.heads.features import LastState
 from edge_spec.drafters.heads.layers import FloatProducts, HeadNetwork, logistic
 from edge_spec.drafters.protocol import Cost, DrafterTraits
 
@@ -27,17 +25,11 @@ class MedusaNetwork(HeadNetwork):
         self.num_heads = head.num_heads
         self.shares_output = len(head.outputs) == 1
         matrices = _matrices(head)
-        self._step: MedusaStep = (
+        self.step: MedusaStep = (
             MedusaFormulas(head, FloatProducts(matrices))
             if backend is None
             else backend.medusa_step(head, matrices)
         )
-
-    def scores(self, state: np.ndarray, heads: Sequence[int]) -> HeadScores:
-        """Returns the likeliest tokens of these heads, in rising order, by their ids of the target.
-        state: [hidden_size] after the target's final norm."""
-        found = self._step(state, heads)
-        return replace(found, likeliest=self.targets(found.likeliest))
 
 
 class MedusaFormulas:
@@ -75,30 +67,16 @@ def _matrices(head: MedusaHead) -> dict[str, HeadMatrix]:
     return found | {f"output.{index}": each for index, each in enumerate(head.outputs)}
 
 
-class MedusaDrafter(IndependentDrafter):
+class MedusaDrafter(HeadDrafter):
     """Drafts nothing in an answer's first round, before which no state is known."""
 
     traits = DrafterTraits(trees=True, cost=Cost.PASS, hidden_states=True, head="medusa")
+    _target: LastState
 
     def __init__(self, network: MedusaNetwork, name: str = "medusa") -> None:
-        super().__init__(network, name, network.num_heads, network.shares_output)
+        super().__init__(network, name, LastState(), network.num_heads, network.shares_output)
         self._network = network
-        self._state: np.ndarray | None = None
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
-        self._state = None
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        super().observe(tree, out, verdict)
-        self._state = None
-        if out.hidden is not None and verdict.tokens:
-            self._state = out.hidden[verdict.kept[-1]].copy()
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._state is not None
-
-    def _ask(self, heads: Sequence[int]) -> HeadScores:
-        assert self._state is not None
-        return self._network.scores(self._state, heads)
+    def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
+        assert self._target.state is not None
+        return rows_of(self._network.step(self._target.state, heads), self._network.token_ids)

@@ -23,7 +23,6 @@ from edge_spec.core.heads import (
     TargetTables,
 )
 from edge_spec.core.rope import Rope
-from edge_spec.drafters.draft.draft_tree import ranked
 
 QUERY_GATE, EXPERTS = "q_gate", ".experts."  # within names
 FEW_ROWS = 16
@@ -252,16 +251,6 @@ def _whole(matrix: HeadMatrix) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def likeliest(scores: np.ndarray, ids: np.ndarray | None) -> list[tuple[int, int]]:
-    """scores: [scored tokens], ids: theirs of the target; None: the same. Returns (token, kind of
-    draft token) in falling order. Raises ValueError for scores that no choice can be made by."""
-    peak = scores.max()
-    if not np.isfinite(peak):  # NaN, where any of them is
-        raise ValueError("logits that are not finite")
-    found = ranked(np.exp(scores - peak))
-    return found if ids is None else [(int(ids[token]), kind) for token, kind in found]
-
-
 class HeadNetwork:
     """What the weights of heads have in common, which keep no text. token_ids: [scored tokens] of
     the target; None: it scores all of them."""
@@ -271,23 +260,6 @@ class HeadNetwork:
     def __init__(self, vocab_size: int, token_ids: np.ndarray | None) -> None:
         self.vocab_size = vocab_size  # of the target
         self.token_ids = token_ids
-
-    def likeliest(self, scores: np.ndarray) -> list[tuple[int, int]]:
-        """scores: [scored tokens] of a row. See `likeliest`."""
-        return likeliest(scores, self.token_ids)
-
-    def targets(self, scored: np.ndarray) -> np.ndarray:
-        """Returns the target's ids of scored tokens."""
-        return scored if self.token_ids is None else self.token_ids[scored]
-
-    def spread(self, scores: np.ndarray) -> np.ndarray:
-        """scores: [..., scored tokens] -> [..., vocab of the target] float32; tokens that are not
-        scored have -inf."""
-        if self.token_ids is None:
-            return scores
-        found = np.full((*scores.shape[:-1], self.vocab_size), -np.inf, np.float32)
-        found[..., self.token_ids] = scores
-        return found
 
 
 _KEPT_ROWS = 2048  # of an embedding: 32 MB of the widest heads

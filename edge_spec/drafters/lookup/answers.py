@@ -28,9 +28,10 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, CorpusIndex, CorpusMatch, index_of
-from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.protocol import GREEDY, Budget
 from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 from edge_spec.storage.atomic import atomic_file, cache_directory, locked
 from edge_spec.storage.measurements import DamagedError, tell_unkept
@@ -225,9 +226,9 @@ class CorpusDrafter(LearningDrafter):
         self._indexes = indexes
         self._text: list[int] = []  # the last MAX_MATCH tokens, the pending one included
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._text = list(prompt[-MAX_MATCH:])
-        super().begin(prompt)
+        super().begin(prompt, sampler)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         found = self._longest()
@@ -261,9 +262,9 @@ class AnswersDrafter(CorpusDrafter):
         self._num_context = 0
         self._begun_after = 0  # times that answers were forgotten
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._end_answer(prompt[-CONTEXT_TOKENS:])
-        super().begin(prompt)
+        super().begin(prompt, sampler)
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         super().observe(tree, out, verdict)

@@ -14,8 +14,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edge_spec.core.model import Forward
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget, DrafterTraits, continues, restored_prompt
+from edge_spec.drafters.protocol import (
+    GREEDY,
+    Budget,
+    DrafterTraits,
+    continues,
+    restored_prompt,
+)
 from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
 TOP_TOKENS = 8
@@ -77,13 +84,13 @@ class RecyclingDrafter(LearningDrafter):
         self._table: OrderedDict[int, np.ndarray] = OrderedDict()
         self._prompt: tuple[int, ...] = ()
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         """Forgets the table unless the prompt continues the conversation."""
         if not continues(self._prompt, prompt):
             self._table.clear()
             self._acceptance.begin_text()
         self._prompt = tuple(prompt)
-        super().begin(prompt)
+        super().begin(prompt, sampler)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         self._growth = grow(self.name, pending, budget, self._acceptance, pending, self._expand)
@@ -113,17 +120,22 @@ class RecyclingDrafter(LearningDrafter):
         """What the target thought likely here is not looked for: that is what takes time."""
         self._growth = nothing(verdict.next_token)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        learnt = super().state(learnt_only)
+        if learnt_only:
+            return learnt
         entries = list(self._table.values())
         return {
-            **super().state_dict(),
+            **learnt,
             "prompt": np.array(self._prompt, np.int32),
             "tokens": np.array(list(self._table), np.int32),
             "entries": np.stack(entries) if entries else np.empty((0, 2, 0), np.int32),
         }
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
         """Changes nothing where it raises."""
+        if learnt_only:
+            return super().load(state, learnt_only)
         prompt = restored_prompt(state["prompt"])
         tokens, entries = state["tokens"], state["entries"]
         if (
@@ -133,7 +145,7 @@ class RecyclingDrafter(LearningDrafter):
             or not np.isin(entries[:, 1], range(_NUM_KINDS)).all()
         ):
             raise ValueError(f"a table of shape {entries.shape} for tokens of {tokens.shape}")
-        super().load_state_dict(state)
+        super().load(state)
         self._prompt = prompt
         rows = (entry.astype(np.int32) for entry in entries)  # each on its own, as above
         self._table = OrderedDict(zip(tokens.tolist(), rows, strict=True))

@@ -22,9 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_spec.core.model import Forward
-from edge_spec.core.sampling import Sampler
+from edge_spec.core.sampling import Constraint, Sampler
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits, restored_prompt
+from edge_spec.drafters.composite import StageDrafter
+from edge_spec.drafters.protocol import GREEDY, Budget, Drafter, DrafterTraits, restored_prompt
 from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
 # How many of the suffixes that end at a token are counted there, longest first: bounds the work
@@ -173,7 +174,7 @@ def kind_of_candidate(candidate: Continuation) -> int:
     return row * len(_PRIORS[0]) + column
 
 
-class SuffixDrafter(LearningDrafter):
+class SuffixDrafter(LearningDrafter, StageDrafter):
     name = "suffix"
     traits = DrafterTraits(auto=True)
 
@@ -182,8 +183,8 @@ class SuffixDrafter(LearningDrafter):
         self._index = SuffixIndex()
         self._assumed: list[SuffixMatch] = []  # the match after each assumed token
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        super().begin(prompt, sampler)
         self._assumed.clear()
         known = self._index.tokens
         if not self._index.is_whole or known != list(prompt[: len(known)]):
@@ -217,13 +218,16 @@ class SuffixDrafter(LearningDrafter):
     def rollback_draft(self, keep: int) -> None:
         del self._assumed[keep:]
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {**super().state_dict(), "text": np.array(self._index.tokens, np.int32)}
+    def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
+        text = {} if learnt_only else {"text": np.array(self._index.tokens, np.int32)}
+        return {**super().state(learnt_only), **text}
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+    def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
         """Changes nothing where it raises."""
+        if learnt_only:
+            return super().load(state, learnt_only)
         text = restored_prompt(state["text"])
-        super().load_state_dict(state)
+        super().load(state)
         self._index = SuffixIndex()
         self._index.extend(text)
 
@@ -329,12 +333,12 @@ class PredictionDrafter(LearningDrafter):
         self._prediction = PredictedText(tokens)
         self._num_known: int | None = None  # tokens of prompt and answer
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         """Follows an answer that other drafters began."""
         if self._num_known is not None:
             self._prediction.follow(prompt[self._num_known :])
         self._num_known = len(prompt)
-        super().begin(prompt)
+        super().begin(prompt, sampler)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         place = self._prediction.place
@@ -374,12 +378,12 @@ class ForcedDrafter(Drafter):
     name = "grammar"
 
     def __init__(self) -> None:
-        self._sampler: Sampler | None = None
+        self._constraint: Constraint | None = None
 
-    def use_sampler(self, sampler: Sampler) -> None:
-        self._sampler = sampler
+    def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
+        self._constraint = sampler.constraint
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        constraint = self._sampler.constraint if self._sampler is not None else None
-        tokens = [] if constraint is None else constraint.forced()[: budget.num_draft_tokens]
+        forced = [] if self._constraint is None else self._constraint.forced()
+        tokens = forced[: budget.num_draft_tokens]
         return TokenTree.chain(pending, tokens, [_CONFIDENCE] * len(tokens), self.name)

@@ -153,7 +153,6 @@ def test_statistics_are_json_under_the_fields_names() -> None:
         *("predicted_n", "predicted_ms", "predicted_per_second"),
         *("draft_n", "draft_n_accepted", "acceptance_rate", "acceptance_histogram", "drafters"),
         *("lossless", "plain_width", "fastest_plain_per_second", "speedup_over_fastest_plain"),
-        *("draft_characters", "draft_characters_accepted"),
         *("mean_accepted_length", "rounds", "plain_rounds", "plain_reasons"),
         *(
             "draft_ms",

@@ -27,7 +27,7 @@ class Proposes(Drafter):
         self.tree = tree
         self.seen: list[Any] = []
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Any = None) -> None:
         self.seen.append(tuple(prompt))
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:

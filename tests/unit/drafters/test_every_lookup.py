@@ -89,7 +89,7 @@ def rounds(
 def learnt(drafter: Drafter) -> np.ndarray:
     """Outcomes and right ones of each kind of draft token."""
     acceptance: Any = drafter._acceptance  # type: ignore[attr-defined]
-    counts: np.ndarray = acceptance.snapshot()[:2]
+    counts: np.ndarray = acceptance.state()["acceptance"][:2]
     return counts
 
 
@@ -184,7 +184,7 @@ def test_another_prompt_begins_as_a_new_drafter_would(
     for drafter in (used, fresh):
         drafter.begin(tuple(second))
     if name == "suffix" or not continues(first, second):
-        kept, new = used.state_dict(), fresh.state_dict()
+        kept, new = used.state(), fresh.state()
         for key in kept:
             assert key.endswith("acceptance") or np.array_equal(kept[key], new[key]), key
         found, expected = used.propose(second[-1], CHAIN), fresh.propose(second[-1], CHAIN)
@@ -200,9 +200,9 @@ def test_the_next_turn_goes_on_with_what_is_known(
 ) -> None:
     drafter = MAKERS[name]()
     rounds(drafter, model_of(seed), prompt, [AMPLE] * 5)
-    known = {key: array.tolist() for key, array in drafter.state_dict().items()}
+    known = {key: array.tolist() for key, array in drafter.state().items()}
     drafter.begin(prompt + more)
-    now = drafter.state_dict()
+    now = drafter.state()
     if name == "recycling":
         assert now["tokens"].tolist() == known["tokens"] and known["tokens"]
         assert now["entries"].tolist() == known["entries"]
@@ -219,14 +219,14 @@ def test_a_snapshot_carries_what_is_known(
     drafter, fresh, other = (MAKERS[name]() for _ in range(3))
     rounds(drafter, model_of(seed), prompt, [AMPLE] * num_rounds)
     rounds(fresh, model_of(seed + 1), prompt[::-1], [AMPLE] * 3)
-    state = drafter.state_dict()
-    fresh.load_state_dict(state)
-    assert same(fresh.state_dict(), state)
+    state = drafter.state()
+    fresh.load(state)
+    assert same(fresh.state(), state)
     for each in (drafter, fresh):
         each.begin([*prompt, pending])
     assert shown(drafter.propose(pending, CHAIN)) == shown(fresh.propose(pending, CHAIN))
-    fresh.load_state_dict(other.state_dict())  # of one that has seen nothing
-    assert same(fresh.state_dict(), other.state_dict())
+    fresh.load(other.state())  # of one that has seen nothing
+    assert same(fresh.state(), other.state())
 
 
 @pytest.mark.parametrize("name", KEEPING)
@@ -234,7 +234,7 @@ def test_what_is_no_snapshot_is_refused_and_changes_nothing(name: str) -> None:
     drafter, other = MAKERS[name](), MAKERS[name]()
     rounds(drafter, model_of(1), [1, 2, 3, 1, 2], [AMPLE] * 5)
     rounds(other, model_of(2), [3, 2, 1, 3, 2], [AMPLE] * 5)
-    before, valid = drafter.state_dict(), other.state_dict()
+    before, valid = drafter.state(), other.state()
     wrong: list[dict[str, np.ndarray]] = []
     for key, array in valid.items():
         if "/" not in key:  # what lies below is another drafter's
@@ -243,10 +243,10 @@ def test_what_is_no_snapshot_is_refused_and_changes_nothing(name: str) -> None:
             wrong += [valid | {key: each} for each in (array[None], more, np.asarray(array.sum()))]
     for state in wrong:
         with pytest.raises((KeyError, ValueError)):
-            drafter.load_state_dict(state)
-        assert same(drafter.state_dict(), before)
-    drafter.load_state_dict(valid)
-    assert same(drafter.state_dict(), valid)
+            drafter.load(state)
+        assert same(drafter.state(), before)
+    drafter.load(valid)
+    assert same(drafter.state(), valid)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -57,15 +57,12 @@ class Theirs(Drafter):
         self.calls.append("attach")
         self.session = session
 
-    def use_sampler(self, sampler):
-        self.calls.append("use_sampler")
-        self.sampler = sampler
-
     def prepare(self, prompt):
         self.calls.append("prepare")
 
-    def begin(self, prompt):
+    def begin(self, prompt, sampler):
         self.calls.append("begin")
+        self.sampler = sampler
         self.text = list(prompt)
 
     def propose(self, pending, budget):
@@ -79,18 +76,16 @@ class Theirs(Drafter):
         self.text += verdict.tokens
         self.rights += verdict.num_accepted
 
-    def state_dict(self):
+    def state(self, learnt_only=False):
+        if learnt_only:
+            return {"rights": np.array([self.rights])}
         return {"text": np.array(self.text, np.int32)}
 
-    def load_state_dict(self, state):
-        self.text = state["text"].tolist()
-
-    def stats(self):
-        return {self.name: np.array([self.rights])}
-
-    def load_stats(self, stats):
-        if self.name in stats:
-            [self.rights] = stats[self.name].tolist()
+    def load(self, state, learnt_only=False):
+        if learnt_only:
+            [self.rights] = state["rights"].tolist()
+        else:
+            self.text = state["text"].tolist()
 
     def close(self):
         self.calls.append("close")
@@ -233,7 +228,7 @@ def test_the_text_is_the_plain_one_and_all_calls_arrive(
     assert tokens(drafting) == tokens(engine("none"))
     drafter = package.made[0]
     assert drafter.session is drafting._session and drafter.sampler is not None
-    order = ["attach", "prepare", "use_sampler", "begin", "propose", "observe"]
+    order = ["attach", "prepare", "begin", "propose", "observe"]
     assert list(dict.fromkeys(drafter.calls)) == order
     drafting.close()
     assert drafter.calls[-1] == "close"
@@ -251,7 +246,7 @@ def test_its_state_goes_into_snapshots_and_its_counts_to_the_next_session(
     second.restore(tmp_path / "chat")
     assert others.text == mine.text == written
     mine.rights = 7.0
-    others.load_stats({name: mine.stats()[name] for name in mine.stats()})
+    others.load(mine.state(learnt_only=True), learnt_only=True)
     stats = first._drafting.stats()
     assert stats[mine.name] == [7.0]
     third = engine(names)
@@ -261,7 +256,7 @@ def test_its_state_goes_into_snapshots_and_its_counts_to_the_next_session(
     assert package.made[-1].rights >= 7.0
 
 
-@pytest.mark.parametrize("method", ["propose", "observe", "begin", "stats", "close"])
+@pytest.mark.parametrize("method", ["propose", "observe", "begin", "state", "close"])
 def test_its_faults_do_not_reach_the_text(
     method: str,
     engine: Callable[[str], Engine],
@@ -285,4 +280,4 @@ def test_every_fault_of_it_is_survived(engine: Callable[[str], Engine]) -> None:
     report = check_faults(parts, [PROMPT, [9, 8, 7]], ["theirs"], steps=(1,), max_tokens=8)
     assert report.injected > 10 and report.survived == report.injected
     calls = {case.fault.call for case in report.cases if case.drafters == "theirs"}
-    assert {"use_sampler", "prepare", "propose", "state_dict", "load_state_dict"} <= calls
+    assert {"prepare", "begin", "propose", "state", "load"} <= calls

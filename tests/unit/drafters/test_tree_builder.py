@@ -97,10 +97,16 @@ def test_counts_survive_a_snapshot(outcomes: list[tuple[int, bool]]) -> None:
     acceptance, fresh = LearntAcceptance(PRIORS), LearntAcceptance(PRIORS)
     for kind, right in outcomes:
         acceptance.observe(kind, right)
-    fresh.restore(acceptance.snapshot())
-    assert fresh.snapshot().tolist() == acceptance.snapshot().tolist()
+    fresh.load(acceptance.state())
+    counts = acceptance.state()["acceptance"]
+    assert fresh.state()["acceptance"].tolist() == counts.tolist()
+    fresh.load(acceptance.state(learnt_only=True), learnt_only=True)
+    learnt = fresh.state()["acceptance"]
+    assert learnt[:2].tolist() == counts[:2].tolist() and not learnt[2:].any()
     with pytest.raises(ValueError):
-        LearntAcceptance((0.5,)).restore(acceptance.snapshot())
+        LearntAcceptance((0.5,)).load(acceptance.state())
+    with pytest.raises(ValueError):
+        fresh.load(acceptance.state(learnt_only=True))
 
 
 @pytest.mark.parametrize(
@@ -117,5 +123,5 @@ def test_counts_survive_a_snapshot(outcomes: list[tuple[int, bool]]) -> None:
 def test_counts_that_cannot_be_are_refused(counts: list[list[float]]) -> None:
     acceptance = LearntAcceptance(PRIORS)
     with pytest.raises(ValueError, match="acceptance counts"):
-        acceptance.restore(np.array(counts))
+        acceptance.load({"acceptance": np.array(counts)})
     assert acceptance.estimate(1) == pytest.approx(PRIORS[1])

@@ -178,8 +178,9 @@ def test_a_draft_that_dies_meanwhile_is_dropped_and_the_text_goes_on(
     pair.anticipation.close()
     plain = decode(ScriptedModel(TARGET, VOCAB), PROMPT, max_tokens=40)
     assert written == [plain.tokens] * 2
-    assert pair.guarded.fault == "RuntimeError: the device was lost"
-    assert len(caplog.records) == 1
+    assert pair.guarded.fault is not None
+    (record,) = caplog.records
+    assert "(RuntimeError: the device was lost)" in record.getMessage()
     assert pair.draft.passes_meanwhile == 3
 
 

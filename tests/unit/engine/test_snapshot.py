@@ -255,11 +255,11 @@ class Refuses(SuffixDrafter):
     name = "refuses"
     refused = True
 
-    def load_state_dict(self, state: Any) -> None:
-        if self.refused:
+    def load(self, state: Any, learnt_only: bool = False) -> None:
+        if self.refused and not learnt_only:
             self.refused = False  # its own state is put back
             raise ValueError("no such state")
-        super().load_state_dict(state)
+        super().load(state, learnt_only)
 
 
 class RefusingSession(CountingSession):

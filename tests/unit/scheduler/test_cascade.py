@@ -109,11 +109,8 @@ class Recording(Drafter):
         self.trees: list[TokenTree] = []
         self._drafter = drafter
 
-    def use_sampler(self, sampler: Sampler) -> None:
-        self._drafter.use_sampler(sampler)
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._drafter.begin(prompt)
+    def begin(self, prompt: Sequence[int], sampler: Any = None) -> None:
+        self._drafter.begin(prompt, sampler)
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._drafter.observe(tree, out, verdict)

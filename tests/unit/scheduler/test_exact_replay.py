@@ -60,7 +60,7 @@ class Knowing(Drafter):
         self._text = text
         self._written = 0
 
-    def begin(self, prompt: Sequence[int]) -> None: ...
+    def begin(self, prompt: Sequence[int], sampler: Any = None) -> None: ...
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         ahead = self._text[self._written : self._written + min(budget.num_draft_tokens, 4)]

@@ -29,7 +29,7 @@ class Proposes(Drafter):
         self.tree = tree
         self.budgets: list[Budget] = []
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Any = None) -> None:
         pass
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:

@@ -168,7 +168,7 @@ def test_what_is_forced_is_drafted_as_far_as_the_budget_goes(compiler: GrammarCo
     sampler = Sampler(SamplingParams(), (), constraint=compiler.compile(PERSON))
     drafter = ForcedDrafter()
     assert len(drafter.propose(7, Budget(20, 20))) == 1
-    drafter.use_sampler(sampler)
+    drafter.begin([7], sampler)
     spelled = list(b'{"name": "A')
     assert drafter.propose(7, Budget(20, 20)).tokens.tolist() == [7, *spelled]
     assert drafter.propose(7, Budget(3, 20)).tokens.tolist() == [7, *spelled[:3]]

@@ -68,7 +68,7 @@ class OpposedDrafter(Drafter):
         self._branching = branching
         self._text: Context = ()
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], sampler: Any = None) -> None:
         self._text = tuple(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:

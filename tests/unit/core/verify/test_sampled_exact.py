@@ -161,7 +161,7 @@ class Proposing(Drafter):
     def __init__(self, tree: TokenTree) -> None:
         self._tree = tree
 
-    def begin(self, prompt: Sequence[int]) -> None: ...
+    def begin(self, prompt: Sequence[int], sampler: Any = None) -> None: ...
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         return self._tree

@@ -164,8 +164,7 @@ def sampled_p_value(ahead: DraftAheadCache, draws: int) -> float:
     for draw in range(draws):
         session.rollback(0)
         session.prefill(prompt[:-1])
-        drafter.use_sampler(sampler)
-        drafter.begin(prompt)
+        drafter.begin(prompt, sampler)
         written: list[int] = []
         while len(written) < text.LENGTH:
             tree = drafter.propose([*prompt, *written][-1], budget(1 + draw % 2))

@@ -50,10 +50,8 @@ def test_any_draft_tokenizer_gives_the_plain_greedy_text(
     drafter = drafting(target, draft, draft.writer(spoken.STORY))
     run = decode(model, prompt, [drafter], max_tokens=count)
     assert run.tokens == greedy(model, prompt, count)
-    proposed, accepted = drafter.text_counts
-    assert accepted > len(spoken.STORY) / 2
+    assert sum(round.num_accepted for round in run.rounds) > count / 2
     # The draft is right, but a draft token may end inside a word or a character.
-    assert accepted == proposed if name == "permuted" else accepted > 0.8 * proposed
     assert all(round.num_accepted >= round.num_draft_tokens - 2 for round in run.rounds)
 
 
@@ -66,7 +64,6 @@ def test_a_useless_draft_changes_nothing(
     other = ScriptedModel(random_logits(draft.size, scale=30.0), draft.size)
     drafter = drafting(target, draft, other)
     assert decode(model, prompt, [drafter], max_tokens=50).tokens == greedy(model, prompt, 50)
-    assert drafter.text_counts.accepted_characters < drafter.text_counts.proposed_characters
 
 
 @pytest.mark.parametrize(
@@ -91,10 +88,7 @@ def test_a_draft_token_to_the_end_is_all_of_the_targets_own_tokens(
         tree = drafter.propose(ids[count - 1], Budget(500, 501))
         assert tree.tokens.tolist() == ids[count - 1 :], count
         rows = tuple(range(1, len(tree)))
-        before = drafter.text_counts
         drafter.observe(tree, spoken.OUT, Verdict(tuple(ids[count:]), rows, True))
-        proposed, accepted = np.subtract(drafter.text_counts, before)
-        assert proposed == accepted == len(spoken.SHORT) - len(spoken.complete(target, ids[:count]))
 
 
 def test_a_draft_token_ends_before_the_drafts_special_tokens(languages: Languages) -> None:
@@ -151,7 +145,7 @@ def test_a_text_in_other_tokens_than_the_tokenizers_is_drafted_for(
     drafter = drafting(target, draft, draft.writer(spoken.STORY))
     run = decode(model, prompt, [drafter], max_tokens=150)
     assert run.tokens == greedy(model, prompt, 150)
-    assert drafter.text_counts.accepted_characters > 0
+    assert any(round.num_accepted for round in run.rounds)
 
 
 @settings(max_examples=300)
@@ -197,14 +191,14 @@ def test_a_snapshot_carries_what_was_learnt_and_what_the_draft_has_read(
     target, draft = languages["target"], languages[spoken.DRAFTS[0]]
     made = [drafting(target, draft, draft.writer(spoken.STORY)) for _ in range(2)]
     decode(target.writer(spoken.STORY), prompt_of(target), made[:1], max_tokens=20)
-    state = made[0].state_dict()
-    fresh = made[1].state_dict()
+    state = made[0].state()
+    fresh = made[1].state()
     assert not np.array_equal(state["inner/acceptance"], fresh["inner/acceptance"])
-    made[1].load_state_dict(state)
-    restored = made[1].state_dict()
+    made[1].load(state)
+    restored = made[1].state()
     assert restored.keys() == state.keys() >= {"open_ends", "inner/text/session/committed"}
     for name, array in state.items():
         assert np.array_equal(restored[name], array), name
     for wrong in (np.zeros(2), np.ones(3), np.array([1.0, np.inf]), np.array([1.0, -1.0])):
         with pytest.raises(ValueError, match="open ends"):
-            made[1].load_state_dict(state | {"open_ends": wrong})
+            made[1].load(state | {"open_ends": wrong})

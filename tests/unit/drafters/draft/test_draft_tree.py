@@ -150,13 +150,12 @@ def test_the_first_sample_of_a_draft_that_is_the_target_is_always_accepted() -> 
         _, drafted, accepted = sampled_run(drafter, Shaped(), seed)
         assert accepted == drafted > 5
         assert max(session.calls) > 3  # rows of several branches
-        first, *others = drafter.sibling_acceptance()
+        first, *others = drafter.sibling_acceptance
         assert first > 0.9 and max(others) < 0.1  # learnt: only the first child is ever right
 
 
 def shaped(drafter: DraftModelDrafter, sampler: Sampler, budget: Budget) -> TokenTree:
-    drafter.use_sampler(sampler)
-    drafter.begin(PROMPT)
+    drafter.begin(PROMPT, sampler)
     return drafter.propose(PROMPT[-1], budget)
 
 
@@ -204,8 +203,7 @@ def test_siblings_are_drawn_without_replacement_from_what_is_left() -> None:
     model = ScriptedModel(lambda tokens: np.log(draft_probs).astype(np.float32), 3)
     drafter = DraftModelDrafter(model, model.open_session(), 3)
     sampler = Sampler(SamplingParams(temperature=1.0, seed=1), [0], sampled_drafts=True)
-    drafter.use_sampler(sampler)
-    drafter.begin([0])
+    drafter.begin([0], sampler)
     trials = 4000
     for _ in range(trials):
         tree = drafter.propose(0, Budget(1, 8, shape=(-1, 0, 0)))
@@ -247,7 +245,7 @@ def test_no_sample_is_verified_without_those_that_were_drawn_before_it() -> None
     drafter, _ = drafter_of(logits_of(scale=1.0))
     for _ in range(50):
         growth_of(drafter, [0, 0], right=1)
-    first, second, *_ = drafter.sibling_acceptance()
+    first, second, *_ = drafter.sibling_acceptance
     assert first < 0.2 < 0.6 < second
     sampler = Sampler(SamplingParams(temperature=1.0, seed=1), PROMPT, sampled_drafts=True)
     budget = Budget(8, 64, shape=SHAPE)
@@ -291,8 +289,7 @@ def test_a_draft_of_another_vocabulary_samples_within_both(
     prompt = [*PROMPT, VOCAB - 1]
     sampler = Sampler(params, prompt, sampled_drafts=True)
     sampler.observe([VOCAB - 1])
-    drafter.use_sampler(sampler)
-    drafter.begin(prompt)
+    drafter.begin(prompt, sampler)
     for _ in range(20):
         tree = drafter.propose(VOCAB - 1, Budget(4, 16, shape=shape, branches=bool(shape)))
         assert len(tree) > 1 and tree.tokens[1:].max() < min(VOCAB, VOCAB + extra)

@@ -107,9 +107,9 @@ def held_to_plain(
             for _ in range(2)
         ]
     assert [run.tokens for run in runs] == [plain.tokens] * 2
-    assert guarded.fault and "\n" not in guarded.fault
+    assert guarded.fault == "RuntimeError: its session cannot be opened again"
     assert len(caplog.records) == 1
-    assert guarded.fault in caplog.records[0].getMessage()
+    assert "\n" not in caplog.records[0].getMessage()
     assert not any(stats.num_draft_tokens for stats in runs[1].rounds)
     return list(runs[0].rounds)
 
@@ -124,7 +124,7 @@ def test_a_draft_that_dies_is_dropped_once_and_for_all(
     guarded = failing(where, after)
     policy = FixedPolicy(max_draft_tokens=4, branches=branches)
     rounds = held_to_plain(guarded, params, policy, decode, caplog)
-    assert guarded.fault == "RuntimeError: the device was lost"
+    assert "(RuntimeError: the device was lost)" in caplog.records[0].getMessage()
     if after == 7:
         assert sum(stats.num_accepted for stats in rounds) > 0  # it was of use before
 
@@ -187,8 +187,7 @@ def test_a_draft_with_another_vocabulary_samples_what_a_guard_lets_through(
     drafter = DraftModelDrafter(model, model.open_session(), VOCAB)
     guarded = GuardedDrafter(drafter, VOCAB)
     sampler = Sampler(SEEDED, PROMPT, sampled_drafts=True)
-    guarded.use_sampler(sampler)
-    guarded.begin(PROMPT)
+    guarded.begin(PROMPT, sampler)
     text, drafted = list(PROMPT), 0
     for _ in range(10):
         shape = (-1, 0, 0, 1, 1) if branches else ()

@@ -86,7 +86,7 @@ def test_the_table_has_the_latest_row_of_each_token_the_texts_own_last(
                 table.pop(int(tree.tokens[row]), None)
                 table[int(tree.tokens[row])] = logits[row].argsort()[::-1][:TOP_TOKENS].tolist()
             table = dict(list(table.items())[-most:])
-            state = drafter.state_dict()
+            state = drafter.state()
             assert state["tokens"].tolist() == list(table)
             assert state["entries"][:, 0].tolist() == list(table.values())
     for token in range(10):
@@ -111,7 +111,7 @@ def test_the_table_is_bounded_in_bytes_also_when_it_is_restored() -> None:
         logits = np.random.default_rng(start).normal(size=(64, 1000)).astype(np.float32)
         tree = TokenTree.chain(start, range(start + 1, start + 64))
         drafter.observe(tree, Forward(logits), Verdict((0,), (), False))
-    fresh.load_state_dict(drafter.state_dict())
+    fresh.load(drafter.state())
     for each in (drafter, fresh):
         assert len(each._table) == MAX_TABLE_TOKENS
         assert 0 < size_in_bytes(each._table) < 2_000_000
@@ -129,7 +129,7 @@ def test_the_table_is_bounded_in_bytes_also_when_it_is_restored() -> None:
 )
 def test_a_table_that_cannot_be_is_refused(entries: np.ndarray) -> None:
     drafter = RecyclingDrafter()
-    state = drafter.state_dict() | {"tokens": np.arange(40, dtype=np.int32)}
+    state = drafter.state() | {"tokens": np.arange(40, dtype=np.int32)}
     with pytest.raises(ValueError, match="a table of shape"):
-        drafter.load_state_dict(state | {"entries": entries})
-    drafter.load_state_dict(state | {"entries": np.zeros((40, 2, 8), np.int32)})
+        drafter.load(state | {"entries": entries})
+    drafter.load(state | {"entries": np.zeros((40, 2, 8), np.int32)})

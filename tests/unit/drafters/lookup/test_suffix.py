@@ -120,22 +120,22 @@ def test_each_draft_token_that_the_text_decides_is_learnt_from_once(
 ) -> None:
     drafter = SuffixDrafter()
     drafter.begin([1, 2, 3, 4, 5, 1, 2])
-    before = drafter._acceptance.snapshot()
+    before = drafter._acceptance.state()["acceptance"]
     # What was verified does not matter: here nothing was.
     drafter.propose(2, Budget(3, 64))
     drafter.observe(TokenTree.chain(2), OUT, Verdict(written, (), False))
-    change = drafter._acceptance.snapshot() - before
+    change = drafter._acceptance.state()["acceptance"] - before
     rows = [bisect([1, 2, 3, 4], length) - 1 for length, _ in learnt]  # buckets of match length
     seen, right = np.zeros(48), np.zeros(48)
     for row, (_, outcome) in zip(rows, learnt, strict=True):
         seen[6 * row] += 1  # continued always, once
         right[6 * row] += outcome
     np.testing.assert_allclose(change[:2], [seen, right], atol=1e-9)
-    after = drafter._acceptance.snapshot()
+    after = drafter._acceptance.state()["acceptance"]
     drafter.observe(
         TokenTree.chain(9), OUT, Verdict((1, 2), (), False)
     )  # a round without draft token
-    assert np.array_equal(drafter._acceptance.snapshot(), after)
+    assert np.array_equal(drafter._acceptance.state()["acceptance"], after)
 
 
 @pytest.mark.parametrize("at", range(2, 12))
