@@ -143,7 +143,7 @@ class ChatFormat:
             return _rendered(opened, messages, tools, options)
 
         try:
-            plain = with_arguments(_plain(messages), opened.traits)
+            plain = with_arguments(_plain(messages))
             return opened.control_tokens.encode(render, plain, tools, _without_name(options))
         except RecursionError:
             raise _too_deep() from None

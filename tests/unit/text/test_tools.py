@@ -137,7 +137,7 @@ def test_calls_and_results_are_in_every_prompt(source: str, num_calls: int) -> N
     assert '"name": "f"' in text and "#/$defs/digit" in text
 
 
-def test_arguments_are_text_where_the_template_adds_them_to_text() -> None:
+def test_calls_are_in_the_generic_form_where_the_template_adds_arguments_to_text() -> None:
     source = TAGGED.replace("call.function.arguments | tojson", "call.function.arguments + ''")
     calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     assert TAGGED_CALL in rendered(source, [USER, calls], [F])
@@ -153,7 +153,7 @@ def test_arguments_are_text_where_the_template_adds_them_to_text() -> None:
             "call.function.arguments if call.function.arguments is string"
             " else call.function.arguments | tojson",
             '{"n":3}',
-            '{"n":3}',
+            '{"n": 3}',
         ),
         ("call.function.arguments | tojson", "", "{}"),
         ("call.function.arguments | tojson", "[3]", '"[3]"'),  # what is no object stays
