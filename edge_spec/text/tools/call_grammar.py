@@ -82,7 +82,7 @@ def _functions(form: CallShape, tools: Tools) -> list[str]:
         name = json.dumps(function["name"])[1:-1] if form.is_object else function["name"]
         slots = {
             ARGUMENTS: f"arguments{index}",
-            ID: "/[a-zA-Z0-9]{9}/" if form.short_ids else "/[a-zA-Z0-9_-]{1,32}/",
+            ID: "/[a-zA-Z0-9]{9}/",
             INDEX: "/[0-9]{1,2}/",
         }
         text = re.split(r"(\$(?:ARGUMENTS|ID|INDEX))", form.call.replace(NAME, name))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
@@ -58,14 +58,16 @@ class NativeTools:
 
     takes_several: calls in one message. takes_no_content: of a message that only calls; else its
     content is "". takes_text: before calls, also with a thought; else the text has to be a message
-    of its own. shows_calls, shows_results: else they have to be in contents. shows_tools: else they
-    have to be described in a message, or given with the system's one (tools_in_system).
+    of its own. takes_any_id: else ids have nine letters and digits. shows_calls, shows_results:
+    else they have to be in contents. shows_tools: else they have to be described in a message, or
+    given with the system's one (tools_in_system).
     """
 
     form: ToolForm
     takes_several: bool = True
     takes_no_content: bool = True
     takes_text: bool = True
+    takes_any_id: bool = True
     shows_calls: bool = True
     shows_results: bool = True
     shows_tools: bool = True
@@ -88,6 +90,7 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
         takes_several=num_calls > 1,
         takes_no_content=probes.shown(None) == found,
         takes_text=probes.takes_text(),
+        takes_any_id=probes.text(_conversation("", ["call_probe00000000000000"])) != "",
         shows_tools=probes.shows_tools,
         tools_in_system=probes.tools_in_system,
     )
@@ -124,13 +127,11 @@ class _Probes:
             return ""
 
     def shown(self, content: str | None) -> tuple[ToolForm, int] | None:
-        """Return the format of calls in a message of this content, with the ids that the template
-        takes there, and how many calls of a message it shows so, 2 standing for any number."""
+        """Return the format of calls in a message of this content, and how many calls of a message
+        the template shows so, 2 standing for any number."""
         if RESULT not in self.text(_conversation(content)):
             return None
-        takes_long = self.text(_conversation(content, ["call_probe00000000000000"]))
-        rows = (replace(form, short_ids=not takes_long) for form in FORMATS.values())
-        forms: list[ToolForm] = [HARMONY, *rows]
+        forms: list[ToolForm] = [HARMONY, *FORMATS.values()]
         for times, shape, form in product((2, 1), _SHAPES, forms):
             if self._shows(form, times, content, shape):
                 return form, times
@@ -225,7 +226,7 @@ def native_history(
 ) -> tuple[Sequence[Message], Tools]:
     """Returns the messages and tools to render with a template that knows calls."""
     turns = [part for each in _turns(messages) for part in _parts(*each, native)]
-    if native.form.short_ids:
+    if not native.takes_any_id:
         turns = list(_with_ids(turns))
     messages = [_native(each, native) for message, results in turns for each in (message, *results)]
     if native.shows_tools or not tools:
