@@ -206,7 +206,7 @@ def probe_message(role: str, content: str) -> Message:
     return {"role": role, "content": content, **named}
 
 
-def probe_call(content: str | None, ids: Sequence[str]) -> Message:
+def probe_call(content: str, ids: Sequence[str]) -> Message:
     function = {"name": CALLED, "arguments": ARGUMENTS}
     calls = [{"id": id, "type": "function", "function": function} for id in ids]
     return {"role": "assistant", "content": content, "tool_calls": calls}

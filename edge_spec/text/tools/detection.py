@@ -56,16 +56,14 @@ _TEXT = "probe-text"
 class NativeTools:
     """Says how a template that knows tools wants calls in messages.
 
-    takes_several: calls in one message. takes_no_content: of a message that only calls; else its
-    content is "". takes_text: before calls, also with a thought; else the text has to be a message
-    of its own. takes_any_id: else ids have nine letters and digits. shows_calls, shows_results:
-    else they have to be in contents. shows_tools: else they have to be described in a message, or
-    given with the system's one (tools_in_system).
+    takes_several: calls in one message. takes_text: before calls, also with a thought; else the
+    text has to be a message of its own. takes_any_id: else ids have nine letters and digits.
+    shows_calls, shows_results: else they have to be in contents. shows_tools: else they have to be
+    described in a message, or given with the system's one (tools_in_system).
     """
 
     form: ToolForm
     takes_several: bool = True
-    takes_no_content: bool = True
     takes_text: bool = True
     takes_any_id: bool = True
     shows_calls: bool = True
@@ -81,16 +79,15 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
     tokens: the added ones of the model, which tell of its format where the template does not.
     """
     probes = _Probes(render)
-    found = probes.shown("")
+    found = probes.shown()
     if found is None:
         return _stated(probes, tokens())
     form, num_calls = found
     return NativeTools(
         form,
         takes_several=num_calls > 1,
-        takes_no_content=probes.shown(None) == found,
         takes_text=probes.takes_text(),
-        takes_any_id=probes.text(_conversation("", ["call_probe00000000000000"])) != "",
+        takes_any_id=probes.text(_conversation("", "call_probe00000000000000")) != "",
         shows_tools=probes.shows_tools,
         tools_in_system=probes.tools_in_system,
     )
@@ -126,32 +123,29 @@ class _Probes:
         except EdgeSpecError:
             return ""
 
-    def shown(self, content: str | None) -> tuple[ToolForm, int] | None:
-        """Return the format of calls in a message of this content, and how many calls of a message
-        the template shows so, 2 standing for any number."""
-        if RESULT not in self.text(_conversation(content)):
+    def shown(self) -> tuple[ToolForm, int] | None:
+        """Return the format of calls, and how many of a message the template shows so, 2 standing
+        for any number."""
+        if RESULT not in self.text(_conversation()):
             return None
         forms: list[ToolForm] = [HARMONY, *FORMATS.values()]
         for times, shape, form in product((2, 1), _SHAPES, forms):
-            if self._shows(form, times, content, shape):
+            if self._shows(form, times, shape):
                 return form, times
         return None
 
-    def _shows(
-        self, form: ToolForm, times: int, content: str | None, shape: Callable[[str], str]
-    ) -> bool:
+    def _shows(self, form: ToolForm, times: int, shape: Callable[[str], str]) -> bool:
         """Return True if the template shows so many calls of a message as the format writes them.
         shape: what counts of a text."""
-        calls, text = self._called(times, content)
+        calls, text = self._called(times)
         written, text = shape(form.written(calls)), shape(text)
         if isinstance(form, CallFormat) and form.is_bare:
             return text.startswith(tuple(shape(each) + written for each in self._beginnings))
         return written in text
 
-    def _call(self, times: int, content: str | None) -> tuple[Sequence[Mapping[str, Any]], str]:
+    def _call(self, times: int) -> tuple[Sequence[Mapping[str, Any]], str]:
         """Return calls, and what the template makes of them; "" where it does not show them all."""
-        ids = [f"probe000{index + 1}" for index in range(times)]
-        answer, *results = _conversation(content, ids)
+        answer, *results = _conversation("", *(f"probe000{index + 1}" for index in range(times)))
         text = self.text([answer], goes_on=False) or self.text([answer, *results])
         return answer["tool_calls"], text if text.count(_VALUE) >= times else ""
 
@@ -164,8 +158,9 @@ class _Probes:
         return all(text and not 0 <= text.find(CALLED) < text.find(_TEXT) for text in texts)
 
 
-def _conversation(content: str | None, ids: Sequence[str] = ("probe0001",)) -> list[Message]:
-    """Return a message with calls of these ids, and their results."""
+def _conversation(content: str = "", *ids: str) -> list[Message]:
+    """Return a message with calls of these ids, else with one call, and their results."""
+    ids = ids or ("probe0001",)
     results = [{**probe_message("tool", RESULT), "tool_call_id": id} for id in ids]
     return [probe_call(content, ids), *results]
 
@@ -190,7 +185,7 @@ def _stated(probes: _Probes, tokens: Collection[str]) -> NativeTools | None:
     if not (probes.shows_tools or probes.tools_in_system):
         return None
     without = probes.text([], tools=())
-    whole = probes.text(_conversation(""))
+    whole = probes.text(_conversation())
     # Of Python's calls, what some templates show is not what they tell the model to write.
     forms = [PYTHON] if _VALUE in whole else STATED
     told = (form for form in forms if _states(whole, form) and not _states(without, form))
@@ -304,10 +299,8 @@ def _native(message: Message, native: NativeTools) -> Message:
     calls = [_native_call(call, native) for call in calls]
     if not native.shows_calls:
         return _spelled({**message, "tool_calls": calls}, native.form)
-    fitting = {**message, "tool_calls": [{"type": "function", **call} for call in calls]}
-    if not fitting.get("content") and not native.takes_no_content:
-        fitting |= {"content": ""}
-    return fitting
+    calls = [{"type": "function", **call} for call in calls]
+    return {"content": "", **message, "tool_calls": calls}
 
 
 def _native_call(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, Any]:
