@@ -45,8 +45,8 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     are.
 
     As in transformers, what is None is left out, and thoughts are there by each name that templates
-    read. An answer or a result of a tool without content has an empty one, but for an answer that
-    calls tools. Raises UsageError for a message that is malformed.
+    read. An answer or a result of a tool without content has an empty one. Raises UsageError for a
+    message that is malformed.
     """
     given: Any = messages
     if not isinstance(given, Sequence) or isinstance(given, bytes):
@@ -69,11 +69,9 @@ def _plain(message: Message) -> dict[str, Any]:
         role = plain["role"] = "system"
     if isinstance(plain.get("content"), list | tuple):
         plain["content"] = "".join(map(_text, plain["content"]))
-    elif "content" not in plain and (
-        role == "tool" or (role == "assistant" and not plain.get("tool_calls"))
-    ):
-        plain["content"] = ""
-    content = plain.get("content", "" if role == "assistant" else None)
+    elif role in ("assistant", "tool"):
+        plain.setdefault("content", "")
+    content = plain.get("content")
     if role not in ROLES or not isinstance(content, str):
         raise UsageError(
             f"a message has the role {role!r} and content of {type(content).__name__}",

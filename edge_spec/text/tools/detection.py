@@ -300,7 +300,7 @@ def _native(message: Message, native: NativeTools) -> Message:
     if not native.shows_calls:
         return _spelled({**message, "tool_calls": calls}, native.form)
     calls = [{"type": "function", **call} for call in calls]
-    return {"content": "", **message, "tool_calls": calls}
+    return {**message, "tool_calls": calls}
 
 
 def _native_call(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, Any]:

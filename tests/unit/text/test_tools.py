@@ -11,6 +11,7 @@ import tokenizers
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import Grammar, GrammarCompiler
+from edge_spec.text.plain_messages import plain_messages
 from edge_spec.text.template_traits import TemplateTraits, fitted
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.tools.formats import FORMATS, GENERIC, CallFormat, described
@@ -180,7 +181,7 @@ def test_a_message_that_only_calls_has_an_empty_content(content: Any) -> None:
     message = {"role": "assistant", "tool_calls": [CALL]}
     if content is not None:
         message["content"] = content
-    (_, fitting), _ = fitted([USER, message], [F], traits_of(source))
+    (_, fitting), _ = fitted(plain_messages([USER, message]), [F], traits_of(source))
     assert fitting["content"] == ""
 
 
