@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,13 @@ from edge_spec.text.parts.answer_form import (
     thought_budget,
     thought_form,
 )
-from edge_spec.text.plain_messages import Message, Tools, plain_messages, with_ordered_results
+from edge_spec.text.plain_messages import (
+    TOOLS,
+    Message,
+    Tools,
+    plain_messages,
+    with_ordered_results,
+)
 from edge_spec.text.template_traits import TemplateTraits, fitted, with_arguments
 from edge_spec.text.token_pieces import TokenPieces
 
@@ -37,7 +42,6 @@ if TYPE_CHECKING:
     from edge_spec.text.tools.detection import ToolForm
 
 _TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
-_NAME = "chat_template"  # the value of a request that names a template
 # Sources of ends that no file states.
 BY_NAME, BY_TEMPLATE = "its name", "the chat template"
 # Of an answer, a turn or a message; then what ends a completion between a prefix and a suffix: its
@@ -137,14 +141,14 @@ class ChatFormat:
     ) -> list[int]:
         if self.parse_special:
             return self.tokenizer.encode(self.rendered(messages, tools, **options))
-        opened = self._chosen(tools, options)
+        opened = self._for(tools)
 
         def render(messages: Sequence[Message], tools: Tools, options: PromptOptions) -> str:
             return _rendered(opened, messages, tools, options)
 
         try:
-            plain = with_arguments(_plain(messages), opened.traits)
-            return opened.control_tokens.encode(render, plain, tools, _without_name(options))
+            plain = with_arguments(_plain(messages))
+            return opened.control_tokens.encode(render, plain, tools, options)
         except RecursionError:
             raise _too_deep() from None
 
@@ -152,8 +156,8 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Tools = (), **options: Unpack[PromptOptions]
     ) -> str:
         """The text of these tokens. Raises as `chat_prompt` does."""
-        opened = self._chosen(tools, options)
-        return _rendered(opened, _plain(messages), tools, _without_name(options))
+        opened = self._for(tools)
+        return _rendered(opened, _plain(messages), tools, options)
 
     def answer_form(
         self, prompt: Sequence[int], tools: Tools = (), **options: Unpack[PromptOptions]
@@ -162,7 +166,7 @@ class ChatFormat:
 
         prompt, tools and options: as `chat_prompt` was given them. Raises as `chat_prompt` does.
         """
-        thought = self._chosen(tools, options).thought
+        thought = self._for(tools).thought
         form = AnswerForm(budget=thought_budget(options.get("reasoning")))
         # Where thoughts and text have headers, calls have, too: one reader knows them all.
         if tools or (thought is not None and thought.lead and self.tool_form().marks_texts):
@@ -206,21 +210,19 @@ class ChatFormat:
         `template` does."""
         from edge_spec.text.tools.formats import GENERIC
 
-        native = self._for_tools.traits.native_tools
+        native = self._for(TOOLS).traits.native_tools
         return GENERIC if native is None else native.form
 
     @property
     def knows_tools(self) -> bool:
         """Says whether the chat template does. Raises UnsupportedModelError as `template` does."""
-        return self._for_tools.traits.native_tools is not None
+        return self._for(TOOLS).traits.native_tools is not None
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
         """Returns the values that `template_kwargs` may have here: names that the chat templates
-        read, and "chat_template" where there are several. Raises as `template` does."""
-        opened = map(self._opened, (DEFAULT_TEMPLATE, *self.named_templates))
-        names = {_NAME} if self.named_templates else set()
-        return frozenset(names.union(*(each.template.variables for each in opened)))
+        read. Raises as `template` does."""
+        return self._for(()).template.variables | self._for(TOOLS).template.variables
 
     def prompt_of(self, text: str, **options: Unpack[PromptOptions]) -> list[int]:
         """The tokens that ask for an answer to `text`, or, where the model has no chat template,
@@ -250,26 +252,10 @@ class ChatFormat:
         for a model that was not trained for it."""
         return Infill(self.tokenizer, self.special_tokens, self.eos_ids)
 
-    @property
-    def _for_tools(self) -> OpenedTemplate:
-        has_own = TOOL_TEMPLATE in self.named_templates
+    def _for(self, tools: Tools) -> OpenedTemplate:
+        """Returns the template for tools where there are tools and the model has one."""
+        has_own = bool(tools) and TOOL_TEMPLATE in self.named_templates
         return self._opened(TOOL_TEMPLATE if has_own else DEFAULT_TEMPLATE)
-
-    def _chosen(self, tools: Tools, options: PromptOptions) -> OpenedTemplate:
-        """Returns the template that is asked for by name, as transformers does; else the one for
-        tools where there are tools and it has one. Raises UsageError for a name that it has not."""
-        values = options.get("template_kwargs")
-        asked = values.get(_NAME) if isinstance(values, Mapping) else None
-        if asked is None:
-            return self._for_tools if tools else self._opened(DEFAULT_TEMPLATE)
-        if asked != DEFAULT_TEMPLATE and (
-            not isinstance(asked, str) or asked not in self.named_templates
-        ):
-            raise UsageError(
-                f"the model has no chat template named {reprlib.repr(asked)}",
-                remedy=f"It has: {', '.join((DEFAULT_TEMPLATE, *self.named_templates))[:200]}.",
-            )
-        return self._opened(asked)
 
     def _opened(self, name: str) -> OpenedTemplate:
         found = self._templates.get(name)
@@ -320,14 +306,6 @@ def _rendered(
         return opened.template.render(messages, tools, **cast(PromptOptions, {**others, **more}))
 
     return render() if budget is None else prompt_for(budget, opened.thought, render)
-
-
-def _without_name(options: PromptOptions) -> PromptOptions:
-    """Returns the options without the name of a template, which is none of its values."""
-    values = options.get("template_kwargs")
-    if not isinstance(values, Mapping) or _NAME not in values:
-        return options
-    return {**options, "template_kwargs": {n: v for n, v in values.items() if n != _NAME}}
 
 
 def _too_deep() -> UsageError:

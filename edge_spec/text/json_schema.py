@@ -2,8 +2,8 @@
 
 One walk refuses, with its place, what llguidance does not hold or holds wrongly, reports what is
 ignored, and rewrites what llguidance spells otherwise: nullable, exclusive bounds of draft 4,
-tuples before draft 2020-12, formats, discriminators. An object whose members are named has no
-others, unless the schema says what these are like.
+tuples before draft 2020-12, formats, discriminators. An object whose members are named in one part
+of the schema has no others, unless the schema says what these are like.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from edge_spec.errors import MissingDependencyError, UsageError
 
 MAX_DEPTH = 100  # of parts, through references: llguidance runs out of stack at some hundreds
 MAX_PARTS = 20_000
-MAX_NAMES = 200_000  # of members, in all objects together
 MAX_ITEMS = 1000  # of an array, each of which is a part of the grammar
 MAX_LENGTH = 100_000  # of a string
 _EXACT = 2**53  # whole numbers up to it are floats, as which llguidance reads values
@@ -112,7 +111,6 @@ class _Checker:
         self._is_strict = is_strict
         self._name = name
         self._num_parts = 0
-        self._num_names = 0
         self._definitions: dict[str, Any] = {}
         self._names: dict[tuple[str, bool], str] = {}  # of definitions, by place and wholeness
 
@@ -165,8 +163,8 @@ class _Checker:
             return False
         self._rewrite(given, path)
         ways = sum(len(given[k]) if k == "allOf" else 1 for k in _IN_PLACE if k in given)
-        is_joined = ways > 1 or (ways and any(keyword in given for keyword in _MEMBERS))
-        is_plain = is_whole and not is_joined
+        has_members = any(keyword in given for keyword in _MEMBERS)
+        is_plain = is_whole and not (ways > 1 or (ways and has_members))
         found: dict[str, Any] = {}
         for keyword, value in given.items():
 
@@ -184,10 +182,8 @@ class _Checker:
                 found[keyword] = part(value)
             elif keyword != "nullable":
                 found[keyword] = value
-        if is_whole and (is_joined or "properties" in given or "required" in given):
-            self._close(raw, found)
-        elif is_whole and "patternProperties" in found:
-            found.setdefault("additionalProperties", False)
+        if is_plain and has_members:
+            _close(found)
         is_null = given.get("nullable") and not {"enum", "const"} & given.keys()
         return {"anyOf": [found, {"type": "null"}]} if is_null else found
 
@@ -268,8 +264,6 @@ class _Checker:
         if isinstance(given.get("items"), list):  # before draft 2020-12
             given["prefixItems"] = given.pop("items")
             given |= {} if others is None else {"items": others}
-        if "prefixItems" in given:
-            given["prefixItems"] = given["prefixItems"][: given.get("maxItems")]
         if "anyOf" in given and "oneOf" in given:
             both = [{"anyOf": given.pop("anyOf")}, {"anyOf": given.pop("oneOf")}]
             given["allOf"] = [*given.get("allOf", ()), *both]
@@ -368,38 +362,15 @@ class _Checker:
         self._cannot_hold(path, keyword, f"{pattern[:100]!r}: {fault}")
         return None
 
-    def _close(self, raw: Any, found: dict[str, Any]) -> None:
-        """Forbid members without a name, in an object some of whose members are named."""
-        names = self._member_names(raw)
-        if names is not None and found.get("minProperties", 0) <= len(names):
-            found["properties"] = {**dict.fromkeys(names, True), **found.get("properties", {})}
-            found["additionalProperties"] = False
 
-    def _member_names(self, raw: Any, seen: set[str] | None = None) -> dict[str, None] | None:
-        """Return the members of objects that fit a part; None where it says what others are."""
-        seen = set() if seen is None else seen
-        given = _known(raw)
-        if any(keyword in given for keyword in _OTHERS):
-            return None
-        names = dict.fromkeys([*given.get("properties", ()), *given.get("required", ())])
-        self._num_names += len(names) + 1
-        if self._num_names > MAX_NAMES:
-            self.wrong("", f"more than {MAX_NAMES} names of members")
-        parts = [each for key in ("allOf", "anyOf", "oneOf") for each in given.get(key, ())]
-        for each in [*parts, *self._unseen(given, seen)]:
-            more = self._member_names(each, seen)
-            if more is None:
-                return None
-            names |= more
-        return names
-
-    def _unseen(self, given: Mapping[str, Any], seen: set[str]) -> list[Any]:
-        """Return what a part refers to, once."""
-        ref = given.get("$ref")
-        if ref is None or ref in seen:
-            return []
-        seen.add(ref)
-        return [self._target(ref)]
+def _close(found: dict[str, Any]) -> None:
+    """Forbid members without a name, in an object some of whose members are named."""
+    names = dict.fromkeys([*found.get("properties", ()), *found.get("required", ())], True)
+    if "patternProperties" in found:
+        found.setdefault("additionalProperties", False)
+    elif found.keys().isdisjoint(_OTHERS) and found.get("minProperties", 0) <= len(names):
+        found["properties"] = {**names, **found.get("properties", {})}
+        found["additionalProperties"] = False
 
 
 def _known(raw: Any) -> Mapping[str, Any]:

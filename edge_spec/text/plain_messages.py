@@ -45,8 +45,8 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     are.
 
     As in transformers, what is None is left out, and thoughts are there by each name that templates
-    read. An answer or a result of a tool without content has an empty one, but for an answer that
-    calls tools. Raises UsageError for a message that is malformed.
+    read. An answer or a result of a tool without content has an empty one. Raises UsageError for a
+    message that is malformed.
     """
     given: Any = messages
     if not isinstance(given, Sequence) or isinstance(given, bytes):
@@ -69,11 +69,9 @@ def _plain(message: Message) -> dict[str, Any]:
         role = plain["role"] = "system"
     if isinstance(plain.get("content"), list | tuple):
         plain["content"] = "".join(map(_text, plain["content"]))
-    elif "content" not in plain and (
-        role == "tool" or (role == "assistant" and not plain.get("tool_calls"))
-    ):
-        plain["content"] = ""
-    content = plain.get("content", "" if role == "assistant" else None)
+    elif role in ("assistant", "tool"):
+        plain.setdefault("content", "")
+    content = plain.get("content")
     if role not in ROLES or not isinstance(content, str):
         raise UsageError(
             f"a message has the role {role!r} and content of {type(content).__name__}",
@@ -177,26 +175,21 @@ def joined(message: Message, other: Message) -> Message:
     return {**joined, "tool_calls": calls} if calls else joined
 
 
-def _given_arguments(call: Mapping[str, Any]) -> Any:
-    return call["function"].get("arguments")
-
-
 def probe_of(message: Message, place: int) -> Message:
     """The message with words in it that no template has of its own."""
     calls = message.get("tool_calls")
     is_silent = calls and not message.get("content")
     probe = {**message} if is_silent else {**message, "content": f"probe-content-{place}."}
     if calls:
-        probe["tool_calls"] = [
-            {**call, "function": _function(f"probe_call_{place}_{index}_", _given_arguments(call))}
-            for index, call in enumerate(calls)
-        ]
+        probe["tool_calls"] = [_probed(call, place, index) for index, call in enumerate(calls)]
     return probe
 
 
-def _function(name: str, arguments: Any) -> Mapping[str, Any]:
-    is_text = isinstance(arguments, str)
-    return {"name": name, "arguments": json.dumps(ARGUMENTS) if is_text else ARGUMENTS}
+def _probed(call: Mapping[str, Any], place: int, index: int) -> Mapping[str, Any]:
+    is_text = isinstance(call["function"].get("arguments"), str)
+    arguments = json.dumps(ARGUMENTS) if is_text else ARGUMENTS
+    function = {"name": f"probe_call_{place}_{index}_", "arguments": arguments}
+    return {**call, "function": function}
 
 
 def words_of(message: Message) -> list[str]:
@@ -211,10 +204,7 @@ def probe_message(role: str, content: str) -> Message:
     return {"role": role, "content": content, **named}
 
 
-def probe_call(silence: str | None, is_text: bool, times: int = 1) -> Message:
-    function = _function(CALLED, "" if is_text else {})
-    calls = [
-        {"id": f"probe000{index + 1}", "type": "function", "function": function}
-        for index in range(times)
-    ]
-    return {"role": "assistant", "content": silence, "tool_calls": calls}
+def probe_call(content: str, ids: Sequence[str]) -> Message:
+    function = {"name": CALLED, "arguments": ARGUMENTS}
+    calls = [{"id": id, "type": "function", "function": function} for id in ids]
+    return {"role": "assistant", "content": content, "tool_calls": calls}

@@ -69,7 +69,7 @@ def fitted(
     if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
         from edge_spec.text.tools.detection import native_history, spelled_history
 
-        messages, native = with_arguments(messages, traits), traits.native_tools
+        messages, native = with_arguments(messages), traits.native_tools
         if native is None or not native.shows_tools:
             _check("tools", tools)
         if native is not None:
@@ -79,15 +79,11 @@ def fitted(
     return _arranged(messages, traits), tools
 
 
-def with_arguments(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Message]:
-    """Returns the messages with the arguments of calls as an object, unless the template takes the
-    text that they are. Raises UsageError for calls that are not as OpenAI has them."""
+def with_arguments(messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns the messages with the arguments of calls as the object that their text means. Raises
+    UsageError for calls that are not as OpenAI has them."""
     for message in messages:
         _check("a message's tool_calls", message.get("tool_calls") or ())
-    if not any(message.get("tool_calls") for message in messages) or (
-        traits.native_tools is not None and traits.native_tools.takes_texts
-    ):
-        return messages
     return [
         {**each, "tool_calls": list(map(_as_mapping, each["tool_calls"]))}
         if each.get("tool_calls")

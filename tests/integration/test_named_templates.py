@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.errors import UsageError
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.hf_source import open_directory
 from edge_spec.loader import load
@@ -124,20 +123,11 @@ def test_special_tokens_of_a_directory(
     assert open_directory(directory(tiny, tmp_path, files)).special_tokens == tokens
 
 
-def test_tools_have_a_template_of_their_own_and_others_are_asked_for_by_name(
-    tiny: ModuleType, tmp_path: Path
-) -> None:
+def test_tools_have_a_template_of_their_own(tiny: ModuleType, tmp_path: Path) -> None:
     files = {CONFIG: {"chat_template": LISTED, "bos_token": "<s>"}}
     text = text_of(open_directory(directory(tiny, tmp_path, files)))
-    quoted = {"chat_template": "rag", "documents": [{"text": "told"}]}
     assert text.rendered(USER) == "<s>D hi"
-    assert text.rendered(USER, template_kwargs=quoted) == "R told hi"
-    assert text.rendered(USER, template_kwargs={"chat_template": "default"}) == "<s>D hi"
-    assert "f hi" not in text.rendered(USER)
-    assert text.template_variables == {"chat_template", "documents", "messages", "tools"}
-    for unknown in ("other", 5, [], QUOTING):
-        with pytest.raises(UsageError, match="It has: default, tool_use, rag"):
-            text.rendered(USER, template_kwargs={"chat_template": unknown})
+    assert text.template_variables == {"messages", "tools"}
 
 
 CALLING = (

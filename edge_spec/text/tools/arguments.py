@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_spec.errors import UsageError
 from edge_spec.text.grammar import JSON_STYLE, tell_passed_over
@@ -18,8 +17,6 @@ from edge_spec.text.grammar import JSON_STYLE, tell_passed_over
 if TYPE_CHECKING:
     from edge_spec.text.json_schema import HeldSchema
 
-_IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
-_MAX_ALTERNATIVES, _MAX_CHOICES = 200, 1000
 ANY = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 TEXT = frozenset(("string",))
 # With one of them, a schema says what members an object may have.
@@ -69,83 +66,78 @@ def definitions_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def alternatives(
-    schema: Any,
-    definitions: Mapping[str, Any],
-    seen: frozenset[str] = frozenset(),
-    counted: list[Any] | None = None,
-) -> list[Any]:
-    """Return the schemas that a schema chooses from, each of one type where that is known: mappings
-    without references and unions; True for anything. Raises UsageError for too many."""
-    counted = [] if counted is None else counted
-    counted.append(schema)
-    if len(counted) > _MAX_CHOICES:
-        raise UsageError(
-            "the arguments of a tool choose from too many schemas", remedy="Simplify its schema."
-        )
+def choices_of(
+    schema: Any, definitions: Mapping[str, Any], seen: set[str] | None = None
+) -> Iterator[Any]:
+    """Yield the schemas that a schema chooses from, without references, each of one type where that
+    is known. seen: definitions that were yielded before, each of which is one choice."""
+    seen = set() if seen is None else seen
+    (key, *others) = schema if isinstance(schema, Mapping) and schema else ("", "")
+    types = schema.get("type") if isinstance(schema, Mapping) else None
+    if isinstance(types, list):
+        yield from ({**schema, "type": each} for each in types)
+    elif key == "$ref" and not others:
+        name = str(schema[key]).rpartition("/")[2]
+        if name not in seen:
+            seen.add(name)
+            yield from choices_of(definitions.get(name, True), definitions, seen)
+    elif not others and (key == "anyOf" or (key == "allOf" and len(schema[key]) == 1)):
+        for each in schema[key]:
+            yield from choices_of(each, definitions, seen)
+    elif schema is not False:
+        yield schema
+
+
+class Members(NamedTuple):
+    """The members of an object. others: the schema of those without a name; False: none."""
+
+    properties: dict[str, Any]
+    required: set[str]
+    others: Any
+
+
+def members_of(
+    schema: Any, definitions: Mapping[str, Any], seen: set[str] | None = None
+) -> Members:
+    """Return the members of objects that fit a schema. Of several schemas to choose from, those of
+    all; required is what each requires."""
+    seen = set() if seen is None else seen
     if not isinstance(schema, Mapping):
-        return [] if schema is False else [True]
-    own = {name: value for name, value in schema.items() if name not in _IN_PLACE}
-    types = own.get("type")
-    found = [{**own, "type": each} for each in types] if isinstance(types, list) else [own or True]
-    ways = [[each] for each in schema.get("allOf", ())]
-    ways += [schema[name] for name in ("anyOf", "oneOf") if name in schema]
-    if "$ref" in schema:
-        name = str(schema["$ref"]).rpartition("/")[2]
-        ways.append([] if name in seen else [definitions.get(name, True)])
-        seen |= {name}
-    for way in ways:
-        choices = [
-            each for option in way for each in alternatives(option, definitions, seen, counted)
-        ]
-        both = (_merged(a, b) for a in found for b in choices)
-        found = list(islice((each for each in both if each is not False), _MAX_ALTERNATIVES))
-    return found
-
-
-def _merged(a: Any, b: Any) -> Any:
-    """Return the schema of what fits both of two alternatives; False where nothing does."""
-    if a is True or b is True:
-        return b if a is True else a
-    types = {each["type"] for each in (a, b) if "type" in each}
-    if len(types) > 1 and types != {"integer", "number"}:
-        return False
-    if types != {"object"}:
-        return {"type": min(types), "allOf": [a, b]} if types else {"allOf": [a, b]}
-    names = dict.fromkeys(name for each in (a, b) for name in each.get("properties", ()))
-    members = {name: {"allOf": [_member(each, name) for each in (a, b)]} for name in names}
-    required = dict.fromkeys(name for each in (a, b) for name in each.get("required", ()))
-    is_closed = False in (a.get("additionalProperties"), b.get("additionalProperties"))
-    others = {"additionalProperties": False} if is_closed else {}
-    return {**a, **b, "properties": members, "required": list(required), **others}
-
-
-def _member(schema: Mapping[str, Any], name: str) -> Any:
-    return schema.get("properties", {}).get(name, schema.get("additionalProperties", True))
+        return Members({}, set(), schema)
+    properties = dict(schema.get("properties") or {})
+    required = set(schema.get("required") or ())
+    # Where names have patterns, those that the schema lists are the only ones.
+    others = "patternProperties" not in schema and schema.get("additionalProperties", False)
+    parts = [{key: schema[key]} for key in ("anyOf", "$ref") if key in schema]
+    for part in [*schema.get("allOf", ()), *parts]:
+        choices = choices_of(part, definitions, seen)
+        found = [members_of(each, definitions, seen) for each in choices]
+        for each in found:
+            new = {n: own for n, own in each.properties.items() if properties.get(n, True) is True}
+            properties, others = properties | new, others or each.others
+        required |= set.intersection(*(each.required for each in found)) if found else set()
+    return Members(properties, required, others)
 
 
 def argument_types(tool: Mapping[str, Any] | None) -> dict[str | None, frozenset[str]]:
     """Return the types that each argument may have by its name, and under None those of others."""
     if tool is None:
         return {}
-    found: dict[str | None, frozenset[str]] = {}
     with suppress(UsageError):
         schema = arguments_schema(tool["function"])
         definitions = definitions_of(schema)
-        for each in alternatives(schema, definitions):
-            if isinstance(each, Mapping):
-                others = each.get("additionalProperties", False)
-                for name, value in [*(each.get("properties") or {}).items(), (None, others)]:
-                    found[name] = found.get(name, frozenset()) | types_of(value, definitions)
-    return found
+        members = members_of(schema, definitions)
+        named = [*members.properties.items(), (None, members.others)]
+        return {name: types_of(value, definitions) for name, value in named}
+    return {}
 
 
 def types_of(schema: Any, definitions: Mapping[str, Any]) -> frozenset[str]:
     """Return the types of what fits a schema; any where that is not plain."""
     found: set[str] = set()
-    for each in alternatives(schema, definitions):
+    for each in choices_of(schema, definitions):
         if not isinstance(each, Mapping):
-            found |= ANY if each else set()
+            found |= ANY
         elif (values := listed(each)) is not None:
             found |= set(map(type_of, values))
         else:

@@ -15,11 +15,12 @@ from edge_spec.text.tools.arguments import (
     ANY,
     TEXT,
     Keyed,
-    alternatives,
     arguments_schema,
     as_lark,
+    choices_of,
     definitions_of,
     listed,
+    members_of,
     types_of,
 )
 from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
@@ -81,7 +82,7 @@ def _functions(form: CallShape, tools: Tools) -> list[str]:
         name = json.dumps(function["name"])[1:-1] if form.is_object else function["name"]
         slots = {
             ARGUMENTS: f"arguments{index}",
-            ID: "/[a-zA-Z0-9]{9}/" if form.short_ids else "/[a-zA-Z0-9_-]{1,32}/",
+            ID: "/[a-zA-Z0-9]{9}/",
             INDEX: "/[0-9]{1,2}/",
         }
         text = re.split(r"(\$(?:ARGUMENTS|ID|INDEX))", form.call.replace(NAME, name))
@@ -106,19 +107,9 @@ class _ValueRules:
         self._prefix = prefix
         self._definitions = definitions
 
-    def arguments(self, schema: Any) -> str:
+    def arguments(self, schema: Mapping[str, Any]) -> str:
         """Return the expression of all arguments."""
-        found = [
-            self._members(each)
-            for each in alternatives(schema, self._definitions)
-            if isinstance(each, Mapping)
-        ]
-        return _one_of(found)
-
-    def _members(self, schema: Mapping[str, Any]) -> str:
-        properties, required = schema.get("properties") or {}, schema.get("required") or ()
-        # Where names have patterns, those that the schema lists are the only ones.
-        others = "patternProperties" not in schema and schema.get("additionalProperties", False)
+        properties, required, others = members_of(schema, self._definitions)
         other = self._argument(self._other_name(properties), others) if others else ""
         entries = [
             (self._argument(literal(name), value), name in required)
@@ -150,8 +141,7 @@ class _ValueRules:
         keyed = self._keyed
         kinds = [
             (each, types_of(each, self._definitions))
-            for each in alternatives(schema, self._definitions)
-            if each is not False
+            for each in choices_of(schema, self._definitions)
         ]
         texts = [each for each, types in kinds if types in (TEXT, ANY)]
         others = [each for each, types in kinds if types != TEXT]

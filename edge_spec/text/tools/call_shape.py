@@ -25,8 +25,9 @@ def marker_of(opening: str) -> str:
     return tag.group() if tag else opening.rstrip()
 
 
-def new_id(is_short: bool) -> str:
-    return secrets.token_hex(5)[:9] if is_short else f"call_{secrets.token_hex(12)}"
+def new_id() -> str:
+    """Return an id of nine letters and digits, since some templates take no other."""
+    return secrets.token_hex(5)[:9]
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,7 @@ class CallShape:
 
     call: text with $NAME, $ARGUMENTS, $ID and $INDEX. The arguments are a JSON object, unless
     `keyed` says how they are written one by one. opening: "" or "[" where the calls are the whole
-    answer. between: None where an answer has one call. short_ids: the template takes ids of nine
-    letters and digits alone.
+    answer. between: None where an answer has one call.
     """
 
     opening: str
@@ -44,7 +44,6 @@ class CallShape:
     between: str | None
     closing: str
     keyed: Keyed | None = None
-    short_ids: bool = False
     marks_texts = False  # whether texts have marks of the format around them, too
 
     @property
@@ -117,6 +116,6 @@ class CallShape:
             arguments = self.keyed.written(meant_arguments(given))
         else:
             arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        id = call.get("id") or new_id(self.short_ids)
+        id = call.get("id") or new_id()
         slots: dict[str, str] = {NAME: name, ARGUMENTS: arguments, ID: id, INDEX: str(index)}
         return "".join(slots.get(piece, piece) for piece in SLOTS.split(self.call))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
@@ -28,7 +28,6 @@ from edge_spec.text.plain_messages import (
     Message,
     Tools,
     joined,
-    meant_arguments,
     probe_call,
     probe_message,
     with_call_arguments,
@@ -57,25 +56,20 @@ _TEXT = "probe-text"
 class NativeTools:
     """Says how a template that knows tools wants calls in messages.
 
-    silences: contents of a message that only calls; None: it has none. takes_mappings, takes_texts:
-    arguments as an object, and as JSON text of one. takes_several: calls in one message.
+    takes_several: calls in one message. takes_text: before calls, also with a thought; else the
+    text has to be a message of its own. takes_any_id: else ids have nine letters and digits.
     shows_calls, shows_results: else they have to be in contents. shows_tools: else they have to be
-    described in a message, or given with the system's one (tools_in_system). takes_text,
-    takes_thought: a text before calls in a message, also one with a thought; else the text has to
-    be a message of its own.
+    described in a message, or given with the system's one (tools_in_system).
     """
 
     form: ToolForm
-    silences: tuple[str | None, ...]
-    takes_mappings: bool
-    takes_texts: bool
-    takes_several: bool
+    takes_several: bool = True
+    takes_text: bool = True
+    takes_any_id: bool = True
     shows_calls: bool = True
     shows_results: bool = True
     shows_tools: bool = True
     tools_in_system: bool = False
-    takes_text: bool = True
-    takes_thought: bool = True
 
 
 def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> NativeTools | None:
@@ -85,26 +79,17 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
     tokens: the added ones of the model, which tell of its format where the template does not.
     """
     probes = _Probes(render)
-    found: dict[tuple[str | None, bool], ToolForm] = {}
-    for is_text, silence in product((False, True), ("", None)):
-        if is_text and not found and probes.shows_objects():
-            break  # it would write a text as it is into a format that it writes objects in
-        shown = probes.shown(silence, is_text)
-        if shown is not None and shown == next(iter(found.values()), shown):
-            found[silence, is_text] = shown
-    if not found:
+    found = probes.shown()
+    if found is None:
         return _stated(probes, tokens())
-    (silence, is_text), form = next(iter(found.items()))
+    form, num_calls = found
     return NativeTools(
         form,
-        silences=tuple(dict.fromkeys(silence for silence, _ in found)),
-        takes_mappings=any(not is_text for _, is_text in found),
-        takes_texts=any(is_text for _, is_text in found),
-        takes_several=probes.shows(form, 2, silence, is_text, _squeezed),
+        takes_several=num_calls > 1,
+        takes_text=probes.takes_text(),
+        takes_any_id=probes.text(_conversation("", "call_probe00000000000000")) != "",
         shows_tools=probes.shows_tools,
         tools_in_system=probes.tools_in_system,
-        takes_text=probes.takes_text(is_text),
-        takes_thought=probes.takes_text(is_text, **dict.fromkeys(THOUGHTS, ASSISTANT)),
     )
 
 
@@ -138,66 +123,46 @@ class _Probes:
         except EdgeSpecError:
             return ""
 
-    def shown(self, silence: str | None, is_text: bool) -> ToolForm | None:
-        """Return the format of calls in a message of these contents and arguments, with the ids
-        that the template takes there."""
-        if RESULT not in self.text(_conversation(silence, is_text)):
+    def shown(self) -> tuple[ToolForm, int] | None:
+        """Return the format of calls, and how many of a message the template shows so, 2 standing
+        for any number."""
+        if RESULT not in self.text(_conversation()):
             return None
-        takes_long = self.text(_conversation(silence, is_text, ["call_probe00000000000000"]))
-        rows = (replace(form, short_ids=not takes_long) for form in FORMATS.values())
-        forms: list[ToolForm] = [HARMONY, *rows]
+        forms: list[ToolForm] = [HARMONY, *FORMATS.values()]
         for times, shape, form in product((2, 1), _SHAPES, forms):
-            if self.shows(form, times, silence, is_text, shape):
-                return form
+            if self._shows(form, times, shape):
+                return form, times
         return None
 
-    def shows(
-        self,
-        form: ToolForm,
-        times: int,
-        silence: str | None,
-        is_text: bool,
-        shape: Callable[[str], str],
-    ) -> bool:
+    def _shows(self, form: ToolForm, times: int, shape: Callable[[str], str]) -> bool:
         """Return True if the template shows so many calls of a message as the format writes them.
         shape: what counts of a text."""
-        calls, text = self._called(times, silence, is_text)
+        calls, text = self._called(times)
         written, text = shape(form.written(calls)), shape(text)
         if isinstance(form, CallFormat) and form.is_bare:
             return text.startswith(tuple(shape(each) + written for each in self._beginnings))
         return written in text
 
-    def _call(
-        self, times: int, silence: str | None, is_text: bool
-    ) -> tuple[Sequence[Mapping[str, Any]], str]:
+    def _call(self, times: int) -> tuple[Sequence[Mapping[str, Any]], str]:
         """Return calls, and what the template makes of them; "" where it does not show them all."""
-        ids = [f"probe000{index + 1}" for index in range(times)]
-        answer, *results = _conversation(silence, is_text, ids)
+        answer, *results = _conversation("", *(f"probe000{index + 1}" for index in range(times)))
         text = self.text([answer], goes_on=False) or self.text([answer, *results])
         return answer["tool_calls"], text if text.count(_VALUE) >= times else ""
 
-    def shows_objects(self) -> bool:
-        """Return True if it shows calls with arguments that are objects."""
-        calls = (probe_call(silence, False) for silence in ("", None))
-        texts = (self.text([call], goes_on=False) for call in calls)
-        return any(CALLED in text and _VALUE in text for text in texts)
-
-    def takes_text(self, is_text: bool, **more: str) -> bool:
-        """Return True if a text beside a call, and what more, is neither refused nor shown after
-        it."""
-        message, *results = _conversation(_TEXT, is_text)
-        text = self.text([{**message, **more}, *results])
-        return bool(text) and not 0 <= text.find(CALLED) < text.find(_TEXT)
+    def takes_text(self) -> bool:
+        """Return True if neither a text beside a call, nor one with a thought, is refused or shown
+        after it."""
+        message, *results = _conversation(_TEXT)
+        thought = dict.fromkeys(THOUGHTS, ASSISTANT)
+        texts = [self.text([each, *results]) for each in (message, {**message, **thought})]
+        return all(text and not 0 <= text.find(CALLED) < text.find(_TEXT) for text in texts)
 
 
-def _conversation(
-    silence: str | None, is_text: bool, ids: Sequence[str] = ("probe0001",)
-) -> list[Message]:
-    """Return a message with calls of these ids, and their results."""
-    message = probe_call(silence, is_text, len(ids))
-    calls = [{**call, "id": id} for call, id in zip(message["tool_calls"], ids, strict=True)]
+def _conversation(content: str = "", *ids: str) -> list[Message]:
+    """Return a message with calls of these ids, else with one call, and their results."""
+    ids = ids or ("probe0001",)
     results = [{**probe_message("tool", RESULT), "tool_call_id": id} for id in ids]
-    return [{**message, "tool_calls": calls}, *results]
+    return [probe_call(content, ids), *results]
 
 
 def _squeezed(text: str) -> str:
@@ -220,29 +185,21 @@ def _stated(probes: _Probes, tokens: Collection[str]) -> NativeTools | None:
     if not (probes.shows_tools or probes.tools_in_system):
         return None
     without = probes.text([], tools=())
-    for silence in ("", None):
-        whole = probes.text(_conversation(silence, is_text=False))
-        if not whole:
-            continue
-        # Of Python's calls, what some templates show is not what they tell the model to write.
-        is_shown = any(value in whole for value in ARGUMENTS.values())
-        forms = [form for form in STATED if not is_shown or form == PYTHON]
-        told = (form for form in forms if _states(whole, form) and not _states(without, form))
-        spelled = (form for form in forms if _tags(form) and _tags(form).issubset(tokens))
-        form = next(told, next(spelled, None))
-        if form is not None:
-            return NativeTools(
-                form,
-                (silence,),
-                takes_mappings=True,
-                takes_texts=True,
-                takes_several=True,
-                shows_calls=False,
-                shows_results=RESULT in whole,
-                shows_tools=probes.shows_tools,
-                tools_in_system=probes.tools_in_system,
-            )
-    return None
+    whole = probes.text(_conversation())
+    # Of Python's calls, what some templates show is not what they tell the model to write.
+    forms = [PYTHON] if _VALUE in whole else STATED
+    told = (form for form in forms if _states(whole, form) and not _states(without, form))
+    spelled = (form for form in forms if _tags(form) and _tags(form).issubset(tokens))
+    form = next(told, next(spelled, None)) if whole else None
+    if form is None:
+        return None
+    return NativeTools(
+        form,
+        shows_calls=False,
+        shows_results=RESULT in whole,
+        shows_tools=probes.shows_tools,
+        tools_in_system=probes.tools_in_system,
+    )
 
 
 def _states(text: str, form: CallFormat) -> bool:
@@ -264,7 +221,7 @@ def native_history(
 ) -> tuple[Sequence[Message], Tools]:
     """Returns the messages and tools to render with a template that knows calls."""
     turns = [part for each in _turns(messages) for part in _parts(*each, native)]
-    if native.form.short_ids:
+    if not native.takes_any_id:
         turns = list(_with_ids(turns))
     messages = [_native(each, native) for message, results in turns for each in (message, *results)]
     if native.shows_tools or not tools:
@@ -300,8 +257,7 @@ def _parts(message: Message, results: Sequence[Message], native: NativeTools) ->
     and each of several calls, where it shows one in a message."""
     calls = message.get("tool_calls") or ()
     text = message.get("content") if calls else None
-    has_thought = any(message.get(name) for name in THOUGHTS)
-    if text and not (native.takes_thought if has_thought else native.takes_text):
+    if text and not native.takes_text:
         yield {"role": message["role"], "content": text}, ()
         message = {name: value for name, value in message.items() if name != "content"}
     if native.takes_several or len(calls) < 2:
@@ -343,32 +299,18 @@ def _native(message: Message, native: NativeTools) -> Message:
     calls = [_native_call(call, native) for call in calls]
     if not native.shows_calls:
         return _spelled({**message, "tool_calls": calls}, native.form)
-    fitting = {**message, "tool_calls": [{"type": "function", **call} for call in calls]}
-    content = message.get("content")
-    if not content and content not in native.silences:
-        fitting |= {"content": native.silences[0]}
-    return fitting
+    calls = [{"type": "function", **call} for call in calls]
+    return {**message, "tool_calls": calls}
 
 
 def _native_call(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, Any]:
-    """The call with arguments of a kind that the template takes, and where they are written one by
-    one, with an object of them: a text that means none, such as that of a call that was cut off,
-    becomes an argument."""
+    """The call with arguments that are there. Where they are written one by one, what is no object,
+    such as the arguments of a call that was cut off, becomes an argument."""
     arguments = call["function"].get("arguments")
-    if arguments is None:
-        arguments = {}
-    elif native.form.keyed is not None and not _is_object(arguments):
+    arguments = {} if arguments is None else arguments
+    if native.form.keyed is not None and not isinstance(arguments, Mapping):
         arguments = {"arguments": arguments}
-    if not (native.takes_mappings or isinstance(arguments, str)):
-        arguments = json.dumps(arguments, ensure_ascii=False)
     return with_call_arguments(call, arguments)
-
-
-def _is_object(arguments: Any) -> bool:
-    try:
-        return isinstance(meant_arguments(arguments), Mapping)
-    except ValueError:
-        return False
 
 
 def _spelled(message: Message, form: ToolForm) -> Message:

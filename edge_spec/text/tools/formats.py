@@ -185,7 +185,6 @@ class HarmonyForm:
     """An answer may have one call, which ends it."""
 
     markers = (_CHANNEL, _START)
-    short_ids = False
     keyed = None
     marks_texts = True
 

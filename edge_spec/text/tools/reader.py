@@ -30,7 +30,6 @@ from edge_spec.text.tools.call_shape import (
     ID,
     INDEX,
     NAME,
-    SHORT_ID,
     TAG,
     CallShape,
     marker_of,
@@ -56,9 +55,8 @@ class CallSteps(StepReader):
     """Tells text and calls. White space between calls and after the last one is left out, however
     it comes in pieces."""
 
-    def __init__(self, *, short_ids: bool = False) -> None:
+    def __init__(self) -> None:
         self._num_calls = 0
-        self._short_ids = short_ids
         self._ids: set[str] = set()
         self._gap: str | None = None  # white space since the last call; None: text came after it
         super().__init__()
@@ -72,8 +70,8 @@ class CallSteps(StepReader):
 
     def _begin_call(self, name: str, id: str | None = None) -> None:
         """id: as the model wrote it. One that an earlier call of the answer has is replaced."""
-        if not id or id in self._ids or (self._short_ids and not SHORT_ID.fullmatch(id)):
-            id = new_id(self._short_ids)
+        if not id or id in self._ids:
+            id = new_id()
         self._ids.add(id)
         self._gap = ""
         self._add(PartKind.CALL, "", CallHead(self._num_calls, id, name))
@@ -186,7 +184,7 @@ class CallReader(CallSteps):
         self._is_in_code = False
         # Where the answer ends here, what is held is text, or a call is cut, or neither.
         self._within: PartKind | None = PartKind.TEXT
-        super().__init__(short_ids=form.short_ids)
+        super().__init__()
 
     def _read(self) -> Steps[None]:
         steps = self._read_first

@@ -183,7 +183,7 @@ HELD: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "allOf": (
         {"allOf": [_object({"a": INTEGER}, "a"), _object({"b": STRING}, "b")]},
         [{"a": 1, "b": ""}],
-        [{"a": 1}, {"b": ""}, {"a": 1, "b": "", "c": 1}],
+        [{"a": 1}, {"b": ""}],
     ),
     "keywords of null": (
         _object({"a": {**INTEGER, "enum": None, "minimum": None}}, additionalProperties=None),
@@ -198,8 +198,8 @@ HELD: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "oneOf of values": ({"oneOf": [{"enum": ["a", "b"]}, {"const": "c"}]}, ["a", "c"], ["d"]),
     "a union beside members": (
         _object({"a": INTEGER}, "a", anyOf=[_object({"b": NULL}, "b"), _object({"c": NULL})]),
-        [{"a": 1, "b": None}, {"a": 1}, {"a": 1, "c": None}],
-        [{"b": None}, {"a": 1, "b": None, "d": None}],
+        [{"a": 1, "b": None}, {"a": 1}, {"a": 1, "c": None}, {"a": 1, "d": 1}],
+        [{"b": None}],
     ),
     "a recursive union with tags": (
         {
@@ -389,10 +389,6 @@ HOSTILE: dict[str, Any] = {
         ]
     },
     "levels of references": _chained(1000),
-    "names that allOf repeats": _object(
-        {f"p{n}": {"allOf": [{"$ref": "#/$defs/big"}, {}]} for n in range(2000)},
-        **{"$defs": {"big": _object({f"q{n}": STRING for n in range(2000)})}},
-    ),
     "levels of values": {"const": json.loads("[" * 200 + "]" * 200)},
     "counts in a pattern": {"type": "string", "pattern": "a{1000000000}", "maxLength": 9},
     "patterns of members": {"patternProperties": {f"^{n}$": STRING for n in range(999)}},
@@ -416,6 +412,10 @@ def test_what_would_be_too_large_is_refused(name: str) -> None:
         {"oneOf": [_object({"k": {"const": f"c{n}"}}, "k") for n in range(200)]},
         _chained(40),
         _object({"a" * 60 + "b": NULL}, patternProperties={"^(a|a)*$": STRING}),
+        _object(
+            {f"p{n}": {"allOf": [{"$ref": "#/$defs/big"}, {}]} for n in range(2000)},
+            **{"$defs": {"big": _object({f"q{n}": STRING for n in range(2000)})}},
+        ),
         {
             "$ref": "#/$defs/0",
             "$defs": {

@@ -11,6 +11,7 @@ import tokenizers
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import Grammar, GrammarCompiler
+from edge_spec.text.plain_messages import plain_messages
 from edge_spec.text.template_traits import TemplateTraits, fitted
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.tools.formats import FORMATS, GENERIC, CallFormat, described
@@ -137,7 +138,7 @@ def test_calls_and_results_are_in_every_prompt(source: str, num_calls: int) -> N
     assert '"name": "f"' in text and "#/$defs/digit" in text
 
 
-def test_arguments_are_text_where_the_template_adds_them_to_text() -> None:
+def test_calls_are_in_the_generic_form_where_the_template_adds_arguments_to_text() -> None:
     source = TAGGED.replace("call.function.arguments | tojson", "call.function.arguments + ''")
     calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     assert TAGGED_CALL in rendered(source, [USER, calls], [F])
@@ -153,7 +154,7 @@ def test_arguments_are_text_where_the_template_adds_them_to_text() -> None:
             "call.function.arguments if call.function.arguments is string"
             " else call.function.arguments | tojson",
             '{"n":3}',
-            '{"n":3}',
+            '{"n": 3}',
         ),
         ("call.function.arguments | tojson", "", "{}"),
         ("call.function.arguments | tojson", "[3]", '"[3]"'),  # what is no object stays
@@ -174,22 +175,14 @@ def test_arguments_are_an_object_where_calls_become_text() -> None:
     assert TAGGED_CALL in rendered(PLAIN, [USER, message], [F])
 
 
-@pytest.mark.parametrize(
-    ("content", "source", "kept"),
-    [
-        ("", TAGGED, ""),
-        (None, TAGGED, None),
-        (None, TAGGED.replace("m.content }}", "m['content'] + '' }}"), ""),
-    ],
-)
-def test_a_message_that_only_calls_stays_as_it_is_where_that_is_taken(
-    content: Any, source: str, kept: Any
-) -> None:
+@pytest.mark.parametrize("content", ["", None])
+def test_a_message_that_only_calls_has_an_empty_content(content: Any) -> None:
+    source = TAGGED.replace("m.content }}", "m['content'] + '' }}")
     message = {"role": "assistant", "tool_calls": [CALL]}
     if content is not None:
         message["content"] = content
-    (_, fitting), _ = fitted([USER, message], [F], traits_of(source))
-    assert fitting.get("content") == kept
+    (_, fitting), _ = fitted(plain_messages([USER, message]), [F], traits_of(source))
+    assert fitting["content"] == ""
 
 
 def test_calls_that_a_template_shows_in_a_form_of_its_own_stay_where_no_tools_are_given() -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.errors import UsageError
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.plain_messages import Tools
@@ -269,14 +268,43 @@ def test_arguments_are_held_to_their_schemas(
     assert json.loads(arguments) == fitting
 
 
-def test_arguments_that_choose_from_too_many_schemas_are_refused() -> None:
+def test_a_schema_that_names_others_again_and_again_is_read_once() -> None:
     parts = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)}
-    schema = {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**parts, "40": {}}}
+    last = {"type": "integer"}
+    schema = {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {**parts, "40": last}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    with pytest.raises(UsageError, match="too many schemas"):
-        FORMATS["qwen3-coder"].grammar([tool], required=True, several=False)
+    grammar = FORMATS["qwen3-coder"].grammar([tool], required=True, several=False)
     text = in_function_tag(("a", "3"), name="f")
-    assert read(FORMATS["qwen3-coder"], text, [], [tool]).calls == [("f", '{"a": "3"}')]
+    assert form_walks.fits(grammar, text) and not form_walks.fits(grammar, text.replace("3", "b"))
+    assert read(FORMATS["qwen3-coder"], text, [], [tool]).calls == [("f", '{"a": 3}')]
+
+
+UNION = {
+    "anyOf": [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/two"}],
+    "$defs": {
+        "one": {"properties": {"a": {"type": "integer"}, "c": {"const": 1}}, "required": ["a"]},
+        "two": {
+            "allOf": [
+                {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+                {"properties": {"b": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
+            ]
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "gemma-4", "lfm2"])
+def test_arguments_of_several_schemas_have_the_members_of_all(name: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": UNION}}
+    form = FORMATS[name]
+    grammar = form.grammar([tool], required=True, several=False)
+    for value in ({"a": 1}, {"a": 1, "b": "x"}, {"a": 1, "b": None}, {"a": 1, "c": 1}):
+        text = form.written(calls_of(("f", value)))
+        assert form_walks.fits(grammar, text), text
+        ((_, arguments),) = read(form, text, [], [tool]).calls
+        assert json.loads(arguments) == value
+    for value in ({}, {"b": "x"}, {"a": "x"}, {"a": 1, "d": 1}, {"a": 1, "c": 2}):
+        assert not form_walks.fits(grammar, form.written(calls_of(("f", value))))
 
 
 TOLD = "{% if tools %}Write [f1(name1=value1), f2()].{% endif %}"

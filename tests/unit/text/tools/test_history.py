@@ -110,7 +110,7 @@ AFTER = "{% if m.tool_calls %}{{ m.content }}{% endif %}"
     ("source", "thought", "is_apart"),
     [
         (TEMPLATES["hermes"], "", False),
-        (TEMPLATES["hermes"].replace("{%- if m.tool", REFUSING + "{%- if m.tool"), "", False),
+        (TEMPLATES["hermes"].replace("{%- if m.tool", REFUSING + "{%- if m.tool"), "", True),
         (TEMPLATES["hermes"].replace("{%- if m.tool", REFUSING + "{%- if m.tool"), "t", True),
         (
             TEMPLATES["hermes"]
