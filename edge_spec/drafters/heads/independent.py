@@ -14,7 +14,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.drafting import IndependentDrafter, head_scores
 from edge_spec.drafters.heads.layers import FloatProducts, HeadNetwork, logistic
-from edge_spec.drafters.protocol import Cost, DrafterTraits
+from edge_spec.drafters.protocol import TRAITS
 
 
 class MedusaNetwork(HeadNetwork):
@@ -78,7 +78,7 @@ def _matrices(head: MedusaHead) -> dict[str, HeadMatrix]:
 class MedusaDrafter(IndependentDrafter):
     """Drafts nothing in an answer's first round, before which no state is known."""
 
-    traits = DrafterTraits(trees=True, cost=Cost.PASS, hidden_states=True, head="medusa")
+    traits = TRAITS["medusa"]
 
     def __init__(self, network: MedusaNetwork, name: str = "medusa") -> None:
         super().__init__(network, name, network.num_heads, network.shares_output)

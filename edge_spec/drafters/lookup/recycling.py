@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget, DrafterTraits, continues, restored_prompt
+from edge_spec.drafters.protocol import TRAITS, Budget, continues, restored_prompt
 from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
 TOP_TOKENS = 8
@@ -69,7 +69,7 @@ def top_tokens(logits: np.ndarray, count: int) -> np.ndarray:
 
 class RecyclingDrafter(LearningDrafter):
     name = "recycling"
-    traits = DrafterTraits(trees=True, auto=True, auto_rows=8)
+    traits = TRAITS["recycling"]
 
     def __init__(self) -> None:
         super().__init__([prior for row in _PRIORS for prior in row])

@@ -24,7 +24,7 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits, restored_prompt
+from edge_spec.drafters.protocol import TRAITS, Budget, Drafter, restored_prompt
 from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
 # How many of the suffixes that end at a token are counted there, longest first: bounds the work
@@ -175,7 +175,7 @@ def kind_of_candidate(candidate: Continuation) -> int:
 
 class SuffixDrafter(LearningDrafter):
     name = "suffix"
-    traits = DrafterTraits(auto=True)
+    traits = TRAITS["suffix"]
 
     def __init__(self) -> None:
         super().__init__([prior for row in _PRIORS for prior in row])
