@@ -106,16 +106,6 @@ class LlamaCppRuntime:
             return choose_devices(wanted_devices(options), upstream.own_devices())
         return ()
 
-    def smaller_memory(
-        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
-    ) -> tuple[str, Memory] | None:
-        from edge_spec.runtimes.llamacpp.memory import SMALLER, requantized_memory
-
-        now = self.memory(source, options, num_tokens)
-        repacks = options.mmap is not False and not wanted()
-        found = requantized_memory(source, now, repacks)
-        return None if found is None else (SMALLER.name, found)
-
 
 def _require_plain_decoder(library: Library, source: ModelInfo) -> None:
     """Looks at the architecture before the weights are read. Raises UnsupportedModelError."""
