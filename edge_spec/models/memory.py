@@ -293,7 +293,7 @@ def require_fit(
     helps = [] if context is None else [f"--context {context}"]
     if found.needs.on_devices:
         helps += ["another --device", "fewer --gpu-layers where the runtime has them"]
-    known = declared_options(AskedOptions)["kv_type"].option.runtimes
+    known = declared_options(AskedOptions)["kv_type"].runtimes
     if target.runtime.name in known and options.kv_type is None:
         helps.append("--kv-type q8_0")
     helps += ["--draft none"] if drafts else []
