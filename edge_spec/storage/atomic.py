@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from edge_spec.errors import StorageError
 
@@ -25,8 +26,13 @@ _MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK_SUFFIX)  # how tempfile ends such na
 _ABANDONED_AFTER_S = 24 * 3600.0  # since it was last written to
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = {  # what to do
+    errno.ENOSPC: "Free some space",
+    errno.EDQUOT: "Free some space",
+    errno.EFBIG: "Raise the limit (ulimit -f)",
+}
 _log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
 
 
 def expanded(path: Path) -> Path:
@@ -216,14 +222,14 @@ def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
     except (StorageError, TimeoutError):  # the latter of a lock
         raise
     except OSError as error:
-        if error.errno not in _NO_ROOM and not refusals:
+        if error.errno not in _FULL and not refusals:
             raise
-        remedy = "Make room there" if error.errno in _NO_ROOM else f"Check {final.parent}"
+        remedy = _FULL.get(error.errno or 0, f"Check {final.parent}")
         elsewhere = "choose another place"
         if cache_directory() in final.parents:
             elsewhere = f"set {CACHE_VARIABLE} to a directory that has room and can be written"
         raise StorageError(
-            f"cannot write {final}: {error.strerror or error}",
+            f"{error.strerror or error}: {final}",
             remedy=f"{remedy}, or {elsewhere}.",
             errno=error.errno,
         ) from error
@@ -281,3 +287,21 @@ def single_flight(path: Path, waits: Callable[[], None]) -> Iterator[None]:
         except TimeoutError:
             _log.warning("another process has not finished %s: it is done here", path)
         yield
+
+
+def make_once(
+    path: Path,
+    find: Callable[[], _Found | None],
+    make: Callable[[], None],
+    waits: Callable[[], None],
+) -> _Found | None:
+    """Return what `find` finds, after `make` where that is nothing at first: by one process at a
+    time, as in `single_flight`. None where it is still nothing."""
+    found = find()
+    if found is None:
+        with single_flight(path, waits):
+            found = find()
+            if found is None:
+                make()
+                found = find()
+    return found
