@@ -13,7 +13,7 @@ from enum import EnumType
 from pathlib import Path
 from typing import get_args
 
-from edge_spec.models.asked_options import AskedOptions, DeclaredOption, declared_options
+from edge_spec.models.asked_options import AskedOptions, Option, declared_options
 
 PAGE = Path(__file__).with_name("cli.md")
 BEGIN = "<!-- made by docs/make_cli_tables.py of edge_spec/models/asked_options.py -->\n"
@@ -38,10 +38,10 @@ def with_table(text: str) -> str:
     return f"{before}{begin}\n{table()}\n{end}{after}"
 
 
-def _value(declared: DeclaredOption) -> str:
+def _value(declared: Option) -> str:
     """What stands for the value of an option, as far as its type says it."""
-    if declared.option.metavar:
-        return declared.option.metavar
+    if declared.metavar:
+        return declared.metavar
     types = {declared.read_as, *get_args(declared.read_as)}
     types |= {inner for each in types for inner in get_args(each)}
     for choices in types:
@@ -54,15 +54,14 @@ def _value(declared: DeclaredOption) -> str:
     return "PATH" if Path in types else ""
 
 
-def _meaning(declared: DeclaredOption) -> str:
-    option = declared.option
-    said = [DEFAULT.sub(r" Without it, \1.", option.help), option.more]
+def _meaning(declared: Option) -> str:
+    said = [DEFAULT.sub(r" Without it, \1.", declared.help), declared.more]
     if declared.default not in (None, False, ()):
         said.append(f"Default: `{declared.default}`.")
-    if option.drafters:
-        said.append(f"Used by {_listed(option.drafters)}.")
-    if option.runtimes:
-        said.append(f"{_listed(option.runtimes)} alone.")
+    if declared.drafters:
+        said.append(f"Used by {_listed(declared.drafters)}.")
+    if declared.runtimes:
+        said.append(f"{_listed(declared.runtimes)} alone.")
     return " ".join(each for each in said if each)
 
 

@@ -144,7 +144,8 @@ def _shared_weights(model: str, loading: options.AskedOptions) -> _Weights:
         source = Source(model, progress)
         own_file = not source.is_demo and source.at("gguf").is_file()
         quantization = None if own_file else _PEER_WEIGHTS
-        gguf = ModelPlan(source, "llamacpp", export=ExportOptions(quantization)).gguf_file(progress)
+        plan = ModelPlan(source, "llamacpp", export=ExportOptions(quantization))
+        gguf = plan.prepare(progress).source.path
     name = gguf.name if own_file else f"{source.name} as {quantization}"
     return _Weights(gguf, name, loading.threads or available_cores())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from edge_spec.cli.output import ProgressBar
-from edge_spec.models.asked_options import MODEL_HELP, DeclaredOption, declared_options, option
+from edge_spec.models.asked_options import MODEL_HELP, Option, declared_options, option
 from edge_spec.models.asked_options import AskedOptions as AskedOptions
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameter(declared: DeclaredOption) -> inspect.Parameter:
-    asked = declared.option
+def _parameter(declared: Option) -> inspect.Parameter:
     return inspect.Parameter(
         declared.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -140,13 +139,13 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
             declared.read_as,
             typer.Option(
                 # Without a flag typer takes the name, and adds "--no-..." to a switch.
-                *([declared.flag] if asked.flag or declared.is_in_seconds else []),
-                help=asked.help,
-                rich_help_panel=asked.panel,
-                metavar=asked.metavar,
-                envvar=asked.envvar,
-                min=asked.least,
-                max=asked.most,
+                *([declared.flag] if declared.own_flag or declared.is_in_seconds else []),
+                help=declared.help,
+                rich_help_panel=declared.panel,
+                metavar=declared.metavar,
+                envvar=declared.envvar,
+                min=declared.least,
+                max=declared.most,
             ),
         ],
     )

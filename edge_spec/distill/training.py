@@ -40,7 +40,7 @@ from edge_spec.distill.trainees import (
     loss_of,
     make_trainee,
 )
-from edge_spec.loader.head import SAMPLE, StoredTables, target_sample
+from edge_spec.loader.head import StoredTables
 from edge_spec.models.devices import return_freed
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.machine import describe_machine
@@ -156,9 +156,7 @@ def train(
     trainee = make_trainee(teacher, lesson.weights, request)
     training = Training(trainee, teacher, lesson, request)
     training.run(progress)
-    drafter = trainee.drafter()
-    drafter.config[SAMPLE] = target_sample(lesson.weights)  # tells it from others of its shape
-    return drafter, _report(training, lesson)
+    return trainee.drafter(), _report(training, lesson)
 
 
 def _report(training: Training, lesson: Lesson) -> dict[str, Any]:

@@ -10,38 +10,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.core import entry_points
 from edge_spec.core.modes import JacobiInit
-from edge_spec.drafters.draft.draft_model import Draft, DraftModelDrafter
-from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
-from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork
-from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
-from edge_spec.drafters.heads.eagle import EagleDrafter
-from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
-from edge_spec.drafters.heads.layers import EagleNetwork
-from edge_spec.drafters.jacobi import (
-    DEFAULT_BLOCK,
-    DEFAULT_SIZE,
-    JacobiDrafter,
-    LookaheadDrafter,
-    WindowSize,
-)
-from edge_spec.drafters.lookup.recycling import RecyclingDrafter
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.drafters.protocol import Drafter, DrafterTraits
+from edge_spec.drafters.jacobi import DEFAULT_BLOCK, DEFAULT_SIZE, WindowSize
+from edge_spec.drafters.protocol import TRAITS, Drafter, DrafterTraits
 from edge_spec.errors import UsageError
 from edge_spec.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from edge_spec.drafters.composite import StageDrafter
+    from edge_spec.drafters.draft.draft_model import Draft
+    from edge_spec.drafters.draft.self_draft import Search, TargetPart
+    from edge_spec.drafters.heads.assistant import AssistantNetwork
+    from edge_spec.drafters.heads.dflash import DFlashNetwork
+    from edge_spec.drafters.heads.independent import MedusaNetwork
+    from edge_spec.drafters.heads.layers import EagleNetwork
     from edge_spec.drafters.lookup.answers import KeptAnswers
     from edge_spec.drafters.lookup.corpus_index import CorpusIndex
 
-HeadNetwork = EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork  # of a trained head
-_Head = TypeVar("_Head", bound=HeadNetwork)
+    HeadNetwork = EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork  # a trained head
+
 _Made = Callable[["DrafterContext"], Drafter]
 
 _NOTHING = DrafterTraits()
@@ -83,57 +76,29 @@ class DrafterContext:
     # row
 
 
-suffix = declares(SuffixDrafter.traits)(lambda context: SuffixDrafter())
-recycling = declares(RecyclingDrafter.traits)(lambda context: RecyclingDrafter())
-draft_model = declares(DraftModelDrafter.traits)(
-    lambda context: _cascade(context, [], "draft-model")
-)
-# The draft, with suffix lookup as its own drafter.
-cascade = declares(replace(DraftModelDrafter.traits, auto=True))(
-    lambda context: _cascade(context, [SuffixDrafter()], "cascade")
-)
-eagle = declares(replace(EagleDrafter.traits, auto=True))(
-    lambda context: EagleDrafter(_head(context, EagleNetwork))
-)
-medusa = declares(replace(MedusaDrafter.traits, auto=True))(
-    lambda context: MedusaDrafter(_head(context, MedusaNetwork))
-)
-dflash = declares(replace(DFlashDrafter.traits, auto=True))(
-    lambda context: DFlashDrafter(_head(context, DFlashNetwork))
-)
-assistant = declares(replace(AssistantDrafter.traits, auto=True))(
-    lambda context: AssistantDrafter(_head(context, AssistantNetwork))
-)
-early_exit = declares(replace(SelfDrafter.traits, options=frozenset({"exit_layer"})))(
-    lambda context: _self_drafter(context, "early-exit")
-)
-layer_skip = declares(SelfDrafter.traits)(lambda context: _self_drafter(context, "layer-skip"))
+@dataclass(frozen=True)
+class _Own:
+    """A drafter of this package, of a module that is imported when it is made.
+
+    make: is given the module.
+    """
+
+    traits: DrafterTraits
+    home: str
+    make: Callable[[Any, DrafterContext], Any]
+
+    def __call__(self, context: DrafterContext) -> Any:
+        return self.make(import_module(f"edge_spec.drafters.{self.home}"), context)
 
 
-@declares(LookaheadDrafter.traits)
-def lookahead(context: DrafterContext) -> Drafter:
+def _lookahead(module: Any, context: DrafterContext) -> Any:
     if context.window is None and context.draft_n_max is not None:
-        return LookaheadDrafter(WindowSize.within(context.draft_n_max + 1))
-    return LookaheadDrafter(context.window or DEFAULT_SIZE)
+        return module.LookaheadDrafter(WindowSize.within(context.draft_n_max + 1))
+    return module.LookaheadDrafter(context.window or DEFAULT_SIZE)
 
 
-@declares(JacobiDrafter.traits)
-def jacobi(context: DrafterContext) -> Drafter:
-    return JacobiDrafter(context.fill or JacobiInit.NGRAM, context.draft_n_max or DEFAULT_BLOCK)
-
-
-@declares(DrafterTraits(auto=True, corpora=True))
-def corpus(context: DrafterContext) -> Drafter:
-    from edge_spec.drafters.lookup.answers import CorpusDrafter
-
-    return CorpusDrafter(context.corpora)
-
-
-@declares(DrafterTraits(remembers=True))
-def answers(context: DrafterContext) -> Drafter:
+def _answers(module: Any, context: DrafterContext) -> Any:
     """Raises UsageError where there is no place for its file."""
-    from edge_spec.drafters.lookup.answers import AnswersDrafter, KeptAnswers
-
     if context.answers_file is None:
         raise UsageError(
             "the drafter answers needs a file", remedy="Open the model by its name or path."
@@ -141,29 +106,71 @@ def answers(context: DrafterContext) -> Drafter:
     path, opened = context.answers_file, context.kept_answers
     if path not in opened:
         vocabulary = replace(Vocabulary.of(context.tokens()), size=context.vocab_size)
-        opened.setdefault(path, KeptAnswers(path, vocabulary, context.keeps_answers))
-    return AnswersDrafter(opened[path])
+        opened.setdefault(path, module.KeptAnswers(path, vocabulary, context.keeps_answers))
+    return module.AnswersDrafter(opened[path])
 
 
-def _cascade(context: DrafterContext, lowest: Sequence[StageDrafter], name: str) -> Drafter:
+def _cascade(name: str, context: DrafterContext, lowest: Sequence[StageDrafter] = ()) -> Drafter:
     below = lowest
     for draft in reversed(context.drafts[1:]):
         below = [draft.make_level(below, name)]
     return context.drafts[0].make_drafter(below, name)
 
 
-def _head(context: DrafterContext, kind: type[_Head]) -> _Head:
-    assert isinstance(context.head, kind)  # `load_drafters` has looked
-    return context.head
-
-
-def _self_drafter(context: DrafterContext, name: str) -> Drafter:
+def _self_drafter(name: str, module: Any, context: DrafterContext) -> Any:
     if name not in context.searches:
         raise UsageError(
             f"the drafter {name} needs the target that it is a part of",
             remedy="Open the model with edge_spec.load.",
         )
-    return SelfDrafter(name, context.searches[name], context.parts.get(name))
+    return module.SelfDrafter(name, context.searches[name], context.parts.get(name))
+
+
+suffix = _Own(TRAITS["suffix"], "lookup.suffix", lambda module, _: module.SuffixDrafter())
+recycling = _Own(
+    TRAITS["recycling"], "lookup.recycling", lambda module, _: module.RecyclingDrafter()
+)
+corpus = _Own(
+    TRAITS["corpus"],
+    "lookup.answers",
+    lambda module, context: module.CorpusDrafter(context.corpora),
+)
+answers = _Own(TRAITS["answers"], "lookup.answers", _answers)
+lookahead = _Own(TRAITS["lookahead"], "jacobi", _lookahead)
+jacobi = _Own(
+    TRAITS["jacobi"],
+    "jacobi",
+    lambda module, context: module.JacobiDrafter(
+        context.fill or JacobiInit.NGRAM, context.draft_n_max or DEFAULT_BLOCK
+    ),
+)
+draft_model = _Own(
+    TRAITS["draft-model"], "draft.draft_model", lambda _, context: _cascade("draft-model", context)
+)
+# The draft, with suffix lookup as its own drafter.
+cascade = _Own(
+    TRAITS["cascade"],
+    "lookup.suffix",
+    lambda module, context: _cascade("cascade", context, [module.SuffixDrafter()]),
+)
+medusa = _Own(
+    TRAITS["medusa"],
+    "heads.independent",
+    lambda module, context: module.MedusaDrafter(context.head),
+)
+dflash = _Own(
+    TRAITS["dflash"], "heads.dflash", lambda module, context: module.DFlashDrafter(context.head)
+)
+eagle = _Own(
+    TRAITS["eagle"], "heads.eagle", lambda module, context: module.EagleDrafter(context.head)
+)
+assistant = _Own(
+    TRAITS["assistant"],
+    "heads.assistant",
+    lambda module, context: module.AssistantDrafter(context.head),
+)
+early_exit = _Own(TRAITS["early-exit"], "draft.self_draft", partial(_self_drafter, "early-exit"))
+layer_skip = _Own(TRAITS["layer-skip"], "draft.self_draft", partial(_self_drafter, "layer-skip"))
 
 
 def missing_draft(name: str) -> UsageError:

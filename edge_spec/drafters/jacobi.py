@@ -30,8 +30,8 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict, likeliest
 from edge_spec.drafters.protocol import (
     GREEDY,
+    TRAITS,
     Budget,
-    DrafterTraits,
     continues,
     restored_prompt,
 )
@@ -197,7 +197,7 @@ DEFAULT_SIZE = WindowSize(2, 3, 2)
 
 class LookaheadDrafter(LearningDrafter):
     name = "lookahead"
-    traits = DrafterTraits(trees=True, options=frozenset({"lookahead"}))
+    traits = TRAITS["lookahead"]
 
     def __init__(
         self, size: WindowSize = DEFAULT_SIZE, fill: JacobiInit = JacobiInit.RANDOM, seed: int = 0
@@ -364,7 +364,7 @@ class JacobiDrafter(LearningDrafter):
     """block: draft tokens a round, fewer where the budget says so."""
 
     name = "jacobi"
-    traits = DrafterTraits(options=frozenset({"jacobi"}))
+    traits = TRAITS["jacobi"]
 
     def __init__(
         self, fill: JacobiInit = JacobiInit.NGRAM, block: int = DEFAULT_BLOCK, seed: int = 0

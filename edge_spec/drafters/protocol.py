@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -85,6 +85,39 @@ class DrafterTraits:
         needs = {"draft": self.draft_model, "head": bool(self.head), "corpora": self.corpora}
         needs |= {"remember": self.remembers}
         return option in self.options or needs.get(option, False)
+
+
+_DRAFT_MODEL = DrafterTraits(trees=True, cost=Cost.PASS, samples=True, draft_model=True)
+_PART = DrafterTraits(cost=Cost.PASS, samples=True, target_session=True, target_layers=True)
+# Of the drafters of this package, whose modules are imported when one of them is made.
+TRAITS: Mapping[str, DrafterTraits] = {
+    "suffix": DrafterTraits(auto=True),
+    "recycling": DrafterTraits(trees=True, auto=True, auto_rows=8),
+    "corpus": DrafterTraits(auto=True, corpora=True),
+    "answers": DrafterTraits(remembers=True),
+    "lookahead": DrafterTraits(trees=True, options=frozenset({"lookahead"})),
+    "jacobi": DrafterTraits(options=frozenset({"jacobi"})),
+    "draft-model": _DRAFT_MODEL,
+    "cascade": replace(_DRAFT_MODEL, auto=True),
+    "early-exit": replace(_PART, options=frozenset({"exit_layer"})),
+    "layer-skip": _PART,
+    "medusa": DrafterTraits(
+        trees=True, cost=Cost.PASS, auto=True, hidden_states=True, head="medusa"
+    ),
+    "dflash": DrafterTraits(cost=Cost.PASS, auto=True, target_session=True, head="dflash"),
+    "eagle": DrafterTraits(
+        trees=True, cost=Cost.PASS, samples=True, auto=True, target_session=True, head="eagle"
+    ),
+    "assistant": DrafterTraits(
+        trees=True,
+        cost=Cost.PASS,
+        samples=True,
+        auto=True,
+        target_session=True,
+        hidden_states=True,
+        head="assistant",
+    ),
+}
 
 
 class Drafter:

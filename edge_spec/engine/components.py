@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward, Model
 from edge_spec.core.tree import Verdict
-from edge_spec.drafters.draft.draft_model import Draft
-from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.engine.pass_requests import OwnPasses, Passes
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.results import FinishReason, GenerationResult
@@ -23,6 +21,10 @@ from edge_spec.scheduler.batch_invariance import BatchInvariance
 from edge_spec.scheduler.engine_plan import EnginePlan
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler
+
+if TYPE_CHECKING:
+    from edge_spec.drafters.draft.draft_model import Draft
+    from edge_spec.drafters.heads.independent import MedusaNetwork
 
 
 class TakesAnswers(Protocol):

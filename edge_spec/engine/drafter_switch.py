@@ -8,16 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from edge_spec.core.model import SelfDrafting, Session
 from edge_spec.drafters import factory
 from edge_spec.drafters.composite import GuardedDrafter
-from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.drafters.protocol import Drafter, DrafterTraits
 from edge_spec.engine.components import AnswerRecorder, EngineComponents
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import EdgeSpecError
+
+if TYPE_CHECKING:
+    from edge_spec.drafters.heads.independent import MedusaNetwork
 
 _log = logging.getLogger(__name__)
 

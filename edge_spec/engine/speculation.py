@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from edge_spec.core.model import Capabilities
 from edge_spec.core.modes import DEFAULT_DRAFT_TOKENS, DraftOverlap
 from edge_spec.drafters import factory
 from edge_spec.drafters.composite import CompositeDrafter, DrafterGroup, GuardedDrafter
-from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.jacobi import SpareRowDrafter
 from edge_spec.drafters.lookup.suffix import PredictionDrafter
@@ -34,6 +34,9 @@ from edge_spec.scheduler.policy import (
     Policy,
     SharedPolicy,
 )
+
+if TYPE_CHECKING:
+    from edge_spec.drafters.draft.draft_model import Draft
 
 _log = logging.getLogger(__name__)
 

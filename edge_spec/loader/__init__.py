@@ -38,7 +38,6 @@ from edge_spec.loader.prepare import (
     require_chat,
 )
 from edge_spec.models.asked_options import (
-    MODEL_ALSO,
     MODEL_HELP,
     AskedOptions,
     LoadArguments,
@@ -186,7 +185,7 @@ def _with_arguments(
             return_annotation=Engine,
         )
         said = [f"model: {MODEL_HELP}"]
-        said += [f"{name}: {each.option.help}" for name, each in options.items()]
+        said += [f"{name}: {each.help}" for name, each in options.items()]
 
         @wraps(opening)
         def load(*given: _Arguments.args, **named: _Arguments.kwargs) -> Engine:
@@ -196,7 +195,7 @@ def _with_arguments(
             asked = arguments(*given, **named)
             require_type("model", asked.model, str | Path, MODEL_HELP)
             for name, each in options.items():
-                require_type(name, getattr(asked, name), each.type, each.option.help)
+                require_type(name, getattr(asked, name), each.type, each.help)
             require_type("progress", asked.progress, Callable[..., None] | None, _PROGRESS_HELP)
             return opening(asked)
 
@@ -209,12 +208,11 @@ def _with_arguments(
 
 def _unknown(name: str) -> UsageError:
     """Returns the refusal of an argument that `load` does not have, with the one that is meant:
-    users write options as the command line has them, or other libraries."""
+    users write options as the command line has them."""
     options = declared_options(AskedOptions)
     flags = {each.flag.removeprefix("--"): known for known, each in options.items()}
-    others = {other: known for known, each in options.items() for other in each.option.also}
-    others |= dict.fromkeys(MODEL_ALSO, "model") | flags | OTHER_ANSWER_NAMES
-    found = meant(name, [*options, "model", "progress", *ANSWER_NAMES], others)
+    names = [*options, "model", "progress", *ANSWER_NAMES]
+    found = meant(name, names, flags | OTHER_ANSWER_NAMES)
     remedy = "help(edge_spec.load) lists its options."
     if found is not None and found in options:
         remedy = f"Did you mean {found}, which is {options[found].flag} on the command line?"

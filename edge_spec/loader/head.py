@@ -1,23 +1,15 @@
-"""A trained head beside its target: it shares the target's embedding and output matrix.
-
-Its own target is told from another model of the same shape by some numbers of the target's weights,
-which a head keeps: they are nearly the same in every form of that model and others in another. A
-fine-tune that has moved its weights by less than the tolerance is not told apart: a head mostly
-drafts well for it.
-"""
+"""A trained head beside its target: it shares the target's embedding and output matrix."""
 
 from __future__ import annotations
 
 import io
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -37,13 +29,13 @@ from edge_spec.core.heads import (
     TrainedHead,
 )
 from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
-from edge_spec.drafters.factory import HeadNetwork
 from edge_spec.drafters.heads.assistant import AssistantNetwork
 from edge_spec.drafters.heads.dflash import DFlashNetwork
 from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
+from edge_spec.models.draft_choice import training_report
 from edge_spec.models.kept import KeptDirectory
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.source import Source
@@ -51,7 +43,9 @@ from edge_spec.scheduler.machine import available_cores
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.vocabulary import frequent_tokens
 
-_REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
+if TYPE_CHECKING:
+    from edge_spec.drafters.factory import HeadNetwork
+
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 STORED_VERSION = 6  # raise it where exporters store a step in another way
 # Width from which matrices have 4 bits and several threads. Below it a head's step takes hardly
@@ -63,13 +57,6 @@ _RUNTIME, _LIBRARY = "ort", "onnxruntime"
 
 _Scoring = TypeVar("_Scoring", EagleHead, DFlashHead, AssistantHead)
 _log = logging.getLogger(__name__)
-
-SAMPLE = "target_sample"  # of a head's config.json: rows of numbers, by names of tensors
-_PLACES = (0.05, 0.2, 0.35, 0.5)  # of rows: neither special tokens nor padding
-_COLUMNS = 32
-# How long the difference is beside the numbers: two bits make 0.3, weights of another model 1.4.
-_TOLERANCE = 0.4
-_LARGEST_CONFIG = 1_000_000  # bytes
 
 
 class StoredTables:
@@ -99,14 +86,16 @@ def open_trained_head(
     """threads: of the target. keeps: what is made of the head, in the cache. Raises as
     `runtimes.open_head` does, and UsageError for a target without weights that a head shares."""
     head = runtimes.open_head(path, target.config)
-    opened = cache(lambda: open_tables(source, f"the head {path} shares"))
-    require_own_target(path, head, opened)
     backend = head_backend(path, source.identity, target.config.hidden_size, threads, keeps)
     network: HeadNetwork
     if isinstance(head, MedusaHead):
         network = MedusaNetwork(head, backend)
     else:
-        tables = _NoTables() if _has_tables(head) else StoredTables(opened())
+        tables = (
+            _NoTables()
+            if _has_tables(head)
+            else StoredTables(open_tables(source, f"the head {path} shares"))
+        )
         if isinstance(head, DFlashHead):
             network = DFlashNetwork(_with_fewer_tokens(head, target), tables, backend)
         elif isinstance(head, AssistantHead):
@@ -145,13 +134,10 @@ def _with_fewer_tokens(head: _Scoring, target: PreparedModel) -> _Scoring:
 
 def reported_acceptance(path: Path) -> tuple[float, ...]:
     """Returns the acceptance that `edge-spec distill` has measured and written beside a head, a
-    share for each position; nothing if there is no report that can be read: it is only a first
-    expectation."""
+    share for each position; nothing where there is none."""
     try:
-        with (path / _REPORT).open("rb") as file:
-            found = json.loads(file.read(_LARGEST_REPORT))["acceptance"]
-        chances = tuple(float(each) for each in found)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        chances = tuple(float(each) for each in training_report(path)["acceptance"])
+    except (ValueError, TypeError, KeyError):
         return ()
     return chances if all(0 <= each <= 1 for each in chances) else ()
 
@@ -246,65 +232,3 @@ def _identity(head: Path, target: str) -> str:
     told = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     key = repr((str(head.resolve()), told, target, STORED_VERSION))
     return sha256(key.encode()).hexdigest()[:16]
-
-
-def target_sample(weights: TensorRows) -> dict[str, list[list[float]]]:
-    """Returns what a head keeps of its target: some of the embedding, of the output matrix and of a
-    layer in the middle, as far as they can be read."""
-    middle = f"model.layers.{weights.config.num_layers // 2}.mlp.down_proj.weight"
-    found = {name: _read_sample(weights, name) for name in (_EMBEDDING, _OUTPUT, middle)}
-    return {
-        name: [[float(f"{value:.4g}") for value in row] for row in rows.tolist()]
-        for name, rows in found.items()
-        if rows is not None
-    }
-
-
-def require_own_target(path: Path, head: TrainedHead, weights: Callable[[], TensorRows]) -> None:
-    """weights: the target's, which are opened where the head has something to compare with; where
-    they cannot be, nothing is. Raises UsageError for the head of another model."""
-    kept = dict(_kept_sample(path, head))
-    if not kept:
-        return
-    try:
-        tensors = weights()
-    except EdgeSpecError:
-        return
-    for name, expected in kept.items():
-        found = _read_sample(tensors, name)
-        if found is None or found.shape != expected.shape:
-            continue
-        if np.linalg.norm(found - expected) > _TOLERANCE * np.linalg.norm(expected):
-            raise UsageError(
-                f"{path} is a head for another target: it is of this shape, but its {name} has "
-                "other numbers",
-                remedy="Use the head with the model that it was trained for.",
-            )
-
-
-def _kept_sample(path: Path, head: TrainedHead) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields what a head has of its target: what it keeps to be compared, or a copy of the
-    embedding, which DSpark heads have."""
-    if isinstance(head, DFlashHead) and head.embed_rows is not None:
-        yield _EMBEDDING, head.embed_rows(_sampled(head.config.vocab_size))[:, :_COLUMNS]
-    try:
-        with (path / "config.json").open("rb") as file:
-            stated = json.loads(file.read(_LARGEST_CONFIG)).get(SAMPLE, {})
-        for name, rows in stated.items():
-            yield str(name), np.asarray(rows, np.float32)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return  # a head that keeps nothing that can be compared
-
-
-def _read_sample(weights: TensorRows, name: str) -> np.ndarray | None:
-    """Returns [rows, columns] of a matrix, None where there is none of this name."""
-    config = weights.config
-    count = config.vocab_size if name in (_EMBEDDING, _OUTPUT) else config.hidden_size
-    try:
-        return weights.float32_rows(name, _sampled(count))[:, :_COLUMNS]
-    except (KeyError, IndexError):
-        return None
-
-
-def _sampled(count: int) -> np.ndarray:
-    return np.array([int(count * place) for place in _PLACES], np.int64)

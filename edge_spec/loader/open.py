@@ -1,9 +1,5 @@
 """Opens what was prepared: weights are read, those of the target last, and the engine is composed
-around them.
-
-What an option or a drafter refuses is refused before that. A library that ends the process while it
-opens a model cannot be caught: a mark says that one is being opened, and where the next start finds
-that of a process that is no more, it first opens the model in a process of its own.
+around them. What an option or a drafter refuses is refused before that.
 """
 
 from __future__ import annotations
@@ -11,25 +7,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import HasWays, Model
 from edge_spec.core.runtime_protocols import OpensBeside, SharesPasses
-from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.drafters import factory
-from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
-from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
 from edge_spec.drafters.protocol import Drafter
@@ -45,14 +35,11 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.loader.head import open_trained_head
 from edge_spec.loader.prepare import PreparedEngine, TargetRefusedError
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.devices import free_bytes, processor
+from edge_spec.models.devices import free_bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import library_build
-from edge_spec.placement.candidates import candidate_of, described
-from edge_spec.placement.idle_process import measure_when_idle
 from edge_spec.placement.layer_selection import (
     ChosenPart,
     PartSearch,
@@ -84,7 +71,11 @@ from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.vocabulary import same_vocabulary
 
-_TRIAL_S = 300.0  # to open a model in
+if TYPE_CHECKING:
+    from edge_spec.drafters.draft.draft_model import Draft
+    from edge_spec.drafters.factory import HeadNetwork
+    from edge_spec.placement.idle_process import IdleProcess
+
 # Of a file that is opened beside other work: whoever refuses it meanwhile waits for a second or so.
 _MOST_BYTES = 2_500_000_000
 _ROOM = 2  # times such a file, that has to be free: nothing is closed before to make room for it
@@ -128,11 +119,7 @@ def _open_into(found: Future[Model], prepared: PreparedEngine) -> None:
 def _opens_beside(prepared: PreparedEngine) -> bool:
     """Says whether there is no reason to wait with it."""
     runtime = prepared.target.runtime
-    if (
-        not isinstance(runtime, OpensBeside)
-        or not runtime.opens_beside
-        or _is_left(_mark(prepared))
-    ):
+    if not isinstance(runtime, OpensBeside) or not runtime.opens_beside:
         return False
     free, size = free_bytes(), prepared.target.source.path.stat().st_size
     return size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
@@ -143,9 +130,7 @@ def open_target(prepared: PreparedEngine) -> Model:
     TargetRefusedError where another runtime may be asked."""
     _require_unchanged(prepared)
     try:
-        _try_apart(prepared)
-        with _marked(_mark(prepared)):
-            model = prepared.target.open(prepared.options.runtime_options)
+        model = prepared.target.open(prepared.options.runtime_options)
     except (DeviceError, UnsupportedModelError, MissingDependencyError) as error:
         raise TargetRefusedError(error) from error
     try:
@@ -163,59 +148,6 @@ def _require_unchanged(prepared: PreparedEngine) -> None:
             f"{source.path} has changed while it was opened",
             remedy="Start again once it is written.",
         )
-
-
-def _mark(prepared: PreparedEngine) -> Path:
-    name = f"{prepared.target.runtime.name}-{prepared.identity}"
-    return cache_directory() / "opening" / name
-
-
-@contextmanager
-def _marked(mark: Path) -> Iterator[None]:
-    """What cannot be written costs no more than the mark."""
-    with suppress(OSError):
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.write_text(str(os.getpid()), encoding="ascii")
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            mark.unlink()
-
-
-def _try_apart(prepared: PreparedEngine) -> None:
-    """Raises DeviceError where opening the model ends the process that does it."""
-    if not _is_left(_mark(prepared)):
-        return
-    runtime = prepared.target.runtime.name
-    place = described(prepared.source.model, processor(runtime), prepared.options.runtime_options)
-    try:
-        isolated(open_described, place, timeout_s=_TRIAL_S)
-    except IsolatedError as error:
-        raise DeviceError(
-            f"{runtime} does not survive opening {prepared.source.name}: {error}",
-            remedy="Use another runtime, or another version of its library.",
-        ) from None
-
-
-def _is_left(mark: Path) -> bool:
-    """Says whether the process is no more that made the mark. Never on Windows, where to ask for a
-    process may end it."""
-    if sys.platform == "win32":
-        return False
-    try:
-        os.kill(int(mark.read_text(encoding="ascii")), 0)
-    except (ProcessLookupError, ValueError):
-        return True
-    except OSError:  # there is no mark, or the process is another user's
-        return False
-    return False
-
-
-def open_described(place: str) -> None:
-    """Opens a model in the other process. Raises an EdgeSpecError."""
-    candidate = candidate_of(place)
-    candidate.prepared.open(candidate.options).close()
 
 
 @dataclass(frozen=True)
@@ -239,13 +171,13 @@ def open_models(
     options, target = prepared.options, prepared.target
     key = profile_key(prepared.source, target, options.runtime_options)
     profile, findings = load_profile(key), None
+    drafts: list[Draft] = []
     if prepared.drafts:
         how = options.draft_runtime_options
         findings = load_pair(key, profile_key(prepared.draft_sources[0], prepared.drafts[0], how))
-    drafts = []
-    for draft in _open_drafts(prepared, findings):
-        opened.callback(draft.close)
-        drafts.append(draft)
+        for draft in _open_drafts(prepared, findings):
+            opened.callback(draft.close)
+            drafts.append(draft)
 
     @cache
     def costs() -> RowCosts:
@@ -273,6 +205,9 @@ def open_models(
 
 def _open_drafts(prepared: PreparedEngine, findings: PairFindings | None) -> Iterator[Draft]:
     """findings: of the first one beside its target."""
+    from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
+    from edge_spec.drafters.draft.draft_model import Draft
+
     options = prepared.options
     above = prepared.target
     for source, draft in zip(prepared.draft_sources, prepared.drafts, strict=True):
@@ -345,12 +280,14 @@ def _drafter_context(
         parts=parts,
         drafts=drafts,
         cheap_rows=prepared.plan.cheap_rows,
-        head=(
-            None
-            if options.head is None
-            else open_trained_head(options.head, source, target, options.threads)
-        ),
+        head=None if options.head is None else _open_head(options.head, prepared),
     )
+
+
+def _open_head(path: Path, prepared: PreparedEngine) -> HeadNetwork:
+    from edge_spec.loader.head import open_trained_head
+
+    return open_trained_head(path, prepared.source, prepared.target, prepared.options.threads)
 
 
 def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:
@@ -413,6 +350,8 @@ def compose_engine(
     speculation.load_stats(load_learnt(key))
     model, timeout_s = models.target, prepared.options.call_timeout_s
     if timeout_s is not None:
+        from edge_spec.core.watchdog import FIRST_S, WatchedModel
+
         remedy = "Ask again: the text is then read again. Or give a longer --call-timeout."
         model = WatchedModel(model, timeout_s, max(timeout_s, FIRST_S), 0, remedy)
     way = models.target.way if isinstance(models.target, HasWays) else None
@@ -442,8 +381,7 @@ def compose_engine(
     )
     parts = replace(parts, prompts=PromptCache(_prompt_files(prepared, parts)))
     works: list[IdleWork] = []
-    runtime = target.runtime.name
-    measuring = measure_when_idle(prepared.source, prepared.options, runtime) if measures else None
+    measuring = _measuring(prepared) if measures else None
     if measuring is not None:
         opened.callback(measuring.close)
         works.append(measuring)
@@ -455,6 +393,12 @@ def compose_engine(
     if works:
         parts = replace(parts, idle_work=InTurns(works) if len(works) > 1 else works[0])
     return Engine(parts)
+
+
+def _measuring(prepared: PreparedEngine) -> IdleProcess | None:
+    from edge_spec.placement.idle_process import measure_when_idle
+
+    return measure_when_idle(prepared.source, prepared.options, prepared.target.runtime.name)
 
 
 def _speculation_factory(models: OpenModels, options: LoadOptions) -> SpeculationFactory:

@@ -3,7 +3,6 @@ and it is known that all models fit. No weights are read."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +22,6 @@ from edge_spec.scheduler.engine_plan import EnginePlan
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import require_same_vocabulary
-
-_log = logging.getLogger(__name__)
 
 
 class TargetRefusedError(Exception):
@@ -93,8 +90,6 @@ def prepare_engine(
     memory = forecast(target, drafts, options) if drafts else None
     if memory is not None:
         progress(f"Loading {memory}", 0.0)
-        if memory.warning:
-            _log.warning("%s", memory.warning)
     return PreparedEngine(plan, target, drafts, identity)
 
 

@@ -8,16 +8,17 @@ wrong name means is found. Nothing heavy is imported here: every `--help` passes
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from difflib import get_close_matches
 from enum import EnumType
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
+from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from edge_spec.core.modes import DraftOverlap, JacobiInit, LosslessMode
@@ -28,13 +29,10 @@ if TYPE_CHECKING:
     from edge_spec.core.model import Progress
 
 _ALIKE = 0.6  # of the letters of a name, from which on it may be what was meant
-_KINDS: Mapping[Any, tuple[str, Callable[[Any], bool]]] = {
-    str: ("a text", lambda value: isinstance(value, str)),
-    bool: ("True or False", lambda value: isinstance(value, bool)),
-    int: ("a whole number", is_whole),
-    float: ("a number", is_number),
-    Path: ("a path", lambda value: isinstance(value, os.PathLike)),
-    NoneType: ("None", lambda value: value is None),
+_KINDS: Mapping[Any, Callable[[Any], bool]] = {  # others are told by isinstance
+    int: is_whole,
+    float: is_number,
+    Path: lambda value: isinstance(value, os.PathLike),
 }
 LLAMACPP = "llama.cpp"
 _LLAMACPP = ("llamacpp",)
@@ -44,18 +42,16 @@ MODEL_HELP = (
     "A GGUF file, a Hugging Face directory, a bundle or pair bundle, hf:org/name[:file], or "
     "smollm2."
 )
-# Other libraries call the model so.
-MODEL_ALSO = ("model_path", "model_id", "model_name", "pretrained_model_name_or_path", "path")
 _OPTION = "option"  # in the metadata of a field
 
 
 @dataclass(frozen=True)
 class Option:
-    """Describes an option to its user, and says who understands it."""
+    """Describes an option to its user, and says who understands it: a field of a dataclass."""
 
     help: str  # one line of `--help`, of `load`'s docstring and of docs/cli.md
     panel: str | None = None  # of `--help`; None: that of no name
-    flag: str | None = None  # where it is not the field's name with dashes, without "_s"
+    own_flag: str = ""  # where it is not the field's name with dashes, without "_s"
     metavar: str | None = None  # what stands for its value, where the type does not say it
     envvar: str | None = None  # of the environment, which sets it where the command line does not
     least: float | None = None  # that a number may be
@@ -65,43 +61,20 @@ class Option:
     runtimes: tuple[str, ...] = ()  # the only ones that understand it
     drafters: tuple[str, ...] = ()  # of ours that use it: a refusal names the first. Who uses it is
     # decided by what a drafter declares (`DrafterTraits.options`); without any, it is refused
-    noun: str = ""  # what the refusal calls it
     in_auto: bool = False  # whether --drafter auto uses it, too
-    also: tuple[str, ...] = ()  # names of it in other libraries, which `load` refuses with ours
     is_place: bool = False  # whether it says where a model runs, which a plan does, too
+    name: str = ""  # the field's, as are its type and default: see `declared_options`
+    type: Any = None
+    default: Any = None
 
-
-def option(
-    default: Any, help: str, panel: str | None = None, *, repr: bool = True, **more: Any
-) -> Any:
-    """Declares a field with its default; more: of `Option`."""
-    return field(default=default, repr=repr, metadata={_OPTION: Option(help, panel, **more)})
-
-
-model_option = partial(option, panel="Model and drafting")
-
-
-@dataclass(frozen=True)
-class DeclaredOption:
-    """A field with its option, and what follows from both."""
-
-    name: str
-    type: Any
-    default: Any
-    option: Option
+    @property
+    def flag(self) -> str:
+        return self.own_flag or f"--{self.name.removesuffix('_s').replace('_', '-')}"
 
     @property
     def is_in_seconds(self) -> bool:
         """Says whether the field's name ends in that unit, which the help of its flag tells."""
         return self.name.endswith("_s")
-
-    @property
-    def flag(self) -> str:
-        return self.option.flag or f"--{self.name.removesuffix('_s').replace('_', '-')}"
-
-    @property
-    def read_as(self) -> Any:
-        return self.type if self.option.read_as is None else self.option.read_as
 
     @property
     def command_line_default(self) -> Any:
@@ -118,15 +91,39 @@ class DeclaredOption:
         return tuple(value) if isinstance(value, list) else value
 
 
+def option(
+    default: Any,
+    help: str,
+    panel: str | None = None,
+    *,
+    flag: str = "",
+    repr: bool = True,
+    **more: Any,
+) -> Any:
+    """Declares a field with its default; more: of `Option`."""
+    declared = Option(help, panel, own_flag=flag, **more)
+    return field(default=default, repr=repr, metadata={_OPTION: declared})
+
+
+model_option = partial(option, panel="Model and drafting")
+
+
 @cache
-def declared_options(group: type) -> Mapping[str, DeclaredOption]:
+def declared_options(group: type) -> Mapping[str, Option]:
     """Returns the options by name, in the order of their fields; fields without an `Option` are
     left out."""
     hints = get_type_hints(group)
     found = {}
     for each in fields(group):
         if (declared := each.metadata.get(_OPTION)) is not None:
-            found[each.name] = DeclaredOption(each.name, hints[each.name], each.default, declared)
+            taken = hints[each.name]
+            found[each.name] = replace(
+                declared,
+                name=each.name,
+                type=taken,
+                default=each.default,
+                read_as=taken if declared.read_as is None else declared.read_as,
+            )
     return MappingProxyType(found)  # cached: nobody may change it
 
 
@@ -135,7 +132,7 @@ def require_type(name: str, value: Any, taken: Any, help: str = "") -> None:
     if not _is_of(value, taken):
         raise UsageError(
             f"{name} is {reprlib.repr(value)}",
-            remedy=f"It takes {_described(taken)}. {help}".rstrip(),
+            remedy=f"It takes {inspect.formatannotation(taken)}. {help}".rstrip(),
         )
 
 
@@ -148,23 +145,9 @@ def _is_of(value: Any, taken: Any) -> bool:
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         return is_list and all(_is_of(each, item) for each in value)
     if taken in _KINDS:
-        return _KINDS[taken][1](value)
+        return _KINDS[taken](value)
     is_function = origin is not None and issubclass(origin, Callable)  # type: ignore[arg-type]
     return callable(value) if is_function else isinstance(value, origin or taken)
-
-
-def _described(taken: Any) -> str:
-    origin = get_origin(taken)
-    if origin in (Union, UnionType):
-        return " or ".join(_described(each) for each in get_args(taken))
-    if origin is Sequence:
-        items = get_args(taken)[0]
-        kinds = get_args(items) if get_origin(items) in (Union, UnionType) else (items,)
-        return f"a list of {' or '.join(_described(each).partition(' ')[2] for each in kinds)}s"
-    if taken in _KINDS:
-        return _KINDS[taken][0]
-    named = origin or taken
-    return "a function" if named is Callable else f"a {named.__name__}"
 
 
 def meant(name: str, names: Iterable[str], others: Mapping[str, str]) -> str | None:
@@ -197,23 +180,18 @@ class AskedOptions:
         "([devices.md](devices.md#openvino)), `coreml` needs macOS 15, `reference` is numpy: "
         "slow, exact.",
         is_place=True,
-        also=("backend", "engine"),
     )
     device: str | None = model_option(
         None,
         "Where the model runs: names from edge-spec devices, joined by commas.",
         more="Such as `cpu` or `cuda0`: [devices.md](devices.md).",
         is_place=True,
-        also=("device_map", "main_gpu"),
     )
-    threads: int | None = model_option(
-        None, "CPU threads of the model.", is_place=True, also=("n_threads", "num_threads")
-    )
+    threads: int | None = model_option(None, "CPU threads of the model.", is_place=True)
     context_length: int | None = model_option(
         None,
         "Tokens of context, if not the model's own.",
         flag="--context",
-        also=("n_ctx", "num_ctx", "ctx_size", "context_size", "max_seq_len", "max_model_len"),
     )
     plan: str | Path | None = model_option(  # noqa: RUF009
         None,
@@ -235,24 +213,21 @@ class AskedOptions:
         read_as=str | None,
         more="[gguf.md](gguf.md).",
         runtimes=_LLAMACPP,
-        also=("n_gpu_layers", "num_gpu_layers", "num_gpu", "ngl"),
     )
     kv_type: str | None = option(
         None,
         "How the cache is stored: f16, f32, q8_0, q4_0.",
         LLAMACPP,
         runtimes=_LLAMACPP,
-        also=("type_k", "type_v", "cache_type_k", "cache_type_v", "kv_cache_type"),
     )
     mmap: bool | None = option(
-        None, "Leave the weights in their file.", LLAMACPP, runtimes=_LLAMACPP, also=("use_mmap",)
+        None, "Leave the weights in their file.", LLAMACPP, runtimes=_LLAMACPP
     )
     flash_attention: bool | None = option(
         None,
         "Attend in blocks; on unless turned off.",
         LLAMACPP,
         runtimes=_LLAMACPP,
-        also=("flash_attn", "attn_implementation"),
     )
     rpc: Sequence[str] = option(
         (),
@@ -262,7 +237,6 @@ class AskedOptions:
         read_as=list[str] | None,
         more="[devices.md](devices.md).",
         runtimes=_LLAMACPP,
-        also=("rpc_servers",),
     )
     drafter: str = model_option(
         "auto",
@@ -280,7 +254,6 @@ class AskedOptions:
         read_as=list[str] | None,
         more="[models.md](models.md#a-draft-that-is-chosen), "
         "[drafters.md](drafters.md#trained-heads).",
-        also=("draft_model", "model_draft", "assistant_model", "speculative_model"),
     )
     draft_overlap: str = model_option(
         "auto",
@@ -292,14 +265,12 @@ class AskedOptions:
         None,
         "Most tokens drafted a round.",
         more="Without it, 15.",
-        also=("num_speculative_tokens", "num_assistant_tokens", "num_pred_tokens"),
     )
     exit_layer: int | None = model_option(
         None,
         "Layers that early exit keeps.",
         more="Without it, they are searched.",
         drafters=("early-exit",),
-        noun="the exit layer",
     )
     corpora: Sequence[str | Path] = model_option(
         (),
@@ -308,7 +279,6 @@ class AskedOptions:
         read_as=list[Path] | None,
         more="Read and sorted at each start.",
         drafters=("corpus",),
-        noun="the corpus",
         in_auto=True,
     )
     remember: bool = model_option(
@@ -318,7 +288,6 @@ class AskedOptions:
         more="Up to 250,000 tokens a model; `edge-spec learn forget` removes them: "
         "[drafters.md](drafters.md#what-is-kept-and-where).",
         drafters=("answers",),
-        noun="what earlier requests wrote",
         in_auto=True,
     )
     lookahead: str | None = model_option(
@@ -327,7 +296,6 @@ class AskedOptions:
         metavar="W,N,G",
         more="Without it, 2,3,2.",
         drafters=("lookahead",),
-        noun="the lookahead window",
     )
     jacobi: str | None = model_option(
         None,
@@ -335,7 +303,6 @@ class AskedOptions:
         read_as=JacobiInit | None,
         more="Without it, `ngram`.",
         drafters=("jacobi",),
-        noun="the initial tokens of Jacobi",
     )
     lossless: str = model_option(
         "auto",
@@ -381,7 +348,6 @@ class AskedOptions:
         None,
         "Seconds that a pass of the model may take before it is given up.",
         more="[reliability.md](reliability.md#the-target). Not with `early-exit` and `layer-skip`.",
-        also=("timeout",),
     )
 
 

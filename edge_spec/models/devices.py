@@ -67,17 +67,6 @@ class Sizing(Protocol):
         """
 
 
-@runtime_checkable
-class SizingQuantizations(Protocol):
-    """A runtime that knows what a model would take if its weights were smaller."""
-
-    def smaller_memory(
-        self, source: Any, options: RuntimeOptions, num_tokens: int | None
-    ) -> tuple[str, Memory] | None:
-        """Returns a quantization of exporters and what it would take; None where the model has no
-        larger weights, or cannot be converted."""
-
-
 def context_tokens(limit: int, options: RuntimeOptions, num_tokens: int | None) -> tuple[int, int]:
     """The context that sessions get of the model's `limit`, and how much of it is in use."""
     length = limit if options.context_length is None else min(options.context_length, limit)

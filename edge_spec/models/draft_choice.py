@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import Requantizes
@@ -26,7 +27,6 @@ from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import is_bundle, open_bundle, read_manifest
 from edge_spec.models.hub import is_on_hub
-from edge_spec.models.hub_download import list_cached
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
 from edge_spec.models.options import LoadOptions
@@ -35,8 +35,8 @@ from edge_spec.storage.atomic import (
     atomic_file,
     cache_directory,
     expanded,
+    make_once,
     remove_oldest,
-    single_flight,
 )
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import frequent_tokens, same_vocabulary
@@ -169,6 +169,8 @@ def suggest_draft(target: Source, draft_runtime: str) -> str | None:
 
 def _candidates(draft_runtime: str) -> Iterator[tuple[str, Path]]:
     """MODELs and their paths; of conversions those that a runtime reads which the draft may get."""
+    from edge_spec.models.hub_download import list_cached
+
     for cached in list_cached():
         yield str(cached.reference), cached.path
     for path in sorted((cache_directory() / "models").glob("*.gguf")):
@@ -204,12 +206,21 @@ def trained_drafter(source: Source) -> Path | None:
     return max(found, key=found.__getitem__, default=None)
 
 
-def _forecast(path: Path) -> float | None:
-    """Returns None for a report that cannot be read."""
-    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+def training_report(path: Path) -> Mapping[str, Any]:
+    """Returns what `edge-spec distill` has written beside a drafter; nothing where there is no
+    report that can be read: it is only a first expectation."""
+    with suppress(OSError, ValueError, RecursionError):
         with (path / _REPORT).open("rb") as file:
             found = json.loads(file.read(_LARGEST_REPORT))
-        return float(found["forecast"]["speedup"]) if found["pays"] is True else None
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _forecast(path: Path) -> float | None:
+    """Returns the speedup that is forecast, None for a drafter that does not pay."""
+    report = training_report(path)
+    with suppress(ValueError, TypeError, KeyError):
+        return float(report["forecast"]["speedup"]) if report["pays"] is True else None
     _log.debug("%s has no report that can be read", path)
     return None
 
@@ -269,13 +280,13 @@ def _is_large(info: ModelInfo) -> bool:
 
 def _make(copy: Path, path: Path, exporter: Requantizes, progress: Progress) -> None:
     """Makes the copy of a file where there is none. Raises an EdgeSpecError, OSError."""
-    if not copy.is_file():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        waiting = partial(progress, "Waiting for another process that makes a copy", 0.0)
-        with single_flight(copy, waiting):
-            if not copy.is_file():
-                with atomic_file(copy) as unfinished:
-                    exporter.requantize(path, unfinished, "Q4_0", progress)
-                remove_oldest(copy.parent.glob("*.gguf"), _MOST_BYTES, copy)
+
+    def make() -> None:
+        with atomic_file(copy) as unfinished:
+            exporter.requantize(path, unfinished, "Q4_0", progress)
+        remove_oldest(copy.parent.glob("*.gguf"), _MOST_BYTES, copy)
+
+    waiting = partial(progress, "Waiting for another process that makes a copy", 0.0)
+    make_once(copy, lambda: copy if copy.is_file() else None, make, waiting)
     with suppress(OSError):
         copy.touch()  # the last one to go

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
 from edge_spec.core.config import ModelConfig
@@ -24,7 +23,6 @@ from edge_spec.models.devices import (
     DeviceListing,
     Memory,
     Sizing,
-    SizingQuantizations,
     format_bytes,
     free_bytes,
     total_bytes,
@@ -38,7 +36,6 @@ _LEAST_BITS = 4  # of a weight, as exporters write models that have to be conver
 _TIGHT = 0.9  # of all memory, from which on a user is warned
 _LEAST_TOKENS = 512  # of a context that is worth being offered
 _STEP_TOKENS = 256
-_KV_TYPES = ("q8_0", "q4_0")
 _log = logging.getLogger(__name__)
 
 
@@ -173,18 +170,12 @@ class Forecast:
         """Bytes of the processor's memory."""
         return self.needs.main
 
-    @property
-    def device_shortage(self) -> str | None:
-        """Names the device that has too little memory of its own free, as `FreeMemory.shortage` has
-        it."""
-        return FreeMemory(None, self.devices.free()).shortage(self.needs)
-
-    @property
-    def device_excess(self) -> str | None:
-        """Names the device that has too little memory in all: "6,000 MB of 4,000 MB on llamacpp
-        cuda0"."""
-        found = FreeMemory(None, self.devices.total()).shortage(self.needs)
-        return None if found is None else found.replace(" free on ", " on ")
+    def device_shortage(self, in_all: bool) -> str | None:
+        """Names the device that has too little memory of its own, as `FreeMemory.shortage` has it.
+        in_all: counts what is in use there as well."""
+        there = self.devices.total() if in_all else self.devices.free()
+        found = FreeMemory(None, there).shortage(self.needs)
+        return found and found.replace(" free on ", " on " if in_all else " free on ")
 
     @property
     def needed(self) -> int:
@@ -209,16 +200,6 @@ class Forecast:
             for label, needed in self.needs.on_devices.items()
         )
         return f"{parts}{total}{free}{on_devices}"
-
-    @property
-    def warning(self) -> str | None:
-        """A line for the user where the models may not fit, in one line."""
-        if self.fits:
-            return None
-        what = "the device may refuse it"
-        if self.device_shortage is None:
-            what = "the system may swap or stop the program"
-        return f"{self}: {what}. Give a shorter --context, a smaller quantization or no --draft."
 
     def _share(self, i: int) -> int:
         memory = self.models[i].memory
@@ -275,8 +256,8 @@ def require_fit(
     can be dropped or swapped. makes_room: other models of this process may be closed first; then
     with all that the device has.
 
-    Raises DeviceMemoryError, which names what would fit. Nothing is said where a runtime or the
-    system does not tell.
+    Raises DeviceMemoryError, which names the longest context that fits. Nothing is said where a
+    runtime or the system does not tell.
     """
     if _is_ignored():
         return
@@ -284,26 +265,41 @@ def require_fit(
     found = forecast(target, drafts, options, num_tokens)
     if found is None:
         return
+    if limit is not None and not _is_counted(found, target, drafts, options):
+        limit = None
 
-    def refusal(needs: str, fits: Callable[[Forecast], bool], remedy: str) -> DeviceMemoryError:
-        fitting = what_fits(target, drafts, options, num_tokens, fits)
-        return DeviceMemoryError(f"{said} {needs}", remedy=f"{remedy}{fitting} {_OVERRIDE}")
+    def shortage(of: Forecast) -> str | None:
+        short = of.device_shortage(in_all=makes_room)
+        if short is None and limit is not None and of.needed > limit:
+            return f"{format_bytes(of.needed)}, and there are {format_bytes(limit)}"
+        return short
+
+    def fits_with(context: int) -> bool:
+        changed = replace(options, context_length=context)
+        other = forecast(target, drafts, changed, context)
+        return other is not None and shortage(other) is None
 
     models = " and ".join(f"{each.name} on {each.runtime}" for each in found.models)
     said = f"{models} with {num_tokens} tokens of context needs"
-    shortage_of = attrgetter("device_excess" if makes_room else "device_shortage")
-    if shortage_of(found) is not None:
-        another = "Choose another --device, or fewer --gpu-layers where the runtime has them. "
-        raise refusal(shortage_of(found), lambda other: shortage_of(other) is None, another)
-    is_tight = limit is not None and found.needed > _TIGHT * limit
-    if limit is None or not is_tight or not _is_counted(found, target, drafts, options):
+    short = shortage(found)
+    if short is None:
+        if limit is not None and found.needed > _TIGHT * limit:
+            _log.warning(
+                "%s %s, nearly all of %s: the system may swap, or stop the program",
+                *(said, format_bytes(found.needed), format_bytes(limit)),
+            )
         return
-    needed, there = format_bytes(found.needed), format_bytes(limit)
-    if found.needed > limit:
-        raise refusal(f"{needed}, and there are {there}", lambda other: other.needed <= limit, "")
-    _log.warning(
-        "%s %s, nearly all of %s: the system may swap, or stop the program", said, needed, there
-    )
+    context = _longest(fits_with, num_tokens)
+    helps = [] if context is None else [f"--context {context}"]
+    if found.needs.on_devices:
+        helps += ["another --device", "fewer --gpu-layers where the runtime has them"]
+    known = declared_options(AskedOptions)["kv_type"].runtimes
+    if target.runtime.name in known and options.kv_type is None:
+        helps.append("--kv-type q8_0")
+    helps += ["--draft none"] if drafts else []
+    helps.append("a smaller quantization or model")
+    remedy = f"What helps: {', '.join(helps)}. {_OVERRIDE}"
+    raise DeviceMemoryError(f"{said} {short}", remedy=remedy)
 
 
 def forecast_here(
@@ -357,56 +353,6 @@ def _on_processor(model: PreparedModel, options: RuntimeOptions) -> bool:
         return not (options.gpu_layers or options.rpc_servers)
     listed = model.runtime.devices(options)
     return all(device.kind == CPU for device in listed if device.fault is None)
-
-
-def what_fits(
-    target: PreparedModel,
-    drafts: Sequence[PreparedModel],
-    options: LoadOptions,
-    num_tokens: int,
-    fits: Callable[[Forecast], bool],
-) -> str:
-    """Returns a remedy: what would fit with that context, each as the runtimes forecast it."""
-    fitting: list[str] = []
-
-    def of(changed: LoadOptions, tokens: int, used: Sequence[PreparedModel] = drafts) -> Forecast:
-        found = forecast(target, used, changed, tokens)
-        assert found is not None  # as it was for these models before
-        return found
-
-    context = _longest(
-        lambda tokens: fits(of(replace(options, context_length=tokens), tokens)), num_tokens
-    )
-    if context is not None:
-        found = of(replace(options, context_length=context), context)
-        fitting.append(f"--context {context} ({_size(found)})")
-    if target.runtime.name in declared_options(AskedOptions)["kv_type"].option.runtimes:
-        for name in _KV_TYPES:
-            found = of(replace(options, kv_type=name), num_tokens)
-            if fits(found) and options.kv_type not in _KV_TYPES:
-                fitting.append(f"--kv-type {name} ({_size(found)})")
-                break
-    smaller = None
-    if isinstance(target.runtime, SizingQuantizations):
-        how = options.runtime_options
-        smaller = target.runtime.smaller_memory(target.source, how, num_tokens)
-    if smaller is not None:
-        found = of(options, num_tokens)
-        first = replace(found.models[0], memory=smaller[1])
-        found = replace(found, models=(first, *found.models[1:]))
-        if fits(found):
-            command = f"edge-spec export MODEL OUT --format gguf --quant {smaller[0]}"
-            fitting.append(f"the same model by {command} ({_size(found)})")
-    if drafts:
-        found = of(options, num_tokens, ())
-        if fits(found):
-            fitting.append(f"--draft none ({_size(found)})")
-    return f"What fits: {'; '.join(fitting)}." if fitting else "Use a smaller model."
-
-
-def _size(found: Forecast) -> str:
-    """All that it needs, wherever."""
-    return format_bytes(found.needed + sum(found.needs.on_devices.values()))
 
 
 def require_room_to_convert(model: Any) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ReadingExporter, ScreeningExporter
@@ -36,12 +36,11 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, is_bundle, open_bundle, read_manifest
 from edge_spec.models.model_text import text_of_bundle, text_of_info
 from edge_spec.models.source import Source
-from edge_spec.storage.atomic import atomic_file, sha256_file, single_flight
+from edge_spec.storage.atomic import atomic_file, make_once, sha256_file
 from edge_spec.storage.measurements import known_sha256
 from edge_spec.text.chat_format import ChatFormat
 
 _log = logging.getLogger(__name__)
-_Found = TypeVar("_Found", Bundle, Path)
 _MANY_ARCHITECTURES = "llamacpp"  # reads GGUF files of all architectures that its library knows
 _NOTHING = RuntimeOptions()
 
@@ -218,108 +217,87 @@ class ModelPlan:
             _log.warning("%s", self)
         self.require_devices()
         if self.runtime.reads == "checkpoint":
-            info: ModelInfo = runtimes.open_checkpoint(self.source.at("checkpoint"))
-            return self._of_info(info, keeps)
-        if self.runtime.reads != "gguf":
-            return self._of_bundle(self.bundle(progress, before_conversion))
-        file = self.gguf_file(progress, before_conversion)
-        info = self.source.header if file == self.own else runtimes.open_model_info(file)
-        if not self.is_screened and isinstance(self.runtime, ScreeningRuntime):
-            self.runtime.require_runnable(info)
-        return self._of_info(info, keeps)
+            return self._of(runtimes.open_checkpoint(self.source.at("checkpoint")), keeps)
+        if self.own is None:
+            return self._of(self._converted(progress, before_conversion), keeps)
+        return self._of(self._open(self.own), keeps)
 
     def find(self, progress: Progress) -> PreparedModel | None:
         """Prepare a model for a look at it alone: nothing is converted, written or hashed. Return
         None where it would have to be converted, also since a conversion is damaged."""
         if not self.is_there:
             return None
-        is_gguf = self.runtime.reads == "gguf"
-        if self.own is not None and (is_gguf or self.runtime.reads == "checkpoint"):
+        if self.format == "checkpoint" or (self.format == "gguf" and self.own is not None):
             return replace(self, refusals=()).prepare(progress, keeps=False)
         if self.own is not None:
-            return self._described(self.own)
+            return self._of(self._open(self.own, hashed=False), keeps=False)
         with suppress(ModelFileError):
-            if is_gguf:
-                return self._of_info(runtimes.open_model_info(self.kept), keeps=False)
-            return self._described(self.kept)
+            return self._of(self._open(self.kept, hashed=False), keeps=False)
         return None
 
-    def gguf_file(
-        self, progress: Progress, before_conversion: Callable[[Any], None] | None = None
-    ) -> Path:
-        """Return a GGUF file as it is; anything else, or with another quantization, is converted
-        once. Raises UsageError for a bundle."""
-        path = self.source.at("gguf")
-        if not self.source.is_demo and is_bundle(path):
+    def _open(self, path: Path, hashed: bool = True) -> Bundle | ModelInfo:
+        """Open what the runtime reads, with its weights unread. hashed: else a bundle is not.
+        Raises ModelFileError for damage, UnsupportedModelError, UsageError for another format."""
+        if self.format != "gguf":
+            bundle = open_bundle(path, hashed)
+            if bundle.manifest.format != self.format:
+                raise UsageError(
+                    f"{path} is a bundle of format {bundle.manifest.format}",
+                    remedy=f"The chosen runtime and device read {self.format}; choose others with "
+                    "--runtime and --device.",
+                )
+            return bundle
+        if is_bundle(path):
             raise UsageError(
                 f"{path} is a bundle, not a GGUF file",
                 remedy="Choose another --runtime, or give the model that the bundle was made from.",
             )
-        return self.own or self._converted(_cached_gguf, progress, before_conversion)
-
-    def bundle(
-        self, progress: Progress, before_conversion: Callable[[Any], None] | None = None
-    ) -> Bundle:
-        """Return a bundle as it is; anything else is converted once. Raises UsageError for a bundle
-        of another format."""
-        if self.own is not None:
-            found = open_bundle(self.own)
-            _require_format(found, self.format)
-            return found
-        return self._converted(_cached_bundle, progress, before_conversion)
+        info = self.source.header if path == self.own else runtimes.open_model_info(path)
+        if not self.is_screened and isinstance(self.runtime, ScreeningRuntime):
+            self.runtime.require_runnable(info)
+        return info
 
     def _converted(
-        self,
-        find: Callable[[Path], _Found | None],
-        progress: Progress,
-        before_conversion: Callable[[Any], None] | None,
-    ) -> _Found:
-        """Return what `find` finds. If that is nothing, the model is converted first: once, also if
-        several processes want it, of which the others wait."""
+        self, progress: Progress, before_conversion: Callable[[Any], None] | None
+    ) -> Bundle | ModelInfo:
+        """Return the conversion that is kept. If there is none, the model is converted first: once,
+        also if several processes want it, of which the others wait."""
         kept = self.kept
-        found = find(kept)
-        if found is not None:
-            return found
+
+        def find() -> Bundle | ModelInfo | None:
+            with suppress(BundleError, OSError):
+                if self.format != "gguf" or _is_whole(kept):
+                    return self._open(kept)
+            return None
+
+        def convert() -> None:
+            if kept.exists():
+                _log.warning("%s is damaged or incomplete: the model is converted again", kept)
+            exporter, model = runtimes.exporter_for(self.format, self.source.at(self.format))
+            if before_conversion is not None:
+                before_conversion(model)
+            if kept.is_dir():
+                shutil.rmtree(kept, ignore_errors=True)  # a damaged one
+            exporter.export(model, kept, self.conversion, progress)
+            if self.format == "gguf":
+                with atomic_file(_digest_file(kept)) as file:
+                    file.write_text(sha256_file(kept), encoding="ascii")
+
         waiting = partial(progress, "Waiting for another process that converts the model", 0.0)
-        with single_flight(kept, waiting):
-            found = find(kept)
-            if found is None:
-                if kept.exists():
-                    _log.warning("%s is damaged or incomplete: the model is converted again", kept)
-                exporter, model = runtimes.exporter_for(self.format, self.source.at(self.format))
-                if before_conversion is not None:
-                    before_conversion(model)
-                if kept.is_dir():
-                    shutil.rmtree(kept, ignore_errors=True)  # a damaged one
-                exporter.export(model, kept, self.conversion, progress)
-                if self.format == "gguf":
-                    with atomic_file(_digest_file(kept)) as file:
-                        file.write_text(sha256_file(kept), encoding="ascii")
-                found = find(kept)
+        found = make_once(kept, find, convert, waiting)
         if found is None:
             raise ModelFileError(
                 f"{kept} is damaged as soon as it is written", remedy="Check the disk it is on."
             )
         return found
 
-    def _described(self, path: Path) -> PreparedModel:
-        """Return a bundle as it describes itself. Raises ModelFileError for damage that shows
-        without its hash, UsageError for another format than the runtime's."""
-        bundle = open_bundle(path, hashed=False)
-        formats = {bundle.manifest.format}
-        _require_format(bundle, runtimes.format_for(self.runtime, formats))
-        return self._of_bundle(bundle)
-
-    def _of_bundle(self, bundle: Bundle) -> PreparedModel:
-        make_text = partial(text_of_bundle, bundle)
-        return PreparedModel(self.source.name, self.runtime, bundle, bundle.config, make_text)
-
-    def _of_info(self, info: ModelInfo, keeps: bool) -> PreparedModel:
-        make_text = partial(text_of_info, info, self.runtime, keeps)
-        return PreparedModel(
-            *(self.source.name, self.runtime, info, info.config, make_text),
-            as_it_is=self.own is not None,
-        )
+    def _of(self, found: Bundle | ModelInfo, keeps: bool) -> PreparedModel:
+        if isinstance(found, Bundle):
+            make_text, is_own = partial(text_of_bundle, found), False
+        else:
+            make_text = partial(text_of_info, found, self.runtime, keeps)
+            is_own = self.own is not None
+        return PreparedModel(self.source.name, self.runtime, found, found.config, make_text, is_own)
 
     def __str__(self) -> str:
         refused = "; ".join(
@@ -407,31 +385,13 @@ def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
     )
 
 
-def _cached_bundle(cached: Path) -> Bundle | None:
-    with suppress(BundleError):
-        return open_bundle(cached)
-    return None
-
-
-def _cached_gguf(cached: Path) -> Path | None:
-    with suppress(OSError):
-        if known_sha256(cached) == _digest_file(cached).read_text(encoding="ascii"):
-            return cached
-    return None
+def _is_whole(cached: Path) -> bool:
+    """Raises OSError where one of the two files is not there."""
+    return known_sha256(cached) == _digest_file(cached).read_text(encoding="ascii")
 
 
 def _digest_file(cached: Path) -> Path:
     return cached.with_name(f"{cached.name}.sha256")
-
-
-def _require_format(bundle: Bundle, format: str) -> None:
-    """Raises UsageError for a bundle of another format."""
-    if bundle.manifest.format != format:
-        raise UsageError(
-            f"{bundle.path} is a bundle of format {bundle.manifest.format}",
-            remedy=f"The chosen runtime and device read {format}; choose others with --runtime "
-            "and --device.",
-        )
 
 
 def joined_types(weight_types: frozenset[str]) -> str:

@@ -1,16 +1,14 @@
 """Makes what reads and writes a model's text: tokenizer, chat template and end tokens.
 
 Tokenizers that were made of a model file's metadata are kept in the cache, as making one of 262,144
-tokens takes seconds: each as a tokenizer.json that is sealed with its name. The name is the digest
-of what the tokenizer is made of (`DigestedTokenizer`), so a file of another model, version or
-library is never used.
+tokens takes seconds. The name is the digest of what the tokenizer is made of (`DigestedTokenizer`),
+so a file of another model, version or library is never used.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,13 @@ from edge_spec.core.runtime_protocols import TokenizingRuntime
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle, Manifest
-from edge_spec.storage.atomic import atomic_file, cache_directory
-from edge_spec.storage.measurements import DamagedError, seal, tell_unkept, unseal
+from edge_spec.models.kept import KeptDirectory
+from edge_spec.storage.atomic import cache_directory
+from edge_spec.storage.measurements import tell_unkept
 from edge_spec.text.chat_format import ChatFormat, with_every_end
 from edge_spec.text.tokenizer import SourceEnd, Tokenizer
 
 MAX_TOKENIZER_BYTES = 100_000_000  # several times what any has
-SUFFIX = ".tokenizer.json"
-_SEAL_BYTES = len(seal(b"{")) - 1
 _FIELDS = (  # of what a model says of its text
     *("chat_template", "named_templates", "special_tokens", "sampling"),
     *("eos_ids", "bos_id", "end_sources"),
@@ -42,16 +39,7 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
     """Make the text of a bundle. Raises ModelFileError for a tokenizer that cannot be read, or is
     larger than any is."""
     manifest = bundle.manifest
-    file = bundle.file(TOKENIZER)
-    if file.stat().st_size > MAX_TOKENIZER_BYTES:
-        raise ModelFileError(
-            f"{file} is larger than {MAX_TOKENIZER_BYTES // 10**6} MB",
-            remedy="Do not use this model.",
-        )
-    try:
-        json = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ModelFileError(f"{file} is no text", remedy="Export the model again.") from None
+    json = _read_tokenizer(bundle.file(TOKENIZER))
     return text_with(
         _tokenizer(json, manifest, bundle.config),
         manifest,
@@ -59,6 +47,19 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
         sampling=recommended_sampling(manifest.sampling),
         end_sources=dict.fromkeys(manifest.eos_ids, MANIFEST),
     )
+
+
+def _read_tokenizer(file: Path) -> str:
+    """Raises ModelFileError, OSError."""
+    if file.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise ModelFileError(
+            f"{file} is larger than {MAX_TOKENIZER_BYTES // 10**6} MB",
+            remedy="Do not use this model.",
+        )
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ModelFileError(f"{file} is no text", remedy="Export the model again.") from None
 
 
 def source_end(config: ModelConfig, eos_ids: Sequence[int]) -> SourceEnd | None:
@@ -104,32 +105,13 @@ def kept_tokenizer_json(published: ModelInfo) -> str:
     digest = published.tokenizer_digest if isinstance(published, DigestedTokenizer) else None
     if digest is None:
         return published.tokenizer_json()
-    path = cache_directory() / "tokenizers" / f"{digest}{SUFFIX}"
+    folder = cache_directory() / "tokenizers" / digest
+
+    def fill(work: Path) -> None:
+        (work / TOKENIZER).write_text(published.tokenizer_json(), encoding="utf-8")
+
     try:
-        return read_kept_tokenizer(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+        return _read_tokenizer(KeptDirectory(folder, {"digest": digest}).get(fill) / TOKENIZER)
     except (ModelFileError, OSError) as error:
-        _log.warning("%s", error)
-    json = published.tokenizer_json()
-    if len(json.encode()) <= MAX_TOKENIZER_BYTES:
-        try:
-            with atomic_file(path) as work:
-                work.write_bytes(seal(json.encode(), path.name))
-        except OSError as error:
-            tell_unkept(path, error)
-    return json
-
-
-def read_kept_tokenizer(path: Path) -> str:
-    """Return the tokenizer.json. Raises ModelFileError for a damaged file, OSError."""
-    with path.open("rb") as file:
-        sealed = file.read(MAX_TOKENIZER_BYTES + _SEAL_BYTES)
-        is_whole = not file.read(1)
-    with suppress(DamagedError):
-        if is_whole:
-            return unseal(sealed, path.name).decode()
-    raise ModelFileError(
-        f"{path} is damaged, the tokenizer is made again",
-        remedy="Check the disk it is on if that happens again.",
-    )
+        tell_unkept(folder, error)
+        return published.tokenizer_json()

@@ -218,19 +218,15 @@ def _unused(options: LoadOptions) -> Iterator[_Problem]:
     """An option for a drafter that was not asked for would silently do nothing."""
     asked = factory.traits_of(options.drafter).values()
     auto = options.drafter.strip() == "auto"
-    told = [
-        ("draft", f"the draft {', '.join(options.drafts)}", "draft-model", True),
-        ("head", f"the head {options.head}", "eagle", True),
-    ]
-    for name, declared in declared_options(AskedOptions).items():
-        option = declared.option
+    told = [("draft", "--draft", "draft-model", True), ("head", "--draft", "eagle", True)]
+    for name, option in declared_options(AskedOptions).items():
         if option.drafters:
-            told.append((name, option.noun, option.drafters[0], option.in_auto))
-    for name, noun, example, in_auto in told:
+            told.append((name, option.flag, option.drafters[0], option.in_auto))
+    for name, flag, example, in_auto in told:
         used = any(traits.uses(name) for traits in asked) or (auto and in_auto)
         yield (
             bool(getattr(options, name)) and not used,
-            f"{noun} would not be used by --drafter {options.drafter}",
+            f"{flag} would not be used by --drafter {options.drafter}",
             f"Add {example} to --drafter, or leave the option out.",
         )
 

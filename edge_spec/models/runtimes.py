@@ -9,16 +9,18 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
-from edge_spec.core.heads import HeadMatrix, TrainedHead
 from edge_spec.core.model import Runtime
 from edge_spec.core.model_info import Checkpoint, ModelInfo, TensorRows
 from edge_spec.core.runtime_protocols import HasOwnKernels, ReadsMoreFormats
 from edge_spec.errors import MissingDependencyError, UnknownArchitectureError
+
+if TYPE_CHECKING:
+    from edge_spec.core.heads import HeadMatrix, TrainedHead
 
 # The order in which they are asked where nothing is measured: with kernels of ours llamacpp decodes
 # the demo 1.4 to 1.7 times as fast as ort does (Zen 5, AVX-512 VNNI), and a checkpoint loses less

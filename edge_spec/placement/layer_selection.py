@@ -11,16 +11,19 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from edge_spec.core.model import Model, SelfDrafting, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.draft.self_draft import WINDOW, TargetPart
 from edge_spec.errors import BundleError, MissingDependencyError, UnsupportedModelError
 from edge_spec.models.bundle import PARTS_FILE, Bundle, add_file
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
+
+if TYPE_CHECKING:
+    from edge_spec.drafters.draft.self_draft import TargetPart
 
 _CONTEXT = 64  # tokens before the window, which the parts do not read themselves
 _EXITS = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 5 / 6)  # of the layers
@@ -113,6 +116,8 @@ class _Window:
     """The end of one text, and what the whole model would write after each of its tokens."""
 
     def __init__(self, model: Model, text: Sequence[int], opened: ExitStack) -> None:
+        from edge_spec.drafters.draft.self_draft import WINDOW
+
         recent = list(text[-_CONTEXT - WINDOW - 1 :])
         before, self._tokens = recent[: -WINDOW - 1], recent[-WINDOW - 1 : -1]
         session = opened.enter_context(closing(model.open_session()))

@@ -126,10 +126,10 @@ def read_plan(path: Path) -> Plan:
 
 _DECLARED = declared_options(AskedOptions)
 # With one of these, what was measured is not what was asked for.
-_ASKED = tuple(name for name, each in _DECLARED.items() if each.option.is_place)
+_ASKED = tuple(name for name, each in _DECLARED.items() if each.is_place)
 _CHANGED = (
     *("quantization", "block_size"),
-    *(name for name, each in _DECLARED.items() if each.option.runtimes),
+    *(name for name, each in _DECLARED.items() if each.runtimes),
 )
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from edge_spec.errors import StorageError
 
@@ -22,22 +23,16 @@ TOLD_AFTER_S = 1.0
 TURN_S = 1800.0
 _WORK_SUFFIX = ".part"  # of what is being written
 _MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK_SUFFIX)  # how tempfile ends such names
-_UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
-_ABANDONED_AFTER_S = 24 * 3600.0  # where there are no locks
+_ABANDONED_AFTER_S = 24 * 3600.0  # since it was last written to
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-_FULL = {  # what is wrong, and what to do
-    errno.ENOSPC: (
-        "no space left on {disk} for {name}",
-        "Free more than the {free_mb:.1f} MB that there are",
-    ),
-    errno.EDQUOT: (
-        "no space left on {disk} for {name}: its owner's quota is used up",
-        "Free some",
-    ),
-    errno.EFBIG: ("{name} is larger than a file may be on {disk}", "Raise the limit (ulimit -f)"),
+_FULL = {  # what to do
+    errno.ENOSPC: "Free some space",
+    errno.EDQUOT: "Free some space",
+    errno.EFBIG: "Raise the limit (ulimit -f)",
 }
 _log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
 
 
 def expanded(path: Path) -> Path:
@@ -84,8 +79,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 
 def _replace(work: Path, final: Path) -> None:
-    lock = _lock(final.parent, waits=True)  # for two renames, which another process may make, too
-    try:
+    with _turns(final.parent):  # for two renames, which another process may make, too
         if not final.exists():
             work.rename(final)
             return
@@ -97,8 +91,23 @@ def _replace(work: Path, final: Path) -> None:
             except BaseException:
                 old.rename(final)
                 raise
+
+
+@contextmanager
+def _turns(directory: Path) -> Iterator[None]:
+    """Let one process at a time run the block, where the file system has locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
-        _unlock(lock)
+        os.close(descriptor)
 
 
 @contextmanager
@@ -121,8 +130,8 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
 def scratch_beside(final: Path, is_file: bool = False) -> Iterator[Path]:
     """Make a directory, or a file, beside `final` for what is needed until that is made.
 
-    It goes with the block. A kill leaves it under a hidden name that is never opened, and a later
-    call removes it. Raises StorageError if there is no space or no place for it, OSError.
+    It goes with the block. A kill leaves it under a hidden name that is never opened, and a call
+    after a day removes it. Raises StorageError if there is no space or no place for it, OSError.
     """
     with as_storage_error(final):
         with as_storage_error(final, refusals=True):
@@ -135,7 +144,6 @@ def scratch_beside(final: Path, is_file: bool = False) -> Iterator[Path]:
             else:
                 made = tempfile.mkdtemp(*names)
         work = Path(made)
-        lock = _lock(work)
         try:
             yield work
         finally:
@@ -143,7 +151,6 @@ def scratch_beside(final: Path, is_file: bool = False) -> Iterator[Path]:
                 work.unlink(missing_ok=True)
             else:
                 shutil.rmtree(work, ignore_errors=True)
-            _unlock(lock)
 
 
 def is_work(path: Path) -> bool:
@@ -152,46 +159,17 @@ def is_work(path: Path) -> bool:
 
 
 def _remove_abandoned(final: Path) -> None:
-    """Remove what was to become `final` and is not written any more: its lock went with the
-    process that held it. In the cache also what was to become another file, which may never be
-    written again. Only names of ours count: `.emacs.d` is somebody's."""
+    """Remove what was to become `final` and was not written to for a day. In the cache also what
+    was to become another file, which may never be written again. Only names of ours count:
+    `.emacs.d` is somebody's."""
     name = ".*" if cache_directory() in final.parents else re.escape(final.name)
     form = re.compile(rf"\.{name}{_MADE}", re.DOTALL)
+    oldest = time.time() - _ABANDONED_AFTER_S
     with suppress(OSError):  # a directory that cannot be read
         for path in [path for path in final.parent.iterdir() if form.fullmatch(path.name)]:
             with suppress(OSError):  # another process may be removing it
-                if _is_abandoned(path):
+                if max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < oldest:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _is_abandoned(path: Path) -> bool:
-    age_s = time.time() - path.stat().st_mtime
-    if age_s < _UNLOCKED_AFTER_S:
-        return False
-    lock = _lock(path)
-    _unlock(lock)
-    return lock is not None or age_s > _ABANDONED_AFTER_S
-
-
-def _lock(path: Path, waits: bool = False) -> int | None:
-    """Return a descriptor that locks it until it is closed; None if it cannot be locked, or is.
-    waits: until another process gives it back."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _unlock(descriptor: int | None) -> None:
-    if descriptor is not None:
-        os.close(descriptor)
 
 
 def _require_free(final: Path, or_directory: bool = False) -> None:
@@ -246,24 +224,15 @@ def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL and not refusals:
             raise
-        what, remedy = _explain(error, final)
+        remedy = _FULL.get(error.errno or 0, f"Check {final.parent}")
         elsewhere = "choose another place"
         if cache_directory() in final.parents:
             elsewhere = f"set {CACHE_VARIABLE} to a directory that has room and can be written"
-        raise StorageError(what, remedy=f"{remedy}, or {elsewhere}.", errno=error.errno) from error
-
-
-def _explain(error: OSError, final: Path) -> tuple[str, str]:
-    """Return what is wrong, and the first half of what to do."""
-    if error.errno not in _FULL:
-        return f"cannot write in {final.parent}: {error.strerror or error}", "Check it"
-    disk = next(path for path in final.absolute().parents if path.exists())
-    free_mb = shutil.disk_usage(disk).free / 1e6
-    while not os.path.ismount(disk):
-        disk = disk.parent
-    what, remedy = _FULL[error.errno]
-    known = {"disk": disk, "name": final.name, "free_mb": free_mb}
-    return what.format(**known), remedy.format(**known)
+        raise StorageError(
+            f"{error.strerror or error}: {final}",
+            remedy=f"{remedy}, or {elsewhere}.",
+            errno=error.errno,
+        ) from error
 
 
 @contextmanager
@@ -318,3 +287,21 @@ def single_flight(path: Path, waits: Callable[[], None]) -> Iterator[None]:
         except TimeoutError:
             _log.warning("another process has not finished %s: it is done here", path)
         yield
+
+
+def make_once(
+    path: Path,
+    find: Callable[[], _Found | None],
+    make: Callable[[], None],
+    waits: Callable[[], None],
+) -> _Found | None:
+    """Return what `find` finds, after `make` where that is nothing at first: by one process at a
+    time, as in `single_flight`. None where it is still nothing."""
+    found = find()
+    if found is None:
+        with single_flight(path, waits):
+            found = find()
+            if found is None:
+                make()
+                found = find()
+    return found

@@ -237,52 +237,39 @@ def _tell_unread(path: Path, reason: str) -> None:
     _log.warning("%s cannot be read, so what it knows is measured again: %s", path, reason)
 
 
-def seal(content: bytes, key: str = "") -> bytes:
-    """Return a JSON object of at least one field with its checksum in front. key: a text that the
-    checksum covers, too."""
-    fields = content[1:].lstrip()
-    return b'{"sha256": "' + _checksum(fields, key).encode() + b'",\n' + fields
-
-
-def unseal(sealed: bytes, key: str = "", *, required: bool = True) -> bytes:
-    """Return what was sealed. required: whether what has no seal, as a person may write it, is
-    damaged. Raises DamagedError."""
-    match = _SEAL.match(sealed)
-    if match is None:
-        if required:
-            raise DamagedError("it has no sha256")
-        return sealed
-    fields = sealed[match.end() :]
-    if _checksum(fields, key) != match[1].decode():
-        raise DamagedError("its sha256 differs")
-    return b"{" + fields
-
-
-def _checksum(fields: bytes, key: str) -> str:
-    digest = hashlib.sha256(key.encode() + b"{")
-    digest.update(fields)
-    return digest.hexdigest()
-
-
 def write_sealed(path: Path, kind: TypeAdapter[_Value], content: _Value, mode: int = 0o644) -> None:
     """Write a sealed file. kind: of a JSON object with at least one field; mode: of the file.
     Raises OSError, and then the old file is as it was."""
+    fields = kind.dump_json(content, indent=1)[1:].lstrip() + b"\n"
     with atomic_file(path, mode) as work:
-        work.write_bytes(seal(kind.dump_json(content, indent=1) + b"\n"))
+        work.write_bytes(b'{"sha256": "' + _checksum(fields).encode() + b'",\n' + fields)
 
 
 def read_sealed(path: Path, kind: TypeAdapter[_Value], *, required: bool = True) -> _Value:
-    """Read a sealed file. required: as for `unseal`. Raises DamagedError, OSError."""
+    """Read a sealed file. required: whether what has no seal, as a person may write it, is damaged.
+    Raises DamagedError, OSError."""
     with path.open("rb") as file:
-        sealed = file.read(MAX_BYTES + 1)
-    if len(sealed) > MAX_BYTES:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
         raise DamagedError(f"it has more than {MAX_BYTES:,} bytes")
+    match = _SEAL.match(content)
+    if match is not None:
+        fields = content[match.end() :]
+        if _checksum(fields) != match[1].decode():
+            raise DamagedError("its sha256 differs")
+        content = b"{" + fields
+    elif required:
+        raise DamagedError("it has no sha256")
     try:
-        return kind.validate_json(unseal(sealed, required=required))
+        return kind.validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "JSON"
         raise DamagedError(f"{where}: {first['msg']}") from None
+
+
+def _checksum(fields: bytes) -> str:
+    return hashlib.sha256(b"{" + fields).hexdigest()
 
 
 def tell_unkept(path: Path, error: Exception) -> None:

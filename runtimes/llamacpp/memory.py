@@ -21,11 +21,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.core.model_info import ModelInfo, is_plain
+from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.models.devices import PLANNED_TOKENS, Memory, context_tokens
 from edge_spec.runtimes.kv_cache import MAX_ROWS
@@ -39,8 +37,7 @@ from edge_spec.runtimes.llamacpp.library import (
 
 # Copied into the order of the kernels for AVX2 and NEON; of these only Q4_0 was measured.
 REPACKED = frozenset({"Q4_0", "Q4_K", "IQ4_NL"})
-SMALLER, _OUTER = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
 _CELLS = 256  # a cache has a multiple of these
 _VOCABULARY = 7  # times what a file has beside its tensors, nearly all of it texts and merges
 _SCORED_ROWS = 16  # that are written: there is room for MAX_ROWS, but few passes are so wide
@@ -115,28 +112,6 @@ def gguf_memory(
         mapped_twice=copied,
         on_devices=offload.by_device if offload else {},
     )
-
-
-def requantized_memory(source: ModelInfo, found: Memory, repacks: bool) -> Memory | None:
-    """Changes the memory that was found for a file to that of its matrices as SMALLER, embedding
-    and head as Q8_0, as our exporter writes them; None for one that it cannot convert, or that is
-    no larger. repacks: whether the library copies matrices of that type."""
-    if not is_plain(source):
-        return None
-    now, then, copied = 0, 0, 0
-    for name, tensor in _tensors(source).items():
-        num_bytes = tensor.data.nbytes
-        now += num_bytes
-        if len(tensor.shape) > 1:
-            is_outer = name in (_EMBEDDING, _HEAD)
-            block, block_bytes = GGML_QUANT_SIZES[_OUTER if is_outer else SMALLER]
-            num_bytes = tensor.shape[0] * (tensor.shape[1] // block) * block_bytes
-            copied += num_bytes if repacks and not is_outer else 0
-        then += num_bytes
-    if then >= now:
-        return None
-    weights = found.weights - now - found.mapped_twice + then + copied
-    return replace(found, weights=weights, mapped_twice=copied)
 
 
 def _cells(config: ModelConfig, options: RuntimeOptions, num_tokens: int | None) -> int:

@@ -20,10 +20,8 @@ from edge_spec.runtimes.llamacpp.library import (
     LibraryDevice,
 )
 from edge_spec.runtimes.llamacpp.memory import (
-    SMALLER,
     gguf_memory,
     offload,
-    requantized_memory,
 )
 from edge_spec.runtimes.llamacpp.model import LlamaCppModel
 from edge_spec.runtimes.llamacpp.rows.install import wanted
@@ -112,14 +110,6 @@ class LlamaCppRuntime:
         with suppress(MissingDependencyError, UsageError):
             return choose_devices(wanted_devices(options), upstream.own_devices())
         return ()
-
-    def smaller_memory(
-        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None
-    ) -> tuple[str, Memory] | None:
-        now = self.memory(source, options, num_tokens)
-        repacks = options.mmap is not False and not wanted()
-        found = requantized_memory(source, now, repacks)
-        return None if found is None else (SMALLER.name, found)
 
 
 def _require_plain_decoder(library: Library, source: ModelInfo) -> None:

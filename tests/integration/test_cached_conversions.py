@@ -89,7 +89,7 @@ def test_models_whose_names_have_dots_keep_conversions_of_their_own(
         source = Source(str(tmp_path / name), lambda what, fraction: None)
         plan = ModelPlan(source, "llamacpp")
         assert not plan.is_there
-        files.append(plan.gguf_file(source.progress))
+        files.append(plan.prepare(source.progress).source.path)
         assert plan.is_there
     assert [file.name[:18] for file in files] == ["Llama-3.2-1B-gguf-", "Llama-3.2-3B-gguf-"]
     assert files[0].read_bytes() != files[1].read_bytes()

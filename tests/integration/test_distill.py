@@ -208,7 +208,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_drafter(
 
     with monkeypatch.context() as patched:
         patched.setattr(ConversationFile, "add", full)
-        with pytest.raises(StorageError, match="no space left") as caught:
+        with pytest.raises(StorageError, match="No space left") as caught:
             distilled()
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()

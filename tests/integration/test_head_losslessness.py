@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,6 @@ from edge_spec.core.heads import ComputesHeads, DFlashHead, HeadBackend, MedusaH
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.doctor.diagnose import diagnose
-from edge_spec.diagnostics.doctor.report import Severity
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
@@ -29,8 +26,7 @@ from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.loader.head import SAMPLE, StoredBackend, StoredTables, target_sample
-from edge_spec.models.asked_options import AskedOptions
+from edge_spec.loader.head import StoredBackend, StoredTables
 from edge_spec.models.runtimes import load_runtime
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.model import ReferenceSession
@@ -369,43 +365,6 @@ def test_a_tensor_of_another_shape_may_mean_another_target(target: Path, tmp_pat
     with pytest.raises(ModelFileError) as caught:
         edge_spec.load(str(target), runtime="reference", draft=str(path))
     assert "its own target" in caught.value.remedy
-
-
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "dspark"])
-def test_a_head_of_another_model_of_the_same_shape_is_refused(
-    kind: str, tiny: ModuleType, tmp_path: Path
-) -> None:
-    """It fits its own target in four bits, too."""
-    paths = [
-        tiny.write_gguf(
-            tiny.build("llama", seed, num_hidden_layers=LAYERS), tmp_path / f"{name}.gguf", stored
-        )
-        for name, seed, stored in (("own", 2, "F32"), ("four bits", 2, "Q4_0"), ("other", 3, "F32"))
-    ]
-    own = open_checkpoint(paths[0])
-    path = tmp_path / "head"
-    if kind == "medusa":
-        heads.write_medusa(path, np.zeros((4, 64), np.float32), np.arange(4), VOCAB)
-    elif kind == "eagle":
-        heads.draw(LAYERS, VOCAB, "safeailab").write(path)
-    if kind == "dspark":
-        head = DFlash.with_transitions(LAYERS, VOCAB)
-        for ours, name in (("model.embed_tokens", "embed_tokens"), ("lm_head", "lm_head")):
-            head.tensors[f"{name}.weight"] = own.float32(f"{ours}.weight")
-        head.write(path)
-    else:
-        config = json.loads((path / "config.json").read_text())
-        kept = {SAMPLE: target_sample(own)}
-        (path / "config.json").write_text(json.dumps(config | kept))
-    for target in paths[:2]:
-        with edge_spec.load(str(target), runtime="reference", draft=str(path)) as engine:
-            engine.generate(PROMPT, max_tokens=4)
-    with pytest.raises(UsageError, match="is a head for another target: it is of this shape, but"):
-        edge_spec.load(str(paths[2]), runtime="reference", draft=str(path))
-    asked = AskedOptions(runtime="reference", draft=str(path))
-    report = diagnose(str(paths[2]), asked, lambda what, fraction: None, devices=list)
-    found = next(each for each in report.findings if each.check == "head")
-    assert found.level is Severity.FAULT and "has other numbers" in found.found
 
 
 @pytest.mark.parametrize("runtime", ["ort", "llamacpp"])

@@ -15,10 +15,11 @@ from edge_spec.exporters import gguf_tokenizer
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models import model_text, runtimes
 from edge_spec.models.draft_choice import describe
+from edge_spec.models.kept import ENTRY
 from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.model_text import kept_tokenizer_json
 from edge_spec.models.source import Source
-from edge_spec.storage.measurements import seal
+from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -57,6 +58,10 @@ def kept(path: Path) -> str:
     return kept_tokenizer_json(runtimes.open_model_info(path))
 
 
+def kept_file(path: Path) -> Path:
+    return cache_directory() / "tokenizers" / digest(path) / "tokenizer.json"
+
+
 def digest(path: Path) -> str:
     return str(runtimes.open_model_info(path).tokenizer_digest)
 
@@ -68,7 +73,7 @@ def test_it_is_made_once_and_is_the_same_then(
     assert num_made() == 1 and not cache.exists()
     assert kept(gguf()) == fresh and num_made() == 2
     assert kept(gguf()) == fresh and num_made() == 2
-    assert [path.name for path in cache.iterdir()] == [f"{digest(gguf())}.tokenizer.json"]
+    assert kept_file(gguf()).parent.parent == cache
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
@@ -87,7 +92,7 @@ def test_kept_ones_agree_with_the_librarys(
     kept(path)
     published = runtimes.open_model_info(path)
     ours = Tokenizer(kept_tokenizer_json(published))
-    assert len(list(cache.iterdir())) == 1
+    assert kept_file(path).is_file()
     library = runtimes.load_runtime("llamacpp").open_tokenizer(published)
     assert library.vocabulary() == ours.vocabulary()
     for text in TEXTS:
@@ -122,16 +127,13 @@ def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def unsealed(path: Path) -> None:
-    path.write_bytes(path.read_bytes().partition(b"\n")[2])
-
-
 def of_another(path: Path) -> None:
-    """A whole and sealed one under the wrong name."""
-    path.write_bytes(seal(json.dumps({"version": "1.0"}).encode(), "0" * 64 + path.suffix))
+    """A whole one under the wrong name."""
+    entry = json.loads(path.with_name(ENTRY).read_text("utf-8"))
+    path.with_name(ENTRY).write_text(json.dumps({**entry, "key": {"digest": "0" * 64}}))
 
 
-@pytest.mark.parametrize("damage", [cut, flipped, emptied, unsealed, of_another])
+@pytest.mark.parametrize("damage", [cut, flipped, emptied, of_another])
 def test_a_damaged_one_is_made_again(
     damage: Callable[[Path], None],
     cache: Path,
@@ -140,12 +142,12 @@ def test_a_damaged_one_is_made_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     fresh = kept(gguf())
-    (file,) = cache.iterdir()
+    file = kept_file(gguf())
     whole = file.read_bytes()
     damage(file)
     assert kept(gguf()) == fresh and num_made() == 2
     (line,) = caplog.messages
-    assert f"{file} is damaged" in line and "\n" not in line
+    assert f"{file.parent} is removed: it " in line and "\n" not in line
     assert file.read_bytes() == whole
     assert kept(gguf()) == fresh and num_made() == 2
 
@@ -179,18 +181,15 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     assert kept(gguf()) == kept(gguf()) and num_made() == 2
 
 
-def test_one_that_is_larger_than_any_is_neither_kept_nor_read(
+def test_one_that_is_larger_than_any_is_not_read(
     cache: Path,
     num_made: Callable[[], int],
     gguf: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fresh = kept(gguf())
-    (file,) = cache.iterdir()
     bound = len(fresh.encode())
     monkeypatch.setattr(model_text, "MAX_TOKENIZER_BYTES", bound)
     assert kept(gguf()) == fresh and num_made() == 1
     monkeypatch.setattr(model_text, "MAX_TOKENIZER_BYTES", bound - 1)
     assert kept(gguf()) == fresh and num_made() == 2  # not read
-    file.unlink()
-    assert kept(gguf()) == fresh and not list(cache.iterdir())

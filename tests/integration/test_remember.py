@@ -110,6 +110,6 @@ def test_one_command_forgets_it_also_while_a_model_is_open(
 
 
 def test_drafters_that_do_not_use_it_refuse_it() -> None:
-    with pytest.raises(UsageError, match="what earlier requests wrote would not be used by"):
+    with pytest.raises(UsageError, match="--remember would not be used by"):
         LoadOptions(drafter="suffix", remember=True)
     assert LoadOptions(drafter="suffix,answers", remember=True).remember

@@ -29,7 +29,6 @@ from edge_spec.diagnostics.doctor.model import (
 )
 from edge_spec.diagnostics.doctor.report import Finding, Report, fault, note, ok, problem
 from edge_spec.errors import EdgeSpecError
-from edge_spec.loader.head import open_tables, require_own_target
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import ROLES
@@ -86,7 +85,7 @@ def _diagnose_models(source: Source, asked: AskedOptions, hashes: bool, report: 
     target, *others = opening.models
     head, config = opening.plan.options.head, target.config
     if head is not None and config is not None:
-        report.add(ROLES[1], "head", check_head(head, config, source))
+        report.add(ROLES[1], "head", check_head(head, config))
     if report.verdict == "faults":
         return  # what follows would only find it again
     if config is not None:
@@ -153,8 +152,7 @@ def _check_choice(plan: EnginePlan) -> Iterator[Finding]:
     yield note(what, told) if plan.target.refusals else ok(what, told)
 
 
-def check_head(path: Path, target: ModelConfig, source: Source) -> Iterator[Finding]:
+def check_head(path: Path, target: ModelConfig) -> Iterator[Finding]:
     """Raises an EdgeSpecError for a head that is damaged, not computed, or another target's."""
     head = runtimes.open_head(path, target)
-    require_own_target(path, head, lambda: open_tables(source, f"the head {path} shares"))
     yield ok("head", str(head))

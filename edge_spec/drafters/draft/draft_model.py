@@ -44,10 +44,9 @@ from edge_spec.drafters.draft.synced_session import (
 )
 from edge_spec.drafters.protocol import (
     GREEDY,
+    TRAITS,
     Budget,
-    Cost,
     Drafter,
-    DrafterTraits,
     named,
     part_of,
 )
@@ -73,7 +72,7 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
     of one that has failed, or raises.
     """
 
-    traits = DrafterTraits(trees=True, cost=Cost.PASS, samples=True, draft_model=True)
+    traits = TRAITS["draft-model"]
 
     def __init__(
         self,

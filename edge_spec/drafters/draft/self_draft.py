@@ -15,7 +15,7 @@ from edge_spec.core.model import Forward, Model, SelfDrafting, Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.protocol import GREEDY, Budget, Cost, Drafter, DrafterTraits
+from edge_spec.drafters.protocol import GREEDY, TRAITS, Budget, Drafter
 from edge_spec.errors import UnsupportedModelError
 
 WINDOW = 48  # tokens at the end of a text that a choice of layers is judged on
@@ -46,7 +46,7 @@ class SelfDrafter(Drafter):
     """Waits for WINDOW tokens of text to choose its layers by, where it was not given a part. A
     part that gains nothing is not asked for draft tokens."""
 
-    traits = DrafterTraits(cost=Cost.PASS, samples=True, target_session=True, target_layers=True)
+    traits = TRAITS["layer-skip"]
 
     def __init__(self, name: str, search: Search, part: TargetPart | None = None) -> None:
         self.name = name

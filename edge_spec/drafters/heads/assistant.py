@@ -26,7 +26,7 @@ from edge_spec.drafters.heads.layers import (
     rms_normed,
     rotate,
 )
-from edge_spec.drafters.protocol import Cost, DrafterTraits
+from edge_spec.drafters.protocol import TRAITS
 from edge_spec.errors import UnsupportedModelError
 
 KeysValues = Sequence[tuple[np.ndarray, np.ndarray]]  # [kv_heads, tokens, head_dim] each
@@ -210,14 +210,7 @@ class AssistantDrafter(HeadDrafter):
     """Has no cache of its own. Drafts nothing in an answer's first round, before which no state is
     known. network: of the assistant; drafters of several conversations share it."""
 
-    traits = DrafterTraits(
-        trees=True,
-        cost=Cost.PASS,
-        samples=True,
-        target_session=True,
-        hidden_states=True,
-        head="assistant",
-    )
+    traits = TRAITS["assistant"]
     _target: TargetCache
 
     def __init__(self, network: AssistantNetwork, name: str = "assistant") -> None:

@@ -37,7 +37,7 @@ from edge_spec.drafters.heads.layers import (
     own_matrix,
     scored_matrix,
 )
-from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
+from edge_spec.drafters.protocol import TRAITS, Budget
 
 _KEPT_ROWS = 1024  # of tokens: 1 MB
 
@@ -206,7 +206,7 @@ class DFlashFormulas:
 class DFlashDrafter(HeadDrafter):
     """network: of the head; drafters of several conversations share it."""
 
-    traits = DrafterTraits(cost=Cost.PASS, target_session=True, head="dflash")
+    traits = TRAITS["dflash"]
     _target: TextEntries[BlockStep]
 
     def __init__(self, network: DFlashNetwork, name: str = "dflash") -> None:

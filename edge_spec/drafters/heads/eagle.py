@@ -20,7 +20,7 @@ from edge_spec.drafters.draft.draft_tree import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, head_scores, rows_of
 from edge_spec.drafters.heads.features import WINDOW, TextEntries
 from edge_spec.drafters.heads.layers import EagleNetwork
-from edge_spec.drafters.protocol import Cost, DrafterTraits
+from edge_spec.drafters.protocol import TRAITS
 
 _FIRST = np.zeros(1, np.int64)  # of one row
 
@@ -70,9 +70,7 @@ class EagleEntries(TextEntries[EagleStep]):
 class EagleDrafter(HeadDrafter):
     """network: of the head; drafters of several conversations share it."""
 
-    traits = DrafterTraits(
-        trees=True, cost=Cost.PASS, samples=True, target_session=True, head="eagle"
-    )
+    traits = TRAITS["eagle"]
     _target: EagleEntries
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:

@@ -12,7 +12,7 @@ from edge_spec.core.heads import HeadBackend, HeadMatrix, HeadScores, MedusaHead
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, head_scores, rows_of
 from edge_spec.drafters.heads.features import LastState
 from edge_spec.drafters.heads.layers import FloatProducts, HeadNetwork, logistic
-from edge_spec.drafters.protocol import Cost, DrafterTraits
+from edge_spec.drafters.protocol import TRAITS
 
 
 class MedusaNetwork(HeadNetwork):
@@ -70,7 +70,7 @@ def _matrices(head: MedusaHead) -> dict[str, HeadMatrix]:
 class MedusaDrafter(HeadDrafter):
     """Drafts nothing in an answer's first round, before which no state is known."""
 
-    traits = DrafterTraits(trees=True, cost=Cost.PASS, hidden_states=True, head="medusa")
+    traits = TRAITS["medusa"]
     _target: LastState
 
     def __init__(self, network: MedusaNetwork, name: str = "medusa") -> None:

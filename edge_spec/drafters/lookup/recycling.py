@@ -18,8 +18,8 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.protocol import (
     GREEDY,
+    TRAITS,
     Budget,
-    DrafterTraits,
     continues,
     restored_prompt,
 )
@@ -76,7 +76,7 @@ def top_tokens(logits: np.ndarray, count: int) -> np.ndarray:
 
 class RecyclingDrafter(LearningDrafter):
     name = "recycling"
-    traits = DrafterTraits(trees=True, auto=True, auto_rows=8)
+    traits = TRAITS["recycling"]
 
     def __init__(self) -> None:
         super().__init__([prior for row in _PRIORS for prior in row])

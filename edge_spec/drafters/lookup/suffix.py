@@ -25,7 +25,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Constraint, Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.composite import StageDrafter
-from edge_spec.drafters.protocol import GREEDY, Budget, Drafter, DrafterTraits, restored_prompt
+from edge_spec.drafters.protocol import GREEDY, TRAITS, Budget, Drafter, restored_prompt
 from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
 # How many of the suffixes that end at a token are counted there, longest first: bounds the work
@@ -176,7 +176,7 @@ def kind_of_candidate(candidate: Continuation) -> int:
 
 class SuffixDrafter(LearningDrafter, StageDrafter):
     name = "suffix"
-    traits = DrafterTraits(auto=True)
+    traits = TRAITS["suffix"]
 
     def __init__(self) -> None:
         super().__init__([prior for row in _PRIORS for prior in row])

@@ -122,7 +122,7 @@ def test_a_round_larger_than_a_pass_is_refused_when_the_model_is_opened(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"lookahead": "2,3,2"}, "window would not be used by --drafter auto"),
+        ({"lookahead": "2,3,2"}, "--lookahead would not be used by --drafter auto"),
         ({"jacobi": "random", "drafter": "suffix"}, "Add jacobi to --drafter"),
         ({"corpora": ("a.txt",), "drafter": "suffix"}, "Add corpus to --drafter"),
         (

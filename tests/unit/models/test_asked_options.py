@@ -22,7 +22,7 @@ from edge_spec.core import entry_points
 from edge_spec.drafters import factory
 from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
-from edge_spec.models.asked_options import AskedOptions, DeclaredOption, declared_options
+from edge_spec.models.asked_options import AskedOptions, Option, declared_options
 from edge_spec.models.options import LoadOptions
 from fixtures import documented
 
@@ -40,16 +40,16 @@ def test_every_field_is_declared_and_no_flag_is_taken_twice() -> None:
     assert list(OPTIONS) == [field.name for field in fields(AskedOptions)]
     flags = [each.flag for each in OPTIONS.values()]
     assert len(set(flags)) == len(flags)
-    assert all(each.option.help.strip() == each.option.help for each in OPTIONS.values())
+    assert all(each.help.strip() == each.help for each in OPTIONS.values())
 
 
 @pytest.mark.parametrize("command", LOADING)
 @pytest.mark.parametrize("declared", OPTIONS.values(), ids=lambda each: each.name)
-def test_a_command_takes_it_as_it_is_declared(command: str, declared: DeclaredOption) -> None:
+def test_a_command_takes_it_as_it_is_declared(command: str, declared: Option) -> None:
     taken: Any = parameters(command)[declared.name]
     assert declared.flag in taken.opts
-    assert taken.help == declared.option.help
-    assert taken.rich_help_panel == declared.option.panel
+    assert taken.help == declared.help
+    assert taken.rich_help_panel == declared.panel
     assert taken.default in (declared.default, None)
 
 
@@ -60,7 +60,7 @@ def test_load_takes_it_as_it_is_declared(opening: Any) -> None:
     for name, declared in OPTIONS.items():
         assert taken[name].kind is inspect.Parameter.KEYWORD_ONLY
         assert (taken[name].annotation, taken[name].default) == (declared.type, declared.default)
-        assert f"{name}: {declared.option.help}" in opening.__doc__
+        assert f"{name}: {declared.help}" in opening.__doc__
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_an_option_that_load_does_not_have_is_refused_with_the_one_that_is_meant
         ({"jacobi": "guess"}, "--jacobi is 'guess'. Choose: random, repeat"),
         ({"lookahead": "2,3"}, ""),
         ({"rpc": ["nowhere"]}, "'nowhere' is no address of a server"),
-        ({"corpora": ["a.txt"], "drafter": "suffix"}, "the corpus would not be used by --drafter"),
-        ({"exit_layer": 2}, "the exit layer would not be used by --drafter auto. Add early-exit"),
+        ({"corpora": ["a.txt"], "drafter": "suffix"}, "--corpus would not be used by --drafter"),
+        ({"exit_layer": 2}, "--exit-layer would not be used by --drafter auto. Add early-exit"),
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )
@@ -117,27 +117,26 @@ def test_a_bad_value_is_refused_in_one_line(given: Any, told: str) -> None:
     ],
 )
 def test_what_only_some_runtimes_understand_the_others_refuse(name: str, value: Any) -> None:
-    assert OPTIONS[name].option.runtimes
+    assert OPTIONS[name].runtimes
     given: Any = {name: value}
     opened = LoadOptions(**given).runtime_options
-    for runtime in sorted({"ort", "reference", "coreml"} - {*OPTIONS[name].option.runtimes}):
+    for runtime in sorted({"ort", "reference", "coreml"} - {*OPTIONS[name].runtimes}):
         with pytest.raises(UsageError, match=f"{runtime} has no option"):
             runtimes.load_runtime(runtime).open(None, opened)
 
 
 def test_who_is_said_to_understand_an_option_exists() -> None:
     for declared in OPTIONS.values():
-        assert set(declared.option.drafters) <= set(entry_points.names("drafters"))
-        assert set(declared.option.runtimes) <= set(entry_points.names("runtimes"))
-        assert bool(declared.option.drafters) == bool(declared.option.noun)
+        assert set(declared.drafters) <= set(entry_points.names("drafters"))
+        assert set(declared.runtimes) <= set(entry_points.names("runtimes"))
 
 
 def test_the_drafters_that_an_option_names_are_those_that_declare_it() -> None:
     traits = factory.installed_traits()
     for name, declared in OPTIONS.items():
-        if declared.option.drafters:
+        if declared.drafters:
             users = {each for each, known in traits.items() if known.uses(name)}
-            assert users == set(declared.option.drafters), name
+            assert users == set(declared.drafters), name
 
 
 def test_the_option_of_the_contributing_page_touches_one_file(tmp_path: Path) -> None:

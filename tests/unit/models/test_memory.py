@@ -64,11 +64,8 @@ def test_a_pair_is_told_in_one_line_whose_parts_add_up() -> None:
     assert str(replace(pair(None), models=pair(None).models[:1])) == "target t on ort 160 MB"
 
 
-def test_a_warning_comes_with_one_byte_too_many_and_not_before() -> None:
-    assert pair(320 * MB).fits and pair(320 * MB).warning is None
-    too_large = pair(320 * MB - 1)
-    assert not too_large.fits
-    assert str(too_large) in str(too_large.warning) and "\n" not in str(too_large.warning)
+def test_it_fits_to_the_byte() -> None:
+    assert pair(320 * MB).fits and not pair(320 * MB - 1).fits
 
 
 @pytest.mark.parametrize(("context", "expected"), [(None, 1000), (64, 64), (5000, 1000)])
