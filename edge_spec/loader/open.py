@@ -64,11 +64,9 @@ from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.profile import (
-    PairFindings,
     Profile,
     ProfileKey,
     load_learnt,
-    load_pair,
     load_profile,
     profile_key,
     save_learnt,
@@ -228,7 +226,6 @@ class OpenModels:
     context: DrafterContext
     costs: Callable[[], RowCosts]  # of the target
     key: ProfileKey  # of the target
-    begins_overlapped: bool = True  # whether the first draft goes on while the target verifies
 
 
 def open_models(
@@ -238,12 +235,9 @@ def open_models(
     runtime may be asked for the target."""
     options, target = prepared.options, prepared.target
     key = profile_key(prepared.source, target, options.runtime_options)
-    profile, findings = load_profile(key), None
-    if prepared.drafts:
-        how = options.draft_runtime_options
-        findings = load_pair(key, profile_key(prepared.draft_sources[0], prepared.drafts[0], how))
+    profile = load_profile(key)
     drafts = []
-    for draft in _open_drafts(prepared, findings):
+    for draft in _open_drafts(prepared):
         opened.callback(draft.close)
         drafts.append(draft)
 
@@ -267,12 +261,10 @@ def open_models(
             options.drafts[0],
             drafts[0].step_s / costs().at(1),
         )
-    begins = findings is None or findings.overlap_pays
-    return OpenModels(loaded, drafts, drafters, context, costs, key, begins)
+    return OpenModels(loaded, drafts, drafters, context, costs, key)
 
 
-def _open_drafts(prepared: PreparedEngine, findings: PairFindings | None) -> Iterator[Draft]:
-    """findings: of the first one beside its target."""
+def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
     options = prepared.options
     above = prepared.target
     for source, draft in zip(prepared.draft_sources, prepared.drafts, strict=True):
@@ -287,11 +279,8 @@ def _open_drafts(prepared: PreparedEngine, findings: PairFindings | None) -> Ite
         key = profile_key(source, draft, options.draft_runtime_options)
         costs = _costs(model, key, load_profile(key))
         level = partial(stage_of, model, costs)
-        is_first = above is prepared.target
         step_s = costs.at(1) if costs.is_scaled else 0.0  # else its first draft tokens tell
-        if is_first and findings is not None:
-            step_s = findings.draft_token_s
-        anticipates = options.anticipates and is_first and translated is None
+        anticipates = options.anticipates and above is prepared.target and translated is None
         yield Draft(
             model,
             vocab_size,
@@ -470,7 +459,6 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
         lossless=lossless,
         overlap=options.drafts_elsewhere,
         draft_overlap=options.overlap,
-        begins_overlapped=models.begins_overlapped,
         parallel_rows=options.parallel_rows,
         shares_passes=isinstance(models.target, SharesPasses),
         costs=models.costs,

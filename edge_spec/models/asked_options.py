@@ -68,7 +68,6 @@ class Option:
     noun: str = ""  # what the refusal calls it
     in_auto: bool = False  # whether --drafter auto uses it, too
     also: tuple[str, ...] = ()  # names of it in other libraries, which `load` refuses with ours
-    is_place: bool = False  # whether it says where a model runs, which a plan does, too
 
 
 def option(
@@ -196,18 +195,16 @@ class AskedOptions:
         "reads GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
         "([devices.md](devices.md#openvino)), `coreml` needs macOS 15, `reference` is numpy: "
         "slow, exact.",
-        is_place=True,
         also=("backend", "engine"),
     )
     device: str | None = model_option(
         None,
         "Where the model runs: names from edge-spec devices, joined by commas.",
         more="Such as `cpu` or `cuda0`: [devices.md](devices.md).",
-        is_place=True,
         also=("device_map", "main_gpu"),
     )
     threads: int | None = model_option(
-        None, "CPU threads of the model.", is_place=True, also=("n_threads", "num_threads")
+        None, "CPU threads of the model.", also=("n_threads", "num_threads")
     )
     context_length: int | None = model_option(
         None,
@@ -215,18 +212,9 @@ class AskedOptions:
         flag="--context",
         also=("n_ctx", "num_ctx", "ctx_size", "context_size", "max_seq_len", "max_model_len"),
     )
-    plan: str | Path | None = model_option(  # noqa: RUF009
-        None,
-        "A file of edge-spec plan: where models run, who drafts.",
-        read_as=Path | None,
-        more="Without one, what was measured here decides what is left to `auto`: "
-        "[plan.md](plan.md#the-plan-in-force).",
-    )
-    draft_runtime: str = model_option("auto", "The draft's runtime.", is_place=True)
-    draft_device: str | None = model_option(None, "Where the draft runs.", is_place=True)
-    draft_threads: int | None = model_option(
-        None, "CPU threads of the draft, if not the model's.", is_place=True
-    )
+    draft_runtime: str = model_option("auto", "The draft's runtime.")
+    draft_device: str | None = model_option(None, "Where the draft runs.")
+    draft_threads: int | None = model_option(None, "CPU threads of the draft, if not the model's.")
     gpu_layers: int | str | None = option(
         None,
         "Layers that leave the CPU: a number, or auto, as many as fit.",

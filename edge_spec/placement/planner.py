@@ -21,34 +21,28 @@ from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
 from edge_spec.models import runtimes
 from edge_spec.models.devices import Device, format_bytes
 from edge_spec.models.memory import FreeMemory
-from edge_spec.models.options import LoadOptions, share_chip
+from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
+from edge_spec.placement.plan import Placement, Plan
 from edge_spec.placement.survey import (
     MEASURE_S,
     MOST_TOKENS,
     MeasuredPlace,
     OnStep,
     Surveyor,
-    measure_pair,
     short_prompts,
 )
 from edge_spec.scheduler.engine_plan import default_drafter
-from edge_spec.scheduler.plan_file import Placement, Plan
 from edge_spec.scheduler.profile import (
-    USUAL_DRAFT_TOKENS,
-    PairFindings,
     ProfileKey,
     doubt_profile,
-    load_pair,
     profile_key,
-    save_pair,
-    usual_step_s,
     was_busy,
 )
 from edge_spec.storage.measurements import Quantity
 
 TRIAL_S = 25.0  # of all answers, as forecast
-_PROBED = 3  # pairs on several devices, the best by what each model takes alone
+USUAL_DRAFT_TOKENS = 4
 _MOST_TRIALS = 3  # places, of which all but the last fail
 _LEAST_PROMPTS, _LEAST_TOKENS = 3, 16  # of a trial, and of an answer
 _MOST_LOSS = 0.005  # nats a token beyond the least: half a percent of perplexity
@@ -155,17 +149,20 @@ def _ms(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and its draft at their places. step_s: with USUAL_DRAFT_TOKENS; None where the draft
-    does not fit by itself."""
+    """A target and its draft at their places."""
 
     target: MeasuredPlace
     draft: MeasuredPlace
     placement: Placement
-    step_s: float | None
 
     @property
-    def keys(self) -> tuple[ProfileKey, ProfileKey]:
-        return self.target.candidate.key, self.draft.candidate.key
+    def step_s(self) -> float | None:
+        """Return the seconds of a step with USUAL_DRAFT_TOKENS draft tokens, by what each model
+        takes alone; None where one does not fit by itself."""
+        if self.target.profile is None or self.draft.profile is None:
+            return None
+        draft_s = USUAL_DRAFT_TOKENS * self.draft.profile.costs().at(1)
+        return draft_s + self.target.profile.costs().at(USUAL_DRAFT_TOKENS + 1)
 
     @property
     def can_pay(self) -> bool:
@@ -176,19 +173,6 @@ class Pair:
     def plain_s(self) -> float:
         """Return the seconds in which plain decoding writes as many tokens."""
         return (USUAL_DRAFT_TOKENS + 1) * (self.placement.step_s or 0.0)
-
-    @property
-    def is_risky(self) -> bool:
-        return self.target.candidate.is_risky or self.draft.candidate.is_risky
-
-    def measured(self, findings: PairFindings | None) -> Pair:
-        """Return the pair with the seconds of a step, as the two were measured together."""
-        if self.target.profile is None or self.draft.profile is None:
-            return self
-        devices = (each.device.split(",") for each in self.keys)
-        overlaps = not share_chip(*devices)
-        step_s = usual_step_s(self.target.profile, self.draft.profile, findings, overlaps)
-        return replace(self, step_s=step_s)
 
 
 def rank_pairs(pairs: Sequence[Pair], free: FreeMemory) -> list[Pair]:
@@ -266,7 +250,6 @@ class Planner:
         drafts = [] if self._draft is None else self._survey_draft(self._draft)
         self._expect(TRIAL_S)
         return Plan(
-            version=1,
             model=readable(self._source.model),
             identity=self._source.identity,
             draft=self._draft.model if self._draft else None,
@@ -315,44 +298,16 @@ class Planner:
         return []
 
     def _pairs(self, target: MeasuredPlace, drafts: Sequence[MeasuredPlace]) -> list[Pair]:
-        """Return the pairs at one place of the target, the best first. Those that fail together are
-        left out."""
+        """Return the pairs at one place of the target, the best first."""
         target = _taking_turns(target)
-        pairs = rank_pairs([self._pair(target, each) for each in drafts], self._free)
-        return rank_pairs([*self._probed(pairs)], self._free)
+        return rank_pairs([self._pair(target, each) for each in drafts], self._free)
 
     def _pair(self, target: MeasuredPlace, draft: MeasuredPlace) -> Pair:
         drafter = ",".join(factory.auto_drafters(drafts=True, corpora=False))
         placement = replace(self._alone(target), draft=draft.candidate.place, drafter=drafter)
         placement = replace(placement, tokens_per_s=None)
         placement = self._surveyor.with_memory(placement, target.candidate, draft.candidate)
-        return Pair(target, draft, placement, None).measured(None)
-
-    def _probed(self, pairs: Sequence[Pair]) -> Iterator[Pair]:
-        """Yield the pairs, of which the first that a device takes part in are measured together."""
-        left = _PROBED
-        for pair in pairs:
-            is_tried = pair.is_risky and pair.can_pay and self._fits(pair.placement)
-            if left == 0 or not is_tried:
-                yield pair
-                continue
-            left -= 1
-            try:
-                yield pair.measured(self._findings(pair))
-            except IsolatedError as error:
-                self._surveyor.note(f"{pair.placement}: {error}")
-
-    def _findings(self, pair: Pair) -> PairFindings:
-        """Raises IsolatedError."""
-        known = None if self._surveyor.refresh else load_pair(*pair.keys)
-        if known is not None:
-            return known
-        self._surveyor.has_measured = True
-        target, draft = pair.target.candidate, pair.draft.candidate
-        what = f"Measuring {target.place} beside {draft.place}"
-        found = measure_pair(target, draft, partial(self._progress, what))
-        save_pair(*pair.keys, found)
-        return found
+        return Pair(target, draft, placement)
 
     def _try(
         self,

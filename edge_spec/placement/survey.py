@@ -31,12 +31,11 @@ from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidate_of, candidates, described
+from edge_spec.placement.plan import Placement
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
 from edge_spec.scheduler.lossless import Losslessness
-from edge_spec.scheduler.measure import SLOWER_THAN_OWN, measure, own_loop_cost, probe_pair
-from edge_spec.scheduler.plan_file import Placement, apply_placement
+from edge_spec.scheduler.measure import SLOWER_THAN_OWN, measure, own_loop_cost
 from edge_spec.scheduler.profile import (
-    PairFindings,
     Profile,
     ProfileKey,
     load_profile,
@@ -175,24 +174,6 @@ def measure_described(request: Any, on_step: OnStep) -> Any:
     """Measure a place in another process."""
     place = candidate_of(request["place"])
     return asdict(measure_place(place, request["max_s"], on_step, request["texts"]))
-
-
-def measure_pair_described(request: Any, on_step: OnStep) -> Any:
-    """Measure two places together in another process."""
-    target, draft = (candidate_of(each) for each in request)
-    with (
-        closing(target.prepared.open(target.options)) as target_model,
-        closing(draft.prepared.open(draft.options)) as draft_model,
-    ):
-        return asdict(probe_pair(target_model, draft_model, on_step))
-
-
-def measure_pair(target: Candidate, draft: Candidate, on_step: OnStep) -> PairFindings:
-    """Measure how two places run beside each other, one of which is a device. Raises
-    IsolatedError."""
-    places = [described(each.source.model, each.device, each.options) for each in (target, draft)]
-    found = attempt_apart(measure_pair_described, places, on_step)
-    return TypeAdapter(PairFindings).validate_python(found)
 
 
 @dataclass(frozen=True)
@@ -343,7 +324,7 @@ class Surveyor:
         """Complete a placement with what its models need together, where their runtimes can
         tell."""
         model, drafts = (None, []) if draft is None else (draft.source.model, [draft.prepared])
-        options = apply_placement(LoadOptions(), placement, model)
+        options = placement.options(model)
         found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self._memories)
         if found is None:
             return placement

@@ -29,7 +29,6 @@ from edge_spec.models.model_plan import ModelPlan, Refusal, choose, ways_to_run
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
-from edge_spec.scheduler.plan_file import is_open, pinned_options
 from edge_spec.scheduler.priors import row_shares
 from edge_spec.scheduler.profile import (
     Profile,
@@ -174,19 +173,11 @@ def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
     """List the ways to answer with a model, best first.
 
     Raises as `Source.path` does, ModelFileError, UnsupportedModelError for a header that cannot be
-    read, what `choose` raises for a draft that nothing runs, and UsageError for a plan file that
-    cannot be used.
+    read, and what `choose` raises for a draft that nothing runs.
     """
     if options.runtime != "auto":
         runtimes.load_runtime(options.runtime)  # nothing is fetched for one that is missing
     export = ExportOptions(options.quantization, options.block_size)
-    if options.plan is not None:
-        pinned = pinned_options(source, options)
-        return [
-            EnginePlan(each, replace(way, is_only=False), _draft_plans(source, each))
-            for each in pinned
-            for way in ways_to_run(source, each.runtime, each.runtime_options, export)
-        ]
     ways = ways_to_run(source, options.runtime, options.runtime_options, export)
     ranked, drafts = rank_ways(ways, is_open(options)), _draft_plans(source, options)
     for draft in drafts:
@@ -232,6 +223,21 @@ def choose_plan(
     chosen, left = choose(alike, refusals)
     at = 0 if chosen.is_only else len(alike) - len(left) - 1
     return replace(plans[at], target=chosen), list(plans[at + 1 :])
+
+
+def is_open(options: LoadOptions) -> bool:
+    """Return whether nothing was asked for that measurements decide, or do not hold for."""
+    how = replace(options.runtime_options, context_length=None, takes_turns=False)
+    draft = options.draft_runtime, options.draft_providers, options.draft_threads
+    asked = (options.runtime, how, options.gpu_layers, draft)
+    export = (options.quantization, options.block_size)
+    return (
+        asked == ("auto", RuntimeOptions(), None, ("auto", (), None))
+        and export == (None, None)
+        and not (options.exact or options.draft_overlap != LoadOptions().draft_overlap)
+        and len(options.drafts) <= 1
+        and options.head is None
+    )
 
 
 def _with_place(options: LoadOptions, way: ModelPlan, of: str = "") -> LoadOptions:

@@ -2,19 +2,13 @@
 model without one begins with.
 
 Everything that is compared is measured in turns, in shuffled order, so that a machine that gets
-busy slows all of it alike; medians leave out what disturbed a few passes. So are a plain step with
-another way to make one, and a target with its draft beside it.
-
-What each of a pair takes alone is known of profiles. What is not: the other model's data in the
-caches, its threads, clocks of a device that had nothing to do, copies between devices, and memory
-that both read at once.
+busy slows all of it alike; medians leave out what disturbed a few passes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from statistics import median
@@ -24,7 +18,7 @@ import numpy as np
 
 from edge_spec.core.model import HasOwnLoop, Model
 from edge_spec.core.tree import TokenTree
-from edge_spec.scheduler.profile import USUAL_DRAFT_TOKENS, PairFindings, Profile
+from edge_spec.scheduler.profile import Profile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _FEW_WIDTHS = (1, 2, 4, 8, 16)  # for models that are slow
@@ -42,11 +36,10 @@ _QUICK_ROUNDS = 3
 _QUICK_CONTEXT = 16  # tokens
 _SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
 
-# Of two ways to make a plain step, and of a pair. Long passes are few, and what else is running
-# changes less of each.
+# Of two ways to make a plain step. Long passes are few, and what else is running changes less of
+# each.
 _ROUNDS, _CONTEXT = 16, 32
 _ENOUGH_S, _LEAST_PAIR_ROUNDS = 1.5, 3
-_PAIR_ENOUGH_S = 6.0
 # Of a library's own loop: kernels of attention change from some hundred tokens on.
 _OWN_ROUNDS, _OWN_CONTEXT = 32, 320
 SLOWER_THAN_OWN = 1.05  # times a step of it, from which on users hear of it
@@ -234,37 +227,3 @@ def own_loop_cost(model: Model) -> float | None:
 
 def _quarter(seconds: Sequence[float]) -> float:
     return max(_LEAST_S, float(np.quantile(seconds, 0.25)))
-
-
-def probe_pair(target: Model, draft: Model, on_step: Callable[[float], None]) -> PairFindings:
-    """Time the draft tokens of a usual step, a step whose models take turns, and one whose draft
-    goes on while the target verifies; medians."""
-    watch, width = Stopwatch(), USUAL_DRAFT_TOKENS + 1
-    with (
-        _steps(target, (width,), _CONTEXT) as verify,
-        _steps(draft, (1,), _CONTEXT) as read,
-        ThreadPoolExecutor(1) as pool,
-    ):
-
-        def chain() -> None:
-            for _ in range(USUAL_DRAFT_TOKENS):
-                read[1]()
-
-        def in_turn() -> None:
-            chain()
-            verify[width]()
-
-        def beside() -> None:
-            drafted = pool.submit(chain)
-            verify[width]()
-            drafted.result()
-
-        def is_enough(seconds: Found[str]) -> bool:
-            done = len(seconds["chain"])
-            on_step(done / _ROUNDS)
-            return done >= _LEAST_PAIR_ROUNDS and watch.total_s > _PAIR_ENOUGH_S
-
-        works = {"chain": chain, "turns": in_turn, "beside": beside}
-        seconds = in_turns(works, _ROUNDS, watch, is_enough)
-    chain_s, turns_s, beside_s = (max(_LEAST_S, median(seconds[name])) for name in works)
-    return PairFindings(chain_s / USUAL_DRAFT_TOKENS, turns_s, beside_s)

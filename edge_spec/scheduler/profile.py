@@ -1,5 +1,5 @@
-"""What was measured of a model at one place: the time of its passes, how it runs beside its draft,
-and what use has taught of its drafters."""
+"""What was measured of a model at one place: the time of its passes, and what use has taught of its
+drafters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.machine import cpu_name
 from edge_spec.storage.measurements import Quantity
 
-USUAL_DRAFT_TOKENS = 4
 MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -81,45 +80,8 @@ class Profile:
         return RowCosts(self.seconds, self.num_experts, self.experts_used)
 
 
-@dataclass(frozen=True)
-class PairFindings:
-    """Seconds of a target and its draft beside each other, as `measure.probe_pair` finds them.
-
-    draft_token_s: of passes of the draft that follow each other. turns_s: of a usual step, whose
-    models take turns. beside_s: of one whose draft goes on while the target verifies.
-    """
-
-    draft_token_s: Seconds
-    turns_s: Seconds
-    beside_s: Seconds
-
-    @property
-    def overlap_pays(self) -> bool:
-        """Return whether a step is faster where the draft goes on while the target verifies, if all
-        that it reads meanwhile is of use."""
-        return self.beside_s < self.turns_s
-
-
-@dataclass(frozen=True)
-class _PairKey:
-    target: ProfileKey
-    draft: ProfileKey
-
-
 _PROFILE = Quantity("pass seconds", ProfileKey, lambda: TypeAdapter(Profile))
-_PAIR = Quantity("pair seconds", _PairKey, lambda: TypeAdapter(PairFindings))
 _LEARNT = Quantity("learnt", ProfileKey, lambda: TypeAdapter(dict[str, list[_Finite]]))
-
-
-def usual_step_s(
-    target: Profile, draft: Profile, findings: PairFindings | None, overlaps: bool
-) -> float:
-    """Return the seconds of a step with USUAL_DRAFT_TOKENS draft tokens. overlaps: whether the
-    draft can go on while the target verifies."""
-    if findings is None:
-        verify_s = target.costs().at(USUAL_DRAFT_TOKENS + 1)
-        return verify_s + USUAL_DRAFT_TOKENS * draft.costs().at(1)
-    return findings.beside_s if overlaps and findings.overlap_pays else findings.turns_s
 
 
 def profile_key(source: Source, prepared: PreparedModel, options: RuntimeOptions) -> ProfileKey:
@@ -184,15 +146,6 @@ def doubt_profile(key: ProfileKey) -> None:
     found = _PROFILE.known(key)
     if found is not None:
         _PROFILE.keep(key, replace(found, spread=2 * MOST_SPREAD), found.rounds, 2 * MOST_SPREAD)
-
-
-def load_pair(target: ProfileKey, draft: ProfileKey) -> PairFindings | None:
-    """Return how the two run beside each other; None where they were not measured together."""
-    return _PAIR.known(_PairKey(target, draft))
-
-
-def save_pair(target: ProfileKey, draft: ProfileKey, found: PairFindings) -> None:
-    _PAIR.keep(_PairKey(target, draft), found)
 
 
 def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:

@@ -1,5 +1,5 @@
-"""Keeps measurements in one SQLite file of the cache, each by all that its value depends on. Those
-that travel, and what is no measurement, are JSON files sealed with a checksum.
+"""Keeps measurements in one SQLite file of the cache, each by all that its value depends on. What
+is no measurement is a JSON file sealed with a checksum.
 
 A value that is missing, damaged, out of its bounds or of another version of the table is not known.
 One that cannot be written costs only time. So reading and writing never raise: one log line says
@@ -29,9 +29,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
-from edge_spec.storage.atomic import atomic_file, cache_directory, locked, sha256_file
+from edge_spec.storage.atomic import cache_directory, locked, sha256_file
 
 DIRECTORY, FILE = "measurements", "measurements.sqlite"
 MAX_BYTES = 4_000_000  # of a value, or of a sealed file
@@ -244,14 +244,11 @@ def seal(content: bytes, key: str = "") -> bytes:
     return b'{"sha256": "' + _checksum(fields, key).encode() + b'",\n' + fields
 
 
-def unseal(sealed: bytes, key: str = "", *, required: bool = True) -> bytes:
-    """Return what was sealed. required: whether what has no seal, as a person may write it, is
-    damaged. Raises DamagedError."""
+def unseal(sealed: bytes, key: str = "") -> bytes:
+    """Return what was sealed. Raises DamagedError."""
     match = _SEAL.match(sealed)
     if match is None:
-        if required:
-            raise DamagedError("it has no sha256")
-        return sealed
+        raise DamagedError("it has no sha256")
     fields = sealed[match.end() :]
     if _checksum(fields, key) != match[1].decode():
         raise DamagedError("its sha256 differs")
@@ -262,27 +259,6 @@ def _checksum(fields: bytes, key: str) -> str:
     digest = hashlib.sha256(key.encode() + b"{")
     digest.update(fields)
     return digest.hexdigest()
-
-
-def write_sealed(path: Path, kind: TypeAdapter[_Value], content: _Value, mode: int = 0o644) -> None:
-    """Write a sealed file. kind: of a JSON object with at least one field; mode: of the file.
-    Raises OSError, and then the old file is as it was."""
-    with atomic_file(path, mode) as work:
-        work.write_bytes(seal(kind.dump_json(content, indent=1) + b"\n"))
-
-
-def read_sealed(path: Path, kind: TypeAdapter[_Value], *, required: bool = True) -> _Value:
-    """Read a sealed file. required: as for `unseal`. Raises DamagedError, OSError."""
-    with path.open("rb") as file:
-        sealed = file.read(MAX_BYTES + 1)
-    if len(sealed) > MAX_BYTES:
-        raise DamagedError(f"it has more than {MAX_BYTES:,} bytes")
-    try:
-        return kind.validate_json(unseal(sealed, required=required))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "JSON"
-        raise DamagedError(f"{where}: {first['msg']}") from None
 
 
 def tell_unkept(path: Path, error: Exception) -> None:

@@ -27,7 +27,6 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.stored_tensor import read_safetensors
 from edge_spec.models.bundle import find_member, open_bundle
 from edge_spec.models.hub import HubReference
-from edge_spec.scheduler.plan_file import read_plan
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.plain_messages import plain_messages
 from edge_spec.text.prompt_files import read_prompts
@@ -150,16 +149,6 @@ def answers(data: bytes) -> None:
         index.following(index.match([5, 6]))
 
 
-def plan(data: bytes) -> None:
-    read_plan(_written("plan.json", _sealed(data)))
-
-
-def _sealed(data: bytes) -> bytes:
-    """A JSON object with its checksum made right."""
-    digest = hashlib.sha256(b"{" + data[1:]).hexdigest().encode()
-    return b'{"sha256": "' + digest + b'",\n' + data[1:]
-
-
 def sidecar(data: bytes) -> None:
     try:
         request = messages.RpcRequest.parse(data)
@@ -179,7 +168,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
         target.__name__: target
         for target in (
             *(gguf, safetensors, directory, manifest, pair, tokenizer, template, prompts),
-            *(snapshot, answers, plan, sidecar, reference),
+            *(snapshot, answers, sidecar, reference),
         )
     }
 )

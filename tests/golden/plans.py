@@ -30,6 +30,7 @@ from edge_spec.models.model_plan import ModelPlan, ways_to_run
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate
+from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.planner import Pair, rank_drafters, rank_pairs, rank_places, why_no_draft
 from edge_spec.placement.survey import MeasuredPlace
 from edge_spec.scheduler.engine_plan import (
@@ -40,10 +41,8 @@ from edge_spec.scheduler.engine_plan import (
     rank_ways,
 )
 from edge_spec.scheduler.machine import cpu_name
-from edge_spec.scheduler.plan_file import Place, Placement
 from edge_spec.scheduler.priors import OWN_KERNELS
 from edge_spec.scheduler.profile import (
-    PairFindings,
     Profile,
     ProfileKey,
     profile_key,
@@ -112,7 +111,6 @@ def _machines() -> Iterator[tuple[str, Any]]:
         short = {**case, "free_mb": 300}
         short["devices"] = [{**each, "free_mb": 300} for each in case["devices"]]
         changed = {"": case, "; 300 MB free everywhere": short}
-        changed["; not measured together"] = {**case, "pairs": {}}
         for name, each in changed.items():
             places, pairs = ranking(table, each)
             told = {"places": _told(places), "pairs": _told([pair.placement for pair in pairs])}
@@ -160,13 +158,9 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
     pairs = []
     for name in case["costs"][draft]:
         on = best.target.device
-        beside = case.get("pairs", {}).get(f"{on} {name}")
-        costs = (_of_table(case["costs"][model][at]) for model, at in ((target, on), (draft, name)))
-        findings = beside and _together(*costs, beside)
         placement = replace(best, draft=_place("llamacpp", name), drafter="draft-model")
         placement = sized(placement, (target, on), (draft, name))
-        pair = Pair(measured(target, on), measured(draft, name), placement, None)
-        pairs.append(pair.measured(findings))
+        pairs.append(Pair(measured(target, on), measured(draft, name), placement))
     return places, rank_pairs(pairs, free)
 
 
@@ -174,17 +168,6 @@ def _of_table(costs: Any) -> Profile:
     seconds = {int(rows): ms / 1e3 for rows, ms in costs["ms"].items()}
     copied = {rows: each + rows * costs["row_ms"] / 1e3 for rows, each in seconds.items()}
     return Profile(copied, rounds=6, spread=0.0)
-
-
-def _together(target: Profile, draft: Profile, beside: Any) -> PairFindings:
-    """Both in turns, and at the same time, where each slows the other down: the target waits for
-    half of a pass of the draft, one of which reads the token that the target adds."""
-    pass_s, token_s = target.costs().at(5), draft.costs().at(1)
-    turns_s = pass_s + 4 * token_s + beside["switch_ms"] / 1e3
-    slow_s = token_s * beside["draft_slowdown"]
-    waited_s = pass_s * beside["target_slowdown"] + slow_s / 2
-    saved_s = min(4, max(0, int(waited_s / slow_s) - 1)) * token_s - (waited_s - pass_s)
-    return PairFindings(token_s, turns_s, turns_s - saved_s)
 
 
 # One model at several places, with drafters that need no second one.

@@ -16,14 +16,11 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.scheduler import profile as profile_module
 from edge_spec.scheduler.measure import CONTEXT, USUAL_ROUNDS, WIDTHS, measure
 from edge_spec.scheduler.profile import (
-    PairFindings,
     Profile,
     ProfileKey,
     load_learnt,
-    load_pair,
     load_profile,
     save_learnt,
-    save_pair,
     save_profile,
 )
 from edge_spec.testing import ScriptedModel, ScriptedSession
@@ -166,14 +163,6 @@ def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
     newer = replace(KEY, library="2.0")  # acceptance is a matter of the model, not of its library
     save_profile(newer, PROFILE)
     assert load_learnt(newer) == {"suffix": [0.5], "jacobi": [0.25]}
-
-
-def test_a_pair_is_known_by_both_of_its_models() -> None:
-    draft, found = replace(KEY, identity="xyz"), PairFindings(0.001, 0.02, 0.015)
-    save_pair(KEY, draft, found)
-    assert load_pair(KEY, draft) == found and found.overlap_pays
-    assert load_pair(replace(KEY, library="2.0"), draft) is None
-    assert load_pair(KEY, replace(draft, library="2.0")) is None
 
 
 @pytest.mark.parametrize(
