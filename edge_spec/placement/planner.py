@@ -224,7 +224,6 @@ class Planner:
         self._report, self._end_s, self._then_s = progress, 0.0, 0.0
         self._surveyor = Surveyor(devices, self._progress, refresh)
         self._free = self._surveyor.free
-        self._has_doubted = False  # a profile, which is measured again once
         self.notes = self._surveyor.notes
 
     @property
@@ -233,13 +232,6 @@ class Planner:
 
     def make(self) -> Plan:
         """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
-        plan = self._made()
-        if self._has_doubted:
-            self._surveyor.refresh = False  # all else has been measured
-            plan = self._made()
-        return plan
-
-    def _made(self) -> Plan:
         draft_s = MEASURE_S if self._draft else 0.0
         self._expect(MEASURE_S, draft_s + TRIAL_S)
         targets = self._surveyor.survey(self._source, LoadOptions())
@@ -374,17 +366,14 @@ class Planner:
         return rank_drafters(tried, default)
 
     def _compare(self, target: MeasuredPlace, slowdown: float) -> None:
-        """Plain decoding and its passes take about as long but for what else the machine does.
-        Passes that took much longer are measured again, now or by the next plan."""
+        """Note where plain decoding and its passes did not take about as long: something else used
+        the machine. Passes that took much longer are measured again by the next plan."""
         if not was_busy(max(slowdown, 1 / slowdown) - 1):
             return
         what = f"plain decoding took {slowdown:.1f} times as long as its passes before"
         if slowdown < 1:
             doubt_profile(target.candidate.key)
             what = f"passes took {1 / slowdown:.1f} times as long as plain decoding afterwards"
-            if not self._has_doubted:
-                self._has_doubted = True
-                return
         what += ", the machine was busy: plan again when it is free"
         self._surveyor.note(f"{target.candidate.place}: {what}")
 

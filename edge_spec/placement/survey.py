@@ -34,7 +34,7 @@ from edge_spec.placement.candidates import Candidate, candidate_of, candidates, 
 from edge_spec.placement.plan import Placement
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
 from edge_spec.scheduler.lossless import Losslessness
-from edge_spec.scheduler.measure import SLOWER_THAN_OWN, measure, own_loop_cost
+from edge_spec.scheduler.measure import measure
 from edge_spec.scheduler.profile import (
     Profile,
     ProfileKey,
@@ -108,7 +108,6 @@ def measure_place(
         key = rows_key(place.key, place.prepared.config)
         settle_rows(model, key, USUAL_WIDTHS, LosslessMode.AUTO)
         profile = measure(model, max_s, on_step)
-        profile = replace(profile, own_loop_cost=own_loop_cost(model))
     save_profile(place.key, profile)
     return profile
 
@@ -298,12 +297,6 @@ class Surveyor:
             self.note(
                 f"{role}{place.place}: the machine was busy, the times are uncertain by "
                 f"{profile.spread:.0%}: the next plan measures them again"
-            )
-        cost = profile.own_loop_cost
-        if cost and cost > SLOWER_THAN_OWN:
-            self.note(
-                f"{role}{place.place}: our plain step takes {cost:.2f} times as long as one of "
-                f"{place.key.runtime}'s own loop"
             )
 
     def _fits(self, place: Candidate) -> bool:

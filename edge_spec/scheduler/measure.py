@@ -42,7 +42,6 @@ _ROUNDS, _CONTEXT = 16, 32
 _ENOUGH_S, _LEAST_PAIR_ROUNDS = 1.5, 3
 # Of a library's own loop: kernels of attention change from some hundred tokens on.
 _OWN_ROUNDS, _OWN_CONTEXT = 32, 320
-SLOWER_THAN_OWN = 1.05  # times a step of it, from which on users hear of it
 
 _Name = TypeVar("_Name")
 Found = Mapping[_Name, Sequence[float]]  # seconds of works by their names
@@ -161,13 +160,7 @@ def measure(
         if min(first_s) > _SLOW_STEP * max_s:
             steps = {width: steps[width] for width in _FEW_WIDTHS if width in steps}
         passes = in_turns(steps, _MOST_ROUNDS, watch, is_enough)
-    return Profile(
-        seconds=median_seconds(passes),
-        rounds=len(passes[1]),
-        spread=spread(passes),
-        num_experts=model.config.num_experts,
-        experts_used=model.config.experts_used,
-    )
+    return Profile(median_seconds(passes), len(passes[1]), spread(passes))
 
 
 def quick_passes(

@@ -40,23 +40,12 @@ from edge_spec.scheduler.lossless import wider as widened
 from edge_spec.scheduler.machine import cpu_features, cpu_name
 from edge_spec.scheduler.measure import median_seconds, quick_passes, relative_cost, spread
 from edge_spec.scheduler.priors import row_shares
-from edge_spec.scheduler.profile import ProfileKey, Seconds, SecondsByRows, options_apart, was_busy
+from edge_spec.scheduler.profile import SECONDS, ProfileKey, Seconds, options_apart, was_busy
 from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
 _WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
-
-
-@dataclass(frozen=True)
-class RowsKey:
-    """All that findings depend on. how: the model is run, whichever it is."""
-
-    how: ProfileKey
-    build: str  # changes with the files of the runtime's library
-    features: tuple[str, ...]  # of the processor, that kernels are chosen by
-    shapes: tuple[int, ...]
-    way: str = ""  # of computing, where there are several
 
 
 @dataclass(frozen=True)
@@ -75,14 +64,19 @@ class RowFindings:
 
 
 _BY_CONSTRUCTION = RowFindings((), BY_CONSTRUCTION, plain_cost=1.0)
-ROWS = Quantity("rows", RowsKey, lambda: TypeAdapter(RowFindings))
-SECONDS = Quantity("row seconds", RowsKey, lambda: TypeAdapter(SecondsByRows))  # t(k)
+ROWS = Quantity("rows", ProfileKey, lambda: TypeAdapter(RowFindings))
 
 
-def rows_key(key: ProfileKey, config: ModelConfig) -> RowsKey:
-    """Returns what findings about a model depend on that is opened in this way."""
-    how = replace(key, model="", identity="")
-    return RowsKey(how, runtimes.library_build(key.runtime), cpu_features(), shapes_of(config))
+def rows_key(key: ProfileKey, config: ModelConfig) -> ProfileKey:
+    """Return what findings depend on that all models of one shape share, opened in this way."""
+    return replace(
+        key,
+        model="",
+        identity="",
+        build=runtimes.library_build(key.runtime),
+        features=cpu_features(),
+        shapes=shapes_of(config),
+    )
 
 
 def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
@@ -97,7 +91,7 @@ def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
     )
 
 
-def find_rows(model: Model, key: RowsKey, widths: Sequence[int]) -> RowFindings:
+def find_rows(model: Model, key: ProfileKey, widths: Sequence[int]) -> RowFindings:
     """Returns what the cache knows of these widths; else measures it now, and keeps it. Nothing is
     measured of kernels that compute a row alike by construction."""
     known = ROWS.known(key)
@@ -115,7 +109,7 @@ def find_rows(model: Model, key: RowsKey, widths: Sequence[int]) -> RowFindings:
 
 
 def settle_rows(
-    model: Model, key: RowsKey, widths: Sequence[int], mode: LosslessMode
+    model: Model, key: ProfileKey, widths: Sequence[int], mode: LosslessMode
 ) -> RowFindings:
     """Chooses how the model computes, where there are several ways: the fastest of those that score
     a row alike at all widths, and where there is none, or near ties may differ, the fastest."""
@@ -149,7 +143,7 @@ def _plain_cost(model: Model, found: BatchInvariance) -> float:
     return max(cost, 1.0)
 
 
-def _choose_first_alike(model: Model, key: RowsKey, widths: Sequence[int]) -> None:
+def _choose_first_alike(model: Model, key: ProfileKey, widths: Sequence[int]) -> None:
     """Chooses the way that scores single rows as the widest passes do, the first of equal ones. A
     large model takes the one that is likeliest to, if it does: to look at another takes seconds."""
     assert isinstance(model, HasWays)
@@ -184,7 +178,7 @@ def shapes_of(config: ModelConfig) -> tuple[int, ...]:
 
 
 def row_costs(
-    model: Model, key: RowsKey, clock: Callable[[], float] = time.perf_counter
+    model: Model, key: ProfileKey, clock: Callable[[], float] = time.perf_counter
 ) -> RowCosts:
     """Return what the store knows of such a model; else measure it now, and keep it."""
     seconds: Mapping[int, float] | None = SECONDS.known(key)
@@ -196,11 +190,11 @@ def row_costs(
     return costs_of(model.config, seconds)
 
 
-def begun_costs(model: Model, key: RowsKey) -> RowCosts:
+def begun_costs(model: Model, key: ProfileKey) -> RowCosts:
     """Return costs in usual proportions, with what the store knows of some widths. No pass is made
     for it."""
-    kernels = key.how.kernels if model.capabilities.invariant_rows else ""
-    return recall_costs(model.config, kernels, key.how.device, SECONDS.known(key) or {})
+    kernels = key.kernels if model.capabilities.invariant_rows else ""
+    return recall_costs(model.config, kernels, key.device, SECONDS.known(key) or {})
 
 
 def recall_costs(
@@ -223,7 +217,7 @@ class RoundTimes:
     """Keeps what passes of all conversations on one model took, for the next session to begin with.
     Any thread may call."""
 
-    def __init__(self, key: RowsKey, widths: tuple[int, ...] = ()) -> None:
+    def __init__(self, key: ProfileKey, widths: tuple[int, ...] = ()) -> None:
         """widths: that passes are widened to, ascending; none where they are not."""
         self._key = key
         self._widths = widths

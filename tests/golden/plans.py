@@ -43,12 +43,13 @@ from edge_spec.scheduler.engine_plan import (
 from edge_spec.scheduler.machine import cpu_name
 from edge_spec.scheduler.priors import OWN_KERNELS
 from edge_spec.scheduler.profile import (
+    SECONDS,
     Profile,
     ProfileKey,
     profile_key,
     save_profile,
 )
-from edge_spec.scheduler.row_findings import SECONDS, rows_key
+from edge_spec.scheduler.row_findings import rows_key
 from fixtures import tiny_models
 from fixtures.silence import quiet
 
@@ -234,9 +235,9 @@ def _drafters() -> Iterator[tuple[str, Any]]:
         yield name, {"order": _told(found), "why no draft": why_no_draft(found)}
 
 
-def _profile(step_s: float, rows: dict[int, float], **more: Any) -> Profile:
+def _profile(step_s: float, rows: dict[int, float]) -> Profile:
     costs = {width: step_s * times for width, times in rows.items()}
-    return Profile(costs, rounds=5, spread=0.0, **more)
+    return Profile(costs, rounds=5, spread=0.0)
 
 
 def _default_drafters() -> Iterator[tuple[str, str]]:
@@ -354,7 +355,6 @@ def _doctor(folder: Path) -> Iterator[tuple[str, Any]]:
         "nothing is measured, alone": {"draft": None},
         "alone": {"draft": None, "times": (0.01,)},
         "alone, dear rows": {"draft": None, "times": (0.01,), "rows": DEAR_ROWS},
-        "alone, its own loop is faster": {"draft": None, "times": (0.01,), "own_loop": 1.3},
         "a large draft": {"draft": "large", "times": (0.01, 0.01)},
         "a cheap draft": {"times": (0.01, 0.001)},
         "a dear draft": {"times": (0.01, 0.006)},
@@ -372,7 +372,6 @@ def _examined(
     draft: str | None = "draft",
     times: tuple[float, ...] = (),
     rows: dict[int, float] = CHEAP_ROWS,
-    own_loop: float | None = None,
 ) -> dict[str, Any]:
     asked = AskedOptions(draft=None if draft is None else str(paths[draft]))
     plan, _ = choose_plan(plans_for(Source(str(paths["target"]), quiet), asked))
@@ -380,7 +379,7 @@ def _examined(
         prepared = each.find(quiet)
         assert prepared is not None
         key = profile_key(each.source, prepared, each.how)
-        save_profile(key, _profile(step_s, rows, own_loop_cost=own_loop))
+        save_profile(key, _profile(step_s, rows))
     devices = [Device("ort", "cpu", "cpu", "the processor")]
     report = diagnose(str(paths["target"]), asked, quiet, devices=lambda: devices)
     return {

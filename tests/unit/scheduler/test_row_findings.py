@@ -15,12 +15,12 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS, widths_for
 from edge_spec.scheduler.lossless import Promise
 from edge_spec.scheduler.profile import ProfileKey
-from edge_spec.scheduler.row_findings import ROWS, RowsKey, find_rows, settle_rows
+from edge_spec.scheduler.row_findings import ROWS, find_rows, settle_rows
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 30
 HOW = ProfileKey("", "", "Q4_0", "llamacpp", "0.3", "", 2, (), "a processor")
-KEY = RowsKey(HOW, "abc", ("X86_V3",), (1, 2, 3))
+KEY = replace(HOW, build="abc", features=("X86_V3",), shapes=(1, 2, 3))
 
 
 class Ways(ScriptedModel):
