@@ -129,10 +129,10 @@ class _Scores:
 
 
 def measure_batch_invariance(
-    model: Model, widths: Sequence[int] = MARGIN_WIDTHS
+    model: Model, widths: Sequence[int] = MARGIN_WIDTHS, branches: bool = True
 ) -> BatchInvariance:
     """Scores the same tokens at each of the ascending widths, of which the first is 1. Raises
-    nothing of its own.
+    nothing of its own. branches: whether to look at rows of branches, too.
 
     Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 90 for USUAL_WIDTHS, and two to
     eighteen passes of up to BRANCH_ROWS rows; where plain steps differ from wider passes, 16 more
@@ -141,7 +141,7 @@ def measure_batch_invariance(
     """
     widths = measured_widths(model, widths)
     scores = []
-    branch_invariant = probe_invariant = model.capabilities.trees
+    branch_invariant = probe_invariant = branches and model.capabilities.trees
     vocab_size = model.config.vocab_size
     num_rounds = BRANCH_ROUNDS // 2 if is_large(model.config) else BRANCH_ROUNDS
     for prompt_tokens in _prompts(model, widths[-1]):
@@ -166,17 +166,10 @@ def measure_batch_invariance(
 
 
 def agreeing_width(model: Model) -> int:
-    """Returns the widest of a few passes that score their rows as single ones are scored, after all
-    contexts; 1 where none does. Matrices may have a kernel for a few rows and one for more."""
-    widths = measured_widths(model, _COMPARED_WIDTHS)
-    agreeing = set(widths[1:])
-    for prompt_tokens in _prompts(model, widths[-1]):
-        if not agreeing:
-            break
-        with closing(model.open_session()) as session:
-            digests = _score_widths(model, session, prompt_tokens, widths).digests
-        agreeing = {width for width in agreeing if _agree(digests[1], digests[width])}
-    return max(agreeing, default=1)
+    """Returns the widest of a few passes that score their rows as single ones are scored; 1 where
+    none does. Matrices may have a kernel for a few rows and one for more."""
+    found = measure_batch_invariance(model, _COMPARED_WIDTHS, branches=False)
+    return found.invariant_widths[-1] if found.plain_width == 1 else 1
 
 
 def agreeing_beyond(model: Model, widths: Sequence[int], num_rows: int) -> tuple[int, ...]:

@@ -36,10 +36,8 @@ _QUICK_ROUNDS = 3
 _QUICK_CONTEXT = 16  # tokens
 _SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
 
-# Of two ways to make a plain step. Long passes are few, and what else is running changes less of
-# each.
-_ROUNDS, _CONTEXT = 16, 32
-_ENOUGH_S, _LEAST_PAIR_ROUNDS = 1.5, 3
+_COMPARED_ROUNDS = 16  # of two widths, where their proportion decides
+_ENOUGH_S = 1.5  # of all passes: long ones are few, and what else is running changes less of each
 # Of a library's own loop: kernels of attention change from some hundred tokens on.
 _OWN_ROUNDS, _OWN_CONTEXT = 32, 320
 
@@ -167,6 +165,7 @@ def quick_passes(
     model: Model,
     widths: Sequence[int] = QUICK_WIDTHS,
     clock: Callable[[], float] = time.perf_counter,
+    rounds: int = _QUICK_ROUNDS,
 ) -> dict[int, list[float]]:
     """Return the seconds of each pass by its rows, after a short prompt.
 
@@ -174,29 +173,24 @@ def quick_passes(
     as 15 of a slow one, of which few passes are made.
     """
 
+    watch = Stopwatch(clock)
+
     def is_enough(passes: Found[int]) -> bool:
-        return max(map(max, passes.values())) > _SLOW_PASS_S
+        return watch.total_s > _ENOUGH_S or max(map(max, passes.values())) > _SLOW_PASS_S
 
     with _steps(model, _fitting(model, widths), _QUICK_CONTEXT) as steps:
-        return in_turns(steps, _QUICK_ROUNDS, Stopwatch(clock), is_enough)
+        return in_turns(steps, rounds, watch, is_enough)
 
 
 def relative_cost(model: Model, width: int) -> float:
-    """Return the time of a pass of `width` rows over one of a single row: of each the lower
-    quartile, since whatever else is running only makes a pass longer."""
-    watch = Stopwatch()
-
-    def is_enough(passes: Found[int]) -> bool:
-        return len(passes[1]) >= _LEAST_PAIR_ROUNDS and watch.total_s > _ENOUGH_S
-
-    with _steps(model, (1, width), _CONTEXT) as steps:
-        seconds = in_turns(steps, _ROUNDS, watch, is_enough)
-    return _quarter(seconds[width]) / _quarter(seconds[1])
+    """Return the time of a pass of `width` rows over one of a single row."""
+    passes = quick_passes(model, (1, width), rounds=_COMPARED_ROUNDS)
+    return _quarter(passes[width]) / _quarter(passes[1])
 
 
 def own_loop_cost(model: Model) -> float | None:
-    """Return our plain step over that of the library's own loop, after as many tokens: of each the
-    lower quartile. None where it has none, or a text of that length does not fit."""
+    """Return our plain step over that of the library's own loop, after as many tokens. None
+    where it has none, or a text of that length does not fit."""
     if not isinstance(model, HasOwnLoop):
         return None
     if model.config.context_length < _OWN_CONTEXT + _OWN_ROUNDS + 1:
@@ -219,4 +213,5 @@ def own_loop_cost(model: Model) -> float | None:
 
 
 def _quarter(seconds: Sequence[float]) -> float:
+    """Return the lower quartile: whatever else is running only makes a pass longer."""
     return max(_LEAST_S, float(np.quantile(seconds, 0.25)))
