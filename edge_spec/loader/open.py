@@ -63,6 +63,7 @@ from edge_spec.placement.layer_selection import (
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.cost import RowCosts, costs_of
+from edge_spec.scheduler.lossless import keep_promise
 from edge_spec.scheduler.profile import (
     Profile,
     ProfileKey,
@@ -450,12 +451,12 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
     key = rows_key(models.key, models.target.config)
     mode = options.lossless_mode
     widths = widths_for(options.most_rows)
-    findings = settle_rows(models.target, key, widths, mode)
-    lossless = findings.lossless(mode, replays=not options.anticipates)
+    found = settle_rows(models.target, key, widths, mode)
+    lossless = keep_promise(mode, found, replays=not options.anticipates)
     return SpeculationFactory(
         models.context,
         models.target.capabilities,
-        findings.batch_invariance,
+        found,
         lossless=lossless,
         overlap=options.drafts_elsewhere,
         draft_overlap=options.overlap,

@@ -32,8 +32,8 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidate_of, candidates, described
 from edge_spec.placement.plan import Placement
-from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
-from edge_spec.scheduler.lossless import Losslessness
+from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS, BatchInvariance
+from edge_spec.scheduler.lossless import Losslessness, keep_promise
 from edge_spec.scheduler.measure import measure
 from edge_spec.scheduler.profile import (
     Profile,
@@ -41,7 +41,7 @@ from edge_spec.scheduler.profile import (
     load_profile,
     save_profile,
 )
-from edge_spec.scheduler.row_findings import ROWS, RowFindings, rows_key, settle_rows
+from edge_spec.scheduler.row_findings import ROWS, rows_key, settle_rows
 from edge_spec.storage.measurements import Quantity
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
@@ -181,12 +181,12 @@ class MeasuredPlace:
 
     candidate: Candidate
     profile: Profile | None
-    rows: RowFindings | None = None  # None where they are not known
+    rows: BatchInvariance | None = None  # None where they are not known
 
     @property
     def lossless(self) -> Losslessness | None:
         """Return how the promise about texts is kept there by default, where that is known."""
-        return None if self.rows is None else self.rows.lossless(LosslessMode.AUTO)
+        return None if self.rows is None else keep_promise(LosslessMode.AUTO, self.rows)
 
 
 class Surveyor:

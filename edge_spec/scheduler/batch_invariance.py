@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Model, Session
@@ -100,7 +101,9 @@ class BatchInvariance:
     `tie_margin` tells what other texts will show; not where activations are rounded and too few
     were seen for one to fall the other way.
     `by_construction`: rows agree at all widths, in branches and beside those of others, because of
-    how the kernels compute; nothing was measured then."""
+    how the kernels compute; nothing was measured then. `plain_cost`: a pass of `plain_width` rows
+    over one of a row. `widths`: that were looked at. `way`: of computing, that was chosen of
+    several."""
 
     tie_margin: float
     invariant_widths: tuple[int, ...]
@@ -108,6 +111,9 @@ class BatchInvariance:
     probe_invariant: bool = True
     noise_is_known: bool = True
     by_construction: bool = False
+    plain_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    widths: tuple[int, ...] = ()
+    way: str = ""
 
     @property
     def plain_width(self) -> int:
@@ -162,6 +168,7 @@ def measure_batch_invariance(
         branch_invariant,
         probe_invariant,
         noise_is_known=not model.capabilities.rounds_activations or margin > _ROUNDED_NOISE,
+        widths=tuple(widths),
     )
 
 

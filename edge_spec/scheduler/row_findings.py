@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median, quantiles
 from threading import Lock
 
@@ -35,12 +35,12 @@ from edge_spec.scheduler.batch_invariance import (
     measured_widths,
 )
 from edge_spec.scheduler.cost import RowCosts, costs_of
-from edge_spec.scheduler.lossless import MOST_PADDING, Losslessness, keep_promise
+from edge_spec.scheduler.lossless import MOST_PADDING
 from edge_spec.scheduler.lossless import wider as widened
 from edge_spec.scheduler.machine import cpu_features, cpu_name
 from edge_spec.scheduler.measure import median_seconds, quick_passes, relative_cost, spread
 from edge_spec.scheduler.priors import row_shares
-from edge_spec.scheduler.profile import SECONDS, ProfileKey, Seconds, options_apart, was_busy
+from edge_spec.scheduler.profile import SECONDS, ProfileKey, options_apart, was_busy
 from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
@@ -48,23 +48,7 @@ _WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
 
 
-@dataclass(frozen=True)
-class RowFindings:
-    """widths: that were looked at. plain_cost: a pass of the plain width over one of a row. way: of
-    computing, that was chosen of several."""
-
-    widths: tuple[int, ...]
-    batch_invariance: BatchInvariance
-    plain_cost: Seconds
-    way: str = ""
-
-    def lossless(self, mode: LosslessMode, replays: bool = True) -> Losslessness:
-        """Returns how the promise is kept, as `keep_promise` has it."""
-        return keep_promise(mode, self.batch_invariance, self.plain_cost, replays)
-
-
-_BY_CONSTRUCTION = RowFindings((), BY_CONSTRUCTION, plain_cost=1.0)
-ROWS = Quantity("rows", ProfileKey, lambda: TypeAdapter(RowFindings))
+ROWS = Quantity("rows", ProfileKey, lambda: TypeAdapter(BatchInvariance))
 
 
 def rows_key(key: ProfileKey, config: ModelConfig) -> ProfileKey:
@@ -91,26 +75,26 @@ def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
     )
 
 
-def find_rows(model: Model, key: ProfileKey, widths: Sequence[int]) -> RowFindings:
+def find_rows(model: Model, key: ProfileKey, widths: Sequence[int]) -> BatchInvariance:
     """Returns what the cache knows of these widths; else measures it now, and keeps it. Nothing is
     measured of kernels that compute a row alike by construction."""
     known = ROWS.known(key)
     if model.capabilities.invariant_rows:
-        if known != _BY_CONSTRUCTION:
-            ROWS.keep(key, _BY_CONSTRUCTION)
-        return _BY_CONSTRUCTION
+        if known != BY_CONSTRUCTION:
+            ROWS.keep(key, BY_CONSTRUCTION)
+        return BY_CONSTRUCTION
     wanted = measured_widths(model, widths)
     if known is not None and set(wanted) <= set(known.widths):
         return known
     found = measure_batch_invariance(model, wanted)
-    findings = RowFindings(tuple(wanted), found, _plain_cost(model, found))
-    ROWS.keep(key, findings)
-    return findings
+    found = replace(found, plain_cost=_plain_cost(model, found))
+    ROWS.keep(key, found)
+    return found
 
 
 def settle_rows(
     model: Model, key: ProfileKey, widths: Sequence[int], mode: LosslessMode
-) -> RowFindings:
+) -> BatchInvariance:
     """Chooses how the model computes, where there are several ways: the fastest of those that score
     a row alike at all widths, and where there is none, or near ties may differ, the fastest."""
     if not isinstance(model, HasWays) or len(model.ways) < 2:
@@ -149,7 +133,7 @@ def _choose_first_alike(model: Model, key: ProfileKey, widths: Sequence[int]) ->
     assert isinstance(model, HasWays)
     if is_large(model.config):
         model.choose_way(model.likeliest_way)
-        found = find_rows(model, replace(key, way=model.way), widths).batch_invariance
+        found = find_rows(model, replace(key, way=model.way), widths)
         if found.plain_width == 1 and len(found.invariant_widths) > 1:
             return
     agreeing: dict[str, int] = {}
