@@ -12,6 +12,7 @@ from pydantic import Field
 from edge_spec.models.memory import FreeMemory, Needs
 from edge_spec.models.options import LoadOptions
 
+USUAL_DRAFT_TOKENS = 4
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -37,7 +38,9 @@ class Placement:
     """One way to run a model, with its rate.
 
     drafter: as after --drafter; "none" is no speculation. step_s: of plain decoding at its place,
-    by passes; None where the model was not opened, since it does not fit.
+    by passes; None where the model was not opened, since it does not fit. pair_step_s: of a step
+    with USUAL_DRAFT_TOKENS of the draft, by what each model takes alone; None where one of the two
+    does not fit by itself.
     tokens_per_s: as short texts were written here where there is a `speedup`, over plain decoding
     beside them; else of plain steps, None for a draft that was not tried. memory_bytes: of all its
     models with PLANNED_TOKENS of text, None where a runtime cannot tell; on_devices: in devices'
@@ -57,6 +60,18 @@ class Placement:
     loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     on_devices: Mapping[str, int] = field(default_factory=dict)
     step_s: _Rate | None = None
+    pair_step_s: _Rate | None = None
+
+    @property
+    def plain_s(self) -> float:
+        """Return the seconds in which plain decoding writes as many tokens as a step of the pair,
+        if all its draft tokens are right."""
+        return (USUAL_DRAFT_TOKENS + 1) * (self.step_s or 0.0)
+
+    @property
+    def can_pay(self) -> bool:
+        """Return whether such a step is faster than plain decoding."""
+        return self.pair_step_s is not None and self.pair_step_s < self.plain_s
 
     def shortage(self, free: FreeMemory) -> str | None:
         """Say where what is free does not do: "500 MB of 400 MB free", with the device if it is

@@ -29,10 +29,14 @@ from edge_spec.models.memory import DeviceMemories, FreeMemory
 from edge_spec.models.model_plan import ModelPlan, ways_to_run
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.plan import Place, Placement
-from edge_spec.placement.planner import Pair, rank_drafters, rank_pairs, rank_places, why_no_draft
-from edge_spec.placement.survey import MeasuredPlace
+from edge_spec.placement.planner import (
+    pair_step_s,
+    rank_drafters,
+    rank_pairs,
+    rank_places,
+    why_no_draft,
+)
 from edge_spec.scheduler.engine_plan import (
     choose_plan,
     default_drafter,
@@ -114,11 +118,11 @@ def _machines() -> Iterator[tuple[str, Any]]:
         changed = {"": case, "; 300 MB free everywhere": short}
         for name, each in changed.items():
             places, pairs = ranking(table, each)
-            told = {"places": _told(places), "pairs": _told([pair.placement for pair in pairs])}
+            told = {"places": _told(places), "pairs": _told(pairs)}
             yield f"{case['name']}{name}", told
 
 
-def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
+def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Placement]]:
     """Rank the places of the target, and those of the draft beside its best one."""
     devices = [
         Device(
@@ -140,13 +144,6 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
         needs = memories.needs(told)
         return replace(placement, memory_bytes=main + needs.main, on_devices=needs.on_devices)
 
-    def measured(model: str, name: str) -> MeasuredPlace:
-        key = ProfileKey(model, "", "", "llamacpp", "1", name, None, (), "")
-        missing: Any = None
-        device = Device("llamacpp", name, None, "")
-        candidate = Candidate(missing, device, missing, missing, key)
-        return MeasuredPlace(candidate, _of_table(case["costs"][model][name]))
-
     target, draft = case["target"], case["draft"]
     free = FreeMemory(case["free_mb"] * MB, memories.free())
     alone = []
@@ -160,8 +157,9 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
     for name in case["costs"][draft]:
         on = best.target.device
         placement = replace(best, draft=_place("llamacpp", name), drafter="draft-model")
-        placement = sized(placement, (target, on), (draft, name))
-        pairs.append(Pair(measured(target, on), measured(draft, name), placement))
+        costs = (_of_table(case["costs"][model][at]) for model, at in ((target, on), (draft, name)))
+        placement = replace(placement, pair_step_s=pair_step_s(*costs))
+        pairs.append(sized(placement, (target, on), (draft, name)))
     return places, rank_pairs(pairs, free)
 
 

@@ -16,7 +16,7 @@ from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.loader.plan_trial import EngineTrial
 from edge_spec.placement import survey as survey_module
 from edge_spec.placement.plan import Place, Placement
-from edge_spec.placement.planner import Pair, Tried
+from edge_spec.placement.planner import Tried
 from edge_spec.scheduler import profile as profile_module
 from edge_spec.text.prompt_files import Prompt
 from fixtures import rig
@@ -138,7 +138,7 @@ def test_a_draft_that_does_not_fit_beside_its_target_is_placed_on_another_device
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine("fast,twin")
-    monkeypatch.setattr(Pair, "can_pay", True)  # also a draft as slow as its target
+    monkeypatch.setattr(Placement, "can_pay", True)  # also a draft as slow as its target
     model, draft = str(gguf("llama")), str(gguf("llama", "F16"))  # the same weights
     assert run(["plan", model, "--draft", draft, "--json"]) == 0
     best, *others = json.loads(capsys.readouterr().out)["placements"]

@@ -20,7 +20,8 @@ from edge_spec.models.source import Source
 from edge_spec.placement import idle_process
 from edge_spec.placement import survey as survey_module
 from edge_spec.placement.idle_process import SWITCH, measure_when_idle
-from edge_spec.placement.planner import Pair, Planner
+from edge_spec.placement.plan import Placement
+from edge_spec.placement.planner import Planner
 from edge_spec.scheduler import profile as profile_module
 from edge_spec.scheduler.profile import SECONDS, kept_profiles, profile_key
 from edge_spec.text.prompt_files import Prompt
@@ -92,7 +93,7 @@ def test_a_plan_made_again_measures_nothing(model: str, gguf: Any) -> None:
 def test_the_draft_is_planned_with_each_of_its_places(
     model: str, gguf: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pair, "can_pay", True)  # whatever tiny models take
+    monkeypatch.setattr(Placement, "can_pay", True)  # whatever tiny models take
     draft = Source(str(gguf("llama", "F16")), quiet)
     plan = Planner(Source(model, quiet), draft, one_device(), quiet, as_measured).make()
     paired = [each for each in plan.placements if each.draft is not None]
@@ -123,7 +124,7 @@ def test_a_place_that_fails_in_the_trial_is_left_out_with_its_reason(model: str)
 def test_a_draft_that_fails_in_the_trial_is_left_out_and_its_target_is_tried_alone(
     model: str, gguf: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pair, "can_pay", True)
+    monkeypatch.setattr(Placement, "can_pay", True)
 
     def trial(placements: Any, *more: Any) -> Any:
         if any(each.draft for each in placements):

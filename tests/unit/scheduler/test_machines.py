@@ -19,8 +19,8 @@ CASES = {each["name"]: each for each in TABLE["cases"]}
 def choice(case: dict[str, Any]) -> tuple[str, str | None]:
     """Return the place of the target, and of the draft that is tried there."""
     places, pairs = ranking(TABLE, case)
-    best, fitting = pairs[0], "does not fit" not in pairs[0].placement.reason
-    draft = best.placement.draft if best.can_pay and fitting else None
+    best, fitting = pairs[0], "does not fit" not in pairs[0].reason
+    draft = best.draft if best.can_pay and fitting else None
     return places[0].target.device, draft and draft.device
 
 
