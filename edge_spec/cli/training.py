@@ -186,7 +186,7 @@ def tune_skip(
 def _best_parts(engine: Engine, progress: Progress) -> dict[str, ChosenPart]:
     """Return the parts by the names of the drafters that run them."""
     from edge_spec.placement.layer_selection import Judge, best_exit, best_nested
-    from edge_spec.scheduler.cost import costs_of
+    from edge_spec.scheduler.cost import RowCosts
     from edge_spec.scheduler.measure import median_seconds, quick_passes
 
     texts = []
@@ -195,6 +195,6 @@ def _best_parts(engine: Engine, progress: Progress) -> dict[str, ChosenPart]:
         answer = engine.chat(prompt, max_tokens=_TOKENS)
         texts.append(engine.chat_prompt(prompt) + [token.id for token in answer.tokens])
     loaded = engine.parts.model
-    costs = costs_of(loaded.config, median_seconds(quick_passes(loaded)))
+    costs = RowCosts(median_seconds(quick_passes(loaded)))
     with Judge(loaded, texts, costs) as judge:
         return {"early-exit": best_exit(judge), "layer-skip": best_nested(judge)}

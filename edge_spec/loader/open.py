@@ -62,7 +62,7 @@ from edge_spec.placement.layer_selection import (
 )
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
-from edge_spec.scheduler.cost import RowCosts, costs_of
+from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.lossless import keep_promise
 from edge_spec.scheduler.profile import (
     Profile,
@@ -296,7 +296,7 @@ def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
 
 def _costs(model: Model, key: ProfileKey, profile: Profile | None) -> RowCosts:
     if profile is not None:
-        return costs_of(model.config, profile.seconds)
+        return profile.costs()
     return begun_costs(model, rows_key(key, model.config))
 
 

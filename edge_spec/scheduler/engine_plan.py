@@ -475,7 +475,7 @@ def _known_costs(way: ModelPlan) -> Iterator[RowCosts]:
         key = each.key
         is_same = key.shapes == shapes_of(config) and way.weights in (None, key.weights)
         if is_same and _holds(key, way.how):
-            yield recall_costs(config, key.kernels, key.device, each.value)
+            yield recall_costs(key.kernels, key.device, each.value)
 
 
 def _token_s(costs: RowCosts) -> float:

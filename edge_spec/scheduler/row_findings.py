@@ -34,7 +34,7 @@ from edge_spec.scheduler.batch_invariance import (
     measure_batch_invariance,
     measured_widths,
 )
-from edge_spec.scheduler.cost import RowCosts, costs_of
+from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.lossless import MOST_PADDING
 from edge_spec.scheduler.lossless import wider as widened
 from edge_spec.scheduler.machine import cpu_features, cpu_name
@@ -171,22 +171,20 @@ def row_costs(
         seconds = median_seconds(passes)
         if not was_busy(spread(passes)):
             SECONDS.keep(key, dict(seconds), min(map(len, passes.values())), spread(passes))
-    return costs_of(model.config, seconds)
+    return RowCosts(seconds)
 
 
 def begun_costs(model: Model, key: ProfileKey) -> RowCosts:
     """Return costs in usual proportions, with what the store knows of some widths. No pass is made
     for it."""
     kernels = key.kernels if model.capabilities.invariant_rows else ""
-    return recall_costs(model.config, kernels, key.device, SECONDS.known(key) or {})
+    return recall_costs(kernels, key.device, SECONDS.known(key) or {})
 
 
-def recall_costs(
-    config: ModelConfig, kernels: str, device: str, seconds: Mapping[int, float]
-) -> RowCosts:
+def recall_costs(kernels: str, device: str, seconds: Mapping[int, float]) -> RowCosts:
     """Return costs in usual proportions, with what was found of some widths. kernels, device: as
     for `row_shares`."""
-    costs = costs_of(config, row_shares(kernels, device), is_measured=False)
+    costs = RowCosts(row_shares(kernels, device), is_measured=False)
     costs.recall(seconds)
     return costs
 
