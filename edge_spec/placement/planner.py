@@ -317,10 +317,10 @@ class Planner:
         if pair is not None:
             names = dict.fromkeys((pair.drafter, "draft-model"))
             ways += [replace(pair, drafter=name) for name in names]
-        keys = {each.candidate.place: each.candidate.key for each in drafts}
+        keys = {str(each.candidate.place): each.candidate.key for each in drafts}
         key = TrialKey(
             target.candidate.key,
-            None if pair is None else keys[pair.draft],
+            None if pair is None else keys[str(pair.draft)],
             tuple(each.drafter for each in ways),
             runtimes.library_version(runtimes.REFERENCE),
         )

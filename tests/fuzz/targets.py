@@ -89,7 +89,7 @@ def directory(data: bytes) -> None:
     (model / name).write_bytes(data[1:])
     try:
         checkpoint = open_checkpoint(model)
-        checkpoint.config.rope_frequencies()
+        [each.tables(1) for each in checkpoint.config.rotations]
         Tokenizer(checkpoint.tokenizer_json()).encode(TEXT)
         _rendered(checkpoint.chat_template)
     finally:
@@ -100,7 +100,7 @@ def manifest(data: bytes) -> None:
     _written("tokenizer.json", b"{}")
     _written("manifest.json", data)
     bundle = open_bundle(_workspace())
-    bundle.config.rope_frequencies()
+    [each.tables(1) for each in bundle.config.rotations]
     _rendered(bundle.manifest.chat_template)
 
 
