@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge_spec.core.model import HasOwnLoop, Model
+from edge_spec.core.model import Model
 from edge_spec.core.tree import TokenTree
 from edge_spec.scheduler.profile import Profile
 
@@ -38,8 +38,6 @@ _SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
 
 _COMPARED_ROUNDS = 16  # of two widths, where their proportion decides
 _ENOUGH_S = 1.5  # of all passes: long ones are few, and what else is running changes less of each
-# Of a library's own loop: kernels of attention change from some hundred tokens on.
-_OWN_ROUNDS, _OWN_CONTEXT = 32, 320
 
 _Name = TypeVar("_Name")
 Found = Mapping[_Name, Sequence[float]]  # seconds of works by their names
@@ -186,30 +184,6 @@ def relative_cost(model: Model, width: int) -> float:
     """Return the time of a pass of `width` rows over one of a single row."""
     passes = quick_passes(model, (1, width), rounds=_COMPARED_ROUNDS)
     return _quarter(passes[width]) / _quarter(passes[1])
-
-
-def own_loop_cost(model: Model) -> float | None:
-    """Return our plain step over that of the library's own loop, after as many tokens. None
-    where it has none, or a text of that length does not fit."""
-    if not isinstance(model, HasOwnLoop):
-        return None
-    if model.config.context_length < _OWN_CONTEXT + _OWN_ROUNDS + 1:
-        return None
-    tokens = _tokens(model, _OWN_CONTEXT)
-    ours, theirs = iter(tokens), iter(tokens)
-    with closing(model.open_session()) as session, closing(model.open_own_loop(tokens)) as loop:
-        session.prefill(tokens)
-
-        def step() -> None:
-            session.forward(TokenTree.chain(next(ours)))
-            session.commit([0])
-
-        works: dict[str, Callable[[], object]] = {
-            "ours": step,
-            "theirs": lambda: loop.step(next(theirs)),
-        }
-        seconds = in_turns(works, _OWN_ROUNDS, Stopwatch())
-    return _quarter(seconds["ours"]) / _quarter(seconds["theirs"])
 
 
 def _quarter(seconds: Sequence[float]) -> float:
