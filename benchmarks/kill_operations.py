@@ -21,7 +21,6 @@ from edge_spec.models.hub import HubReference
 from edge_spec.models.hub_download import find_cached, pull
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts, saved_parts
-from edge_spec.scheduler.plan_file import Place, Placement, Plan, read_plan, write_plan
 from edge_spec.scheduler.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.text.vocabulary import Vocabulary
 
@@ -32,7 +31,6 @@ from fixtures import tiny_models
 VOCABULARY = Vocabulary.of({f"t{i}": i for i in range(1 << 16)})
 NUM_VALUES = 1 << 18  # of the larger files: 1 MB is long enough to be hit
 KEY = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
-PLACE = Place("ort", "cpu", 1, "F32", "1")
 REFERENCE = HubReference("org/tiny", "main")
 
 
@@ -110,16 +108,7 @@ def parts_of(bundle: Path) -> Operation:
 
 
 def in_cache(cache: Path) -> dict[str, Operation]:
-    plan, answers = cache / "plan.json", cache / "n.json"
-
-    def write(version: int) -> None:
-        placements = (Placement(PLACE, None, "none", float(version)),) * 20
-        write_plan(Plan(1, "tiny", "abc", None, None, placements), plan)
-
-    def read() -> int | None:
-        if not plan.is_file():
-            return None
-        return same(each.tokens_per_s for each in read_plan(plan).placements)
+    answers = cache / "n.json"
 
     def write_answers(version: int) -> None:
         kept = KeptAnswers(answers, VOCABULARY)
@@ -138,7 +127,6 @@ def in_cache(cache: Path) -> dict[str, Operation]:
         return same(learnt["suffix"]) if learnt else None
 
     return {
-        "plan": Operation(write, read),
         "answers": Operation(write_answers, read_answers),
         "measurement": Operation(write_measurement, read_measurement),
     }

@@ -61,8 +61,8 @@ from edge_spec.drafters.tree_builder import LearntAcceptance
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.scheduler.adaptive import AdaptivePolicy
 from edge_spec.scheduler.cost import RowCosts
-from edge_spec.scheduler.profile import ProfileKey
-from edge_spec.scheduler.row_findings import SECONDS, RoundTimes, RowsKey
+from edge_spec.scheduler.profile import SECONDS, ProfileKey
+from edge_spec.scheduler.row_findings import RoundTimes
 
 # t(k) over t(1): of our kernels, of onnxruntime, of llama.cpp's own kernels, of a GPU, and of one
 # that works in fours.
@@ -223,7 +223,7 @@ class BusyClock(VirtualClock):
 class Kept:
     """What sessions leave to the next one. key: of t(k) in the store, another for each user."""
 
-    key: RowsKey = field(default_factory=lambda: RowsKey(HOW, uuid4().hex, (), ()))
+    key: ProfileKey = field(default_factory=lambda: replace(HOW, build=uuid4().hex))
     stats: Mapping[str, np.ndarray] = field(default_factory=dict)  # of drafters
     draft_token_s: float | None = None
 

@@ -318,8 +318,8 @@ def serve(
     """Serve OpenAI's API and a web page on this machine. Ctrl-C ends it.
 
     Several models share one address; requests say which one is meant, and that one is opened. Then
-    --plan, --exit-layer and a --draft that is named are of the first model, all other options of
-    every one.
+    --exit-layer and a --draft that is named are of the first model, all other options of every
+    one.
 
     Sampling options, --max-tokens and --reasoning hold for requests that do not say; without them,
     a request is answered with the likeliest tokens, and the page as the model's makers state.

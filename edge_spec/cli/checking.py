@@ -70,7 +70,6 @@ def bench(
     """Measure drafting against plain decoding, in turns, by kind of text."""
     from edge_spec.diagnostics.bench.measuring import make_plan
     from edge_spec.diagnostics.bench.report import document, page
-    from edge_spec.scheduler.measure import own_loop_cost
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     entries = read_prompts(asked.prompts or OWN_PROMPTS, asked.per_category)
@@ -97,7 +96,6 @@ def bench(
             "weights": weights.name if weights else engine.parts.name,
             "prompts": readable(asked.prompts.name) if asked.prompts else "edge-spec's own",
             "max_tokens": asked.max_tokens,
-            "own_loop_cost": None if measured.partial else own_loop_cost(engine.parts.model),
         }
         report = document(measured, settings, peer, drawn)
     shown = page(report)

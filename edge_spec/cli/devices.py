@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from edge_spec.models.devices import Device
-    from edge_spec.scheduler.plan_file import Place, Placement, Plan
+    from edge_spec.placement.plan import Place, Placement, Plan
 
 
 def devices(
@@ -94,9 +93,6 @@ def plan(
     draft: Annotated[
         str | None, typer.Option(help="A smaller model that may draft for it, auto, or none.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the plan there, too; --plan takes it.")
-    ] = None,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Measure again what was measured before.")
     ] = False,
@@ -114,7 +110,6 @@ def plan(
     from edge_spec.models.source import Source
     from edge_spec.placement.planner import Planner
     from edge_spec.scheduler.engine_plan import choose_plan, missing_reader, plans_for
-    from edge_spec.scheduler.plan_file import plan_json, write_plan
 
     asked = AskedOptions(draft=draft)
     with ProgressBar() as progress:
@@ -131,11 +126,9 @@ def plan(
     notes = [*made.notes, *filter(None, [missing_reader(target)])]
     if not planner.has_measured:
         notes.append("all of this was known already: --refresh measures it again")
-    if out is not None:
-        write_plan(made, out)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    print_result(json, loads(plan_json(made)), _plan_lines(made))
+    print_result(json, asdict(made), _plan_lines(made))
 
 
 def _plan_lines(made: Plan) -> Iterator[str]:

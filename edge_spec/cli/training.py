@@ -152,7 +152,6 @@ _TOKENS = 128  # of each answer
 
 def tune_skip(
     model: options.NamedModel,
-    trials: Annotated[int, typer.Option(help="Sets of sublayers that are tried.", min=0)] = 100,
     json: options.Json = False,
 ) -> None:
     """Search the exit and the sublayers to leave out with which a model drafts best for itself.
@@ -178,16 +177,16 @@ def tune_skip(
         bundle = prepare_model(source, "ort", progress, plain.runtime_options).source
         if not isinstance(bundle, Bundle):
             raise UsageError(f"{model} is no bundle", remedy="Convert it with edge-spec export.")
-        parts = _best_parts(engine, trials, progress)
+        parts = _best_parts(engine, progress)
     save_parts(bundle, parts)
     lines = [*(f"{name}: {part}" for name, part in parts.items()), f"kept in {bundle.path}"]
     print_result(json, {name: asdict(part) for name, part in parts.items()}, lines)
 
 
-def _best_parts(engine: Engine, trials: int, progress: Progress) -> dict[str, ChosenPart]:
-    """Returns the parts by the names of the drafters that run them."""
-    from edge_spec.placement.layer_selection import Judge, best_exit, best_nested, optimized
-    from edge_spec.scheduler.cost import costs_of
+def _best_parts(engine: Engine, progress: Progress) -> dict[str, ChosenPart]:
+    """Return the parts by the names of the drafters that run them."""
+    from edge_spec.placement.layer_selection import Judge, best_exit, best_nested
+    from edge_spec.scheduler.cost import RowCosts
     from edge_spec.scheduler.measure import median_seconds, quick_passes
 
     texts = []
@@ -196,13 +195,6 @@ def _best_parts(engine: Engine, trials: int, progress: Progress) -> dict[str, Ch
         answer = engine.chat(prompt, max_tokens=_TOKENS)
         texts.append(engine.chat_prompt(prompt) + [token.id for token in answer.tokens])
     loaded = engine.parts.model
-    costs = costs_of(loaded.config, median_seconds(quick_passes(loaded)))
+    costs = RowCosts(median_seconds(quick_passes(loaded)))
     with Judge(loaded, texts, costs) as judge:
-        parts = {"early-exit": best_exit(judge)}
-        parts["layer-skip"] = optimized(
-            judge,
-            best_nested(judge),
-            trials,
-            lambda done: progress("Trying sets of sublayers", done / trials),
-        )
-    return parts
+        return {"early-exit": best_exit(judge), "layer-skip": best_nested(judge)}

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-import numpy as np
-
 from edge_spec.core.model_parts import (
     Encoder,
     Experts,
@@ -275,10 +273,6 @@ class ModelConfig:
         heads = self.heads(layer)
         whole = (heads.query_size, heads.kv_size)
         return whole if self.qk_norm_whole else (heads.head_dim, heads.head_dim)
-
-    def rope_frequencies(self) -> np.ndarray:
-        """[rotated / 2] float64; radians a position for each rotated pair, of `rope_theta`."""
-        return Rope(self.rope_theta, self.rope_scaling).frequencies(self.rotated)
 
 
 _NAMES = [field.name for field in fields(ModelConfig)]

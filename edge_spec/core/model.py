@@ -133,23 +133,6 @@ class HasWays(Protocol):
 
 
 @runtime_checkable
-class HasOwnLoop(Protocol):
-    """A model whose library is also used without edge-spec."""
-
-    def open_own_loop(self, tokens: Sequence[int]) -> OwnLoop:
-        """Its fastest plain decoding after these tokens, on the same weights."""
-
-
-class OwnLoop(Protocol):
-    """A library's plain decoding, as its own programs call it."""
-
-    def step(self, token: int) -> None:
-        """Scores it, and keeps it; returns when its scores are there."""
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
 class SelfDrafting(Protocol):
     """A session whose model can also be run in part, on the same KV cache.
 

@@ -20,10 +20,7 @@ from edge_spec.core.spaced_retries import SpacedRetries
 
 _SLOW = 1.4  # times a pass's usual duration, from which on fewer threads are tried
 _BETTER = 0.85  # of the duration before, that a trial has to take at most
-_KNOWN = 16  # passes of a width, before those of it tell anything
-# Before that: passes, without the first ones of each width, of which half take longer than _SCATTER
-# times the fastest where the machine has been busy from the beginning.
-_EARLY, _UNCOUNTED, _SCATTER = 8, 2, 1.5
+_UNCOUNTED = 2  # the first passes of a width, which bind buffers
 _WATCHED = 16  # passes that tell whether the machine is busy
 _TRIED = 6  # passes of a trial, after one that is not counted
 _FIRST_REST, _LONGEST_REST = 64, 512  # passes between two trials
@@ -58,7 +55,6 @@ class ThreadGovernor:
         self._usual: dict[int, float] = {}  # seconds by rows
         self._seen: Counter[int] = Counter()  # passes by rows
         self._recent: deque[tuple[int, float]] = deque(maxlen=_WATCHED)  # rows, seconds
-        self._early: deque[tuple[int, float]] | None = deque(maxlen=_EARLY)  # None: after a trial
         self._trial: list[tuple[int, float]] | None = None
         self._tried_rung = 0
         # In passes, before the next trial: the first ones bind buffers.
@@ -79,8 +75,7 @@ class ThreadGovernor:
         usual = self._usual.get(rows, seconds)
         self._usual[rows] = min((usual + seconds) / 2, usual * _AGEING)
         self._seen[rows] += 1
-        if self._seen[rows] <= _KNOWN:
-            self._consider_early(rows, seconds)
+        if self._seen[rows] <= _UNCOUNTED:
             return self.threads
         self._recent.append((rows, seconds))
         self._rests.count()
@@ -112,20 +107,6 @@ class ThreadGovernor:
         wanted = self._ladder[self._rung - 1] - self._ladder[self._rung]
         return idle_s - before_idle_s > _IDLE * wanted * (now - before)
 
-    def _consider_early(self, rows: int, seconds: float) -> None:
-        """Begins a first trial where passes scatter as beside other work: a first answer would be
-        written before enough of them were seen to compare later ones with."""
-        if self._early is None or self._seen[rows] <= _UNCOUNTED:
-            return
-        self._early.append((rows, seconds))
-        fastest: dict[int, float] = {}
-        for each, taken in self._early:
-            fastest[each] = min(taken, fastest.get(each, taken))
-        slower = sum(taken > _SCATTER * fastest[each] for each, taken in self._early)
-        if 2 * slower >= _EARLY and len(self._ladder) > 1:
-            self._recent.extend(self._early)
-            self._try(1)
-
     def _is_slow(self) -> bool:
         """Says whether passes have been slow for a while: one that waited long is no reason."""
         passes = list(self._recent)
@@ -137,7 +118,6 @@ class ThreadGovernor:
             return
         self._trial, self._tried_rung, self._alike = [], rung, 0
         self._watched_from = None
-        self._early = None
         self.threads = self._ladder[rung]
 
     def _is_lost(self, tried: Sequence[tuple[int, float]]) -> bool:

@@ -91,14 +91,11 @@ class OverlapTrial:
     Compared are rounds that verified as many draft tokens of the same drafters: what overlap
     changes is their time, and their number would hide that. What was drafted in advance is right in
     some rounds and useless in others, so it is the mean that counts, without outliers.
-
-    begins: whether the first block is one with it; one without is right where the two devices were
-    measured to slow each other down by more than overlap can win.
     """
 
-    def __init__(self, begins: bool = True) -> None:
-        self.on = begins
-        self._faster: bool | None = None if begins else False  # with it; None: not known yet
+    def __init__(self) -> None:
+        self.on = True
+        self._faster: bool | None = None  # with it; None: not known yet
         self._num_rounds = 0  # of this block
         self._num_blocks = 0  # of the faster way, since the other had one
         self._first = True  # of a block: its draft tokens were made in the one before

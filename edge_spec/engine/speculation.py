@@ -98,7 +98,6 @@ class SpeculationFactory:
     lossless: Losslessness = field(default_factory=Losslessness)
     overlap: bool = False  # drafts have a device of their own
     draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
-    begins_overlapped: bool = True  # where it is AUTO; the rounds say how it goes on
     load: Concurrency = field(default_factory=Concurrency)  # of the target
     parallel_rows: int | None = None  # that all conversations together may score a pass
     shares_passes: bool = False  # whether they may have passes together
@@ -171,7 +170,7 @@ class SpeculationFactory:
         if not paired or self._no_overlap(drafters) is not None:
             return None
         is_tried = self.draft_overlap is DraftOverlap.AUTO
-        trial = OverlapTrial(self.begins_overlapped) if is_tried else None
+        trial = OverlapTrial() if is_tried else None
         return OverlappedDrafting(drafters, trial)
 
     def _no_overlap(self, drafters: Sequence[Drafter]) -> NoOverlap | None:

@@ -257,9 +257,9 @@ class ModelOnDemand:
 
 
 def options_of_others(asked: AskedOptions) -> AskedOptions:
-    """Returns the options of all models but the first, where one command names several: a plan, a
-    draft that is named and the layers of early exit are of one model."""
-    asked = replace(asked, plan=None, exit_layer=None)
+    """Returns the options of all models but the first, where one command names several: a draft
+    that is named and the layers of early exit are of one model."""
+    asked = replace(asked, exit_layer=None)
     named = [asked.draft] if isinstance(asked.draft, str) else asked.draft or []
     if not set(named) - {"auto", "none"}:
         return asked

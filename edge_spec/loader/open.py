@@ -50,12 +50,11 @@ from edge_spec.placement.layer_selection import (
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.lossless import keep_promise
 from edge_spec.scheduler.profile import (
-    PairFindings,
     Profile,
     ProfileKey,
     load_learnt,
-    load_pair,
     load_profile,
     profile_key,
     save_learnt,
@@ -160,7 +159,6 @@ class OpenModels:
     context: DrafterContext
     costs: Callable[[], RowCosts]  # of the target
     key: ProfileKey  # of the target
-    begins_overlapped: bool = True  # whether the first draft goes on while the target verifies
 
 
 def open_models(
@@ -170,14 +168,11 @@ def open_models(
     runtime may be asked for the target."""
     options, target = prepared.options, prepared.target
     key = profile_key(prepared.source, target, options.runtime_options)
-    profile, findings = load_profile(key), None
+    profile = load_profile(key)
     drafts: list[Draft] = []
-    if prepared.drafts:
-        how = options.draft_runtime_options
-        findings = load_pair(key, profile_key(prepared.draft_sources[0], prepared.drafts[0], how))
-        for draft in _open_drafts(prepared, findings):
-            opened.callback(draft.close)
-            drafts.append(draft)
+    for draft in _open_drafts(prepared):
+        opened.callback(draft.close)
+        drafts.append(draft)
 
     @cache
     def costs() -> RowCosts:
@@ -199,12 +194,10 @@ def open_models(
             options.drafts[0],
             drafts[0].step_s / costs().at(1),
         )
-    begins = findings is None or findings.overlap_pays
-    return OpenModels(loaded, drafts, drafters, context, costs, key, begins)
+    return OpenModels(loaded, drafts, drafters, context, costs, key)
 
 
-def _open_drafts(prepared: PreparedEngine, findings: PairFindings | None) -> Iterator[Draft]:
-    """findings: of the first one beside its target."""
+def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
     from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
     from edge_spec.drafters.draft.draft_model import Draft
 
@@ -222,11 +215,8 @@ def _open_drafts(prepared: PreparedEngine, findings: PairFindings | None) -> Ite
         key = profile_key(source, draft, options.draft_runtime_options)
         costs = _costs(model, key, load_profile(key))
         level = partial(stage_of, model, costs)
-        is_first = above is prepared.target
         step_s = costs.at(1) if costs.is_scaled else 0.0  # else its first draft tokens tell
-        if is_first and findings is not None:
-            step_s = findings.draft_token_s
-        anticipates = options.anticipates and is_first and translated is None
+        anticipates = options.anticipates and above is prepared.target and translated is None
         yield Draft(
             model,
             vocab_size,
@@ -405,16 +395,15 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
     key = rows_key(models.key, models.target.config)
     mode = options.lossless_mode
     widths = widths_for(options.most_rows)
-    findings = settle_rows(models.target, key, widths, mode)
-    lossless = findings.lossless(mode, replays=not options.anticipates)
+    found = settle_rows(models.target, key, widths, mode)
+    lossless = keep_promise(mode, found, replays=not options.anticipates)
     return SpeculationFactory(
         models.context,
         models.target.capabilities,
-        findings.batch_invariance,
+        found,
         lossless=lossless,
         overlap=options.drafts_elsewhere,
         draft_overlap=options.overlap,
-        begins_overlapped=models.begins_overlapped,
         parallel_rows=options.parallel_rows,
         shares_passes=isinstance(models.target, SharesPasses),
         costs=models.costs,

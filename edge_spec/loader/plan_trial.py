@@ -4,7 +4,7 @@ turns."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -15,10 +15,9 @@ from edge_spec.core.metrics import Stats
 from edge_spec.errors import EdgeSpecError
 from edge_spec.loader import load_engine
 from edge_spec.models.devices import CPU
-from edge_spec.models.options import LoadOptions
+from edge_spec.placement.plan import Placement
 from edge_spec.placement.planner import TRIAL_S, Prompts, Tried, Wrote
 from edge_spec.placement.survey import OnStep, attempt, attempt_apart
-from edge_spec.scheduler.plan_file import Placement, apply_placement
 
 _WARM_UP_TOKENS = 4
 _LEAST_MS = 1e-3  # of an answer, where a coarse clock sees no time go by
@@ -81,7 +80,7 @@ def write_in_turns(request: Any, on_step: OnStep) -> Any:
     answer, so that none knows a text that it has written before."""
     placements = _PLACEMENTS.validate_python(request["placements"])
     opened = next((each for each in placements if each.draft is not None), placements[0])
-    options = apply_placement(LoadOptions(keeps_answers=False), opened, request["draft"])
+    options = replace(opened.options(request["draft"]), keeps_answers=False)
     answers = {each.drafter: _Answers() for each in placements}
     refused: dict[str, str] = {}
     seconds = 0.0

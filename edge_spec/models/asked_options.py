@@ -62,7 +62,6 @@ class Option:
     drafters: tuple[str, ...] = ()  # of ours that use it: a refusal names the first. Who uses it is
     # decided by what a drafter declares (`DrafterTraits.options`); without any, it is refused
     in_auto: bool = False  # whether --drafter auto uses it, too
-    is_place: bool = False  # whether it says where a model runs, which a plan does, too
     name: str = ""  # the field's, as are its type and default: see `declared_options`
     type: Any = None
     default: Any = None
@@ -179,32 +178,21 @@ class AskedOptions:
         "reads GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
         "([devices.md](devices.md#openvino)), `coreml` needs macOS 15, `reference` is numpy: "
         "slow, exact.",
-        is_place=True,
     )
     device: str | None = model_option(
         None,
         "Where the model runs: names from edge-spec devices, joined by commas.",
         more="Such as `cpu` or `cuda0`: [devices.md](devices.md).",
-        is_place=True,
     )
-    threads: int | None = model_option(None, "CPU threads of the model.", is_place=True)
+    threads: int | None = model_option(None, "CPU threads of the model.")
     context_length: int | None = model_option(
         None,
         "Tokens of context, if not the model's own.",
         flag="--context",
     )
-    plan: str | Path | None = model_option(  # noqa: RUF009
-        None,
-        "A file of edge-spec plan: where models run, who drafts.",
-        read_as=Path | None,
-        more="Without one, what was measured here decides what is left to `auto`: "
-        "[plan.md](plan.md#the-plan-in-force).",
-    )
-    draft_runtime: str = model_option("auto", "The draft's runtime.", is_place=True)
-    draft_device: str | None = model_option(None, "Where the draft runs.", is_place=True)
-    draft_threads: int | None = model_option(
-        None, "CPU threads of the draft, if not the model's.", is_place=True
-    )
+    draft_runtime: str = model_option("auto", "The draft's runtime.")
+    draft_device: str | None = model_option(None, "Where the draft runs.")
+    draft_threads: int | None = model_option(None, "CPU threads of the draft, if not the model's.")
     gpu_layers: int | str | None = option(
         None,
         "Layers that leave the CPU: a number, or auto, as many as fit.",

@@ -96,7 +96,7 @@ def chosen_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:
     if named is not None:
         return tuple(name for name in named if name != "none")
     draft = None if source.member is None else source.member.draft
-    if draft is None or asked.plan is not None:
+    if draft is None:
         return ()
     named_traits = factory.traits_of(asked.drafter).values()
     if asked.drafter != "auto" and not any(traits.draft_model for traits in named_traits):
@@ -120,7 +120,7 @@ def named_options(source: Source, asked: AskedOptions, keeps_answers: bool) -> L
 def trained_options(source: Source, asked: AskedOptions) -> AskedOptions | None:
     """Return the options with the drafter that was trained here for the model; None where none
     pays, or other drafters were asked for. Raises as `Source.path` does."""
-    if asked.draft is not None or asked.drafter != "auto" or asked.plan is not None:
+    if asked.draft is not None or asked.drafter != "auto":
         return None
     trained = trained_drafter(source)
     return None if trained is None else replace(asked, draft=[str(trained)])

@@ -23,8 +23,8 @@ from edge_spec.models.model_plan import (
 )
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
+from edge_spec.placement.plan import Place
 from edge_spec.scheduler.machine import available_cores
-from edge_spec.scheduler.plan_file import Place
 from edge_spec.scheduler.profile import ProfileKey, profile_key
 
 _FOR_CHECKS = ("reference",)  # slower than any other runtime, and not made for more
@@ -55,7 +55,6 @@ class Candidate:
             threads=self.key.threads,
             weights=self.key.weights,
             library=self.key.library,
-            mmap=self.options.mmap,
             kernels=self.key.kernels,
         )
 

@@ -30,8 +30,8 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.survey import measure_place
+from edge_spec.scheduler.engine_plan import is_open
 from edge_spec.scheduler.machine import busy_share, on_battery
-from edge_spec.scheduler.plan_file import is_open
 from edge_spec.scheduler.profile import kept_profiles
 from edge_spec.scheduler.row_findings import holds
 

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from edge_spec.core.model import Model, SelfDrafting, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import BundleError, MissingDependencyError, UnsupportedModelError
+from edge_spec.errors import BundleError, UnsupportedModelError
 from edge_spec.models.bundle import PARTS_FILE, Bundle, add_file
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 
@@ -193,43 +193,6 @@ def best_nested(judge: Judge) -> ChosenPart:
     counts |= {useless + round(share * (len(order) - useless)) for share in _SKIPPED}
     counts -= {0, len(order)}
     return max((judge.skip(frozenset(order[:count])) for count in sorted(counts)), key=_FORECAST)
-
-
-def optimized(
-    judge: Judge, start: ChosenPart, trials: int, on_trial: Callable[[int], None]
-) -> ChosenPart:
-    """Bayesian optimisation of the set from `start` on, as in Draft & Verify (Zhang et al. 2023,
-    section 3.2), by a tree-structured Parzen estimator.
-
-    on_trial: is called after each trial with their number.
-    Raises MissingDependencyError without optuna.
-    """
-    try:
-        import optuna
-    except ImportError:
-        raise MissingDependencyError(
-            "optuna is not installed", remedy='Run: pip install "edge-spec[tune]".'
-        ) from None
-    num_sublayers = 2 * judge.num_layers
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=10)
-    )
-    study.enqueue_trial({str(i): i in start.skipped for i in range(num_sublayers)})
-    best = start
-    for count in range(1, trials + 1):
-        trial = study.ask()
-        # Without the first and last layer nothing of a model is left (Xia et al. 2024, SWIFT).
-        chosen = [
-            i
-            for i in range(num_sublayers)
-            if trial.suggest_categorical(str(i), [False, True]) and 2 <= i < num_sublayers - 2
-        ]
-        part = judge.skip(frozenset(chosen))
-        study.tell(trial, part.forecast)
-        best = max(best, part, key=_FORECAST)
-        on_trial(count)
-    return best
 
 
 def save_parts(bundle: Bundle, parts: Mapping[str, ChosenPart]) -> None:

@@ -21,34 +21,27 @@ from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
 from edge_spec.models import runtimes
 from edge_spec.models.devices import Device, format_bytes
 from edge_spec.models.memory import FreeMemory
-from edge_spec.models.options import LoadOptions, share_chip
+from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
+from edge_spec.placement.plan import USUAL_DRAFT_TOKENS, Placement, Plan
 from edge_spec.placement.survey import (
     MEASURE_S,
     MOST_TOKENS,
     MeasuredPlace,
     OnStep,
     Surveyor,
-    measure_pair,
     short_prompts,
 )
 from edge_spec.scheduler.engine_plan import default_drafter
-from edge_spec.scheduler.plan_file import Placement, Plan
 from edge_spec.scheduler.profile import (
-    USUAL_DRAFT_TOKENS,
-    PairFindings,
+    Profile,
     ProfileKey,
     doubt_profile,
-    load_pair,
-    profile_key,
-    save_pair,
-    usual_step_s,
     was_busy,
 )
 from edge_spec.storage.measurements import Quantity
 
 TRIAL_S = 25.0  # of all answers, as forecast
-_PROBED = 3  # pairs on several devices, the best by what each model takes alone
 _MOST_TRIALS = 3  # places, of which all but the last fail
 _LEAST_PROMPTS, _LEAST_TOKENS = 3, 16  # of a trial, and of an answer
 _MOST_LOSS = 0.005  # nats a token beyond the least: half a percent of perplexity
@@ -153,70 +146,36 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A target and its draft at their places. step_s: with USUAL_DRAFT_TOKENS; None where the draft
-    does not fit by itself."""
-
-    target: MeasuredPlace
-    draft: MeasuredPlace
-    placement: Placement
-    step_s: float | None
-
-    @property
-    def keys(self) -> tuple[ProfileKey, ProfileKey]:
-        return self.target.candidate.key, self.draft.candidate.key
-
-    @property
-    def can_pay(self) -> bool:
-        """Return whether a step is faster than plain decoding if all draft tokens are right."""
-        return self.step_s is not None and self.step_s < self.plain_s
-
-    @property
-    def plain_s(self) -> float:
-        """Return the seconds in which plain decoding writes as many tokens."""
-        return (USUAL_DRAFT_TOKENS + 1) * (self.placement.step_s or 0.0)
-
-    @property
-    def is_risky(self) -> bool:
-        return self.target.candidate.is_risky or self.draft.candidate.is_risky
-
-    def measured(self, findings: PairFindings | None) -> Pair:
-        """Return the pair with the seconds of a step, as the two were measured together."""
-        if self.target.profile is None or self.draft.profile is None:
-            return self
-        devices = (each.device.split(",") for each in self.keys)
-        overlaps = not share_chip(*devices)
-        step_s = usual_step_s(self.target.profile, self.draft.profile, findings, overlaps)
-        return replace(self, step_s=step_s)
-
-
-def rank_pairs(pairs: Sequence[Pair], free: FreeMemory) -> list[Pair]:
+def rank_pairs(pairs: Sequence[Placement], free: FreeMemory) -> list[Placement]:
     """Sort pairs at one place of the target by their step with draft tokens, those that fit
     first."""
 
-    def order(each: Pair) -> tuple[bool, float]:
-        return each.placement.shortage(free) is not None, each.step_s or math.inf
+    def order(each: Placement) -> tuple[bool, float]:
+        return each.shortage(free) is not None, each.pair_step_s or math.inf
 
     ranked = sorted(pairs, key=order)
 
-    def reason(each: Pair) -> str:
-        shortage = each.placement.shortage(free)
-        if shortage is not None or each.step_s is None or ranked[0].step_s is None:
+    def reason(each: Placement) -> str:
+        shortage, best_s = each.shortage(free), ranked[0].pair_step_s
+        if shortage is not None or each.pair_step_s is None or best_s is None:
             return f"does not fit: {shortage or 'one of the two is too large'}"
         if not each.can_pay:
             return (
-                f"it cannot pay: {USUAL_DRAFT_TOKENS + 1} tokens take {_ms(each.step_s)} ms if all "
-                f"draft tokens are right, and {_ms(each.plain_s)} without a draft"
+                f"it cannot pay: {USUAL_DRAFT_TOKENS + 1} tokens take {_ms(each.pair_step_s)} ms "
+                f"if all draft tokens are right, and {_ms(each.plain_s)} without a draft"
             )
         if each is ranked[0]:
             return ""
-        what = f"a step with {USUAL_DRAFT_TOKENS} draft tokens"
-        return _slower(each.step_s, ranked[0].step_s, what)
+        return _slower(each.pair_step_s, best_s, f"a step with {USUAL_DRAFT_TOKENS} draft tokens")
 
-    return [
-        replace(each, placement=replace(each.placement, reason=reason(each))) for each in ranked
-    ]
+    return [replace(each, reason=reason(each)) for each in ranked]
+
+
+def pair_step_s(target: Profile | None, draft: Profile | None) -> float | None:
+    """Return the `Placement.pair_step_s` of two models."""
+    if target is None or draft is None:
+        return None
+    return target.costs().at(USUAL_DRAFT_TOKENS + 1) + USUAL_DRAFT_TOKENS * draft.costs().at(1)
 
 
 class Planner:
@@ -240,7 +199,6 @@ class Planner:
         self._report, self._end_s, self._then_s = progress, 0.0, 0.0
         self._surveyor = Surveyor(devices, self._progress, refresh)
         self._free = self._surveyor.free
-        self._has_doubted = False  # a profile, which is measured again once
         self.notes = self._surveyor.notes
 
     @property
@@ -249,13 +207,6 @@ class Planner:
 
     def make(self) -> Plan:
         """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
-        plan = self._made()
-        if self._has_doubted:
-            self._surveyor.refresh = False  # all else has been measured
-            plan = self._made()
-        return plan
-
-    def _made(self) -> Plan:
         draft_s = MEASURE_S if self._draft else 0.0
         self._expect(MEASURE_S, draft_s + TRIAL_S)
         targets = self._surveyor.survey(self._source, LoadOptions())
@@ -266,7 +217,6 @@ class Planner:
         drafts = [] if self._draft is None else self._survey_draft(self._draft)
         self._expect(TRIAL_S)
         return Plan(
-            version=1,
             model=readable(self._source.model),
             identity=self._source.identity,
             draft=self._draft.model if self._draft else None,
@@ -314,45 +264,12 @@ class Planner:
         self._surveyor.note(f"draft: {draft.name} {why}")
         return []
 
-    def _pairs(self, target: MeasuredPlace, drafts: Sequence[MeasuredPlace]) -> list[Pair]:
-        """Return the pairs at one place of the target, the best first. Those that fail together are
-        left out."""
-        target = _taking_turns(target)
-        pairs = rank_pairs([self._pair(target, each) for each in drafts], self._free)
-        return rank_pairs([*self._probed(pairs)], self._free)
-
-    def _pair(self, target: MeasuredPlace, draft: MeasuredPlace) -> Pair:
+    def _pair(self, target: MeasuredPlace, draft: MeasuredPlace) -> Placement:
         drafter = ",".join(factory.auto_drafters(drafts=True, corpora=False))
         placement = replace(self._alone(target), draft=draft.candidate.place, drafter=drafter)
-        placement = replace(placement, tokens_per_s=None)
-        placement = self._surveyor.with_memory(placement, target.candidate, draft.candidate)
-        return Pair(target, draft, placement, None).measured(None)
-
-    def _probed(self, pairs: Sequence[Pair]) -> Iterator[Pair]:
-        """Yield the pairs, of which the first that a device takes part in are measured together."""
-        left = _PROBED
-        for pair in pairs:
-            is_tried = pair.is_risky and pair.can_pay and self._fits(pair.placement)
-            if left == 0 or not is_tried:
-                yield pair
-                continue
-            left -= 1
-            try:
-                yield pair.measured(self._findings(pair))
-            except IsolatedError as error:
-                self._surveyor.note(f"{pair.placement}: {error}")
-
-    def _findings(self, pair: Pair) -> PairFindings:
-        """Raises IsolatedError."""
-        known = None if self._surveyor.refresh else load_pair(*pair.keys)
-        if known is not None:
-            return known
-        self._surveyor.has_measured = True
-        target, draft = pair.target.candidate, pair.draft.candidate
-        what = f"Measuring {target.place} beside {draft.place}"
-        found = measure_pair(target, draft, partial(self._progress, what))
-        save_pair(*pair.keys, found)
-        return found
+        step_s = pair_step_s(target.profile, draft.profile)
+        placement = replace(placement, tokens_per_s=None, pair_step_s=step_s)
+        return self._surveyor.with_memory(placement, target.candidate, draft.candidate)
 
     def _try(
         self,
@@ -366,13 +283,13 @@ class Planner:
         others, tried = list(places), list[Placement]()
         for alone in [each for each in places if each.step_s and self._fits(each)][:_MOST_TRIALS]:
             target = measured[alone.target]
-            pairs = self._pairs(target, drafts)
-            others += [each.placement for each in pairs]
-            paying = [each for each in pairs if each.can_pay and self._fits(each.placement)]
+            pairs = rank_pairs([self._pair(target, each) for each in drafts], self._free)
+            others += pairs
+            paying = [each for each in pairs if each.can_pay and self._fits(each)]
             for pair in (*paying[:1], None):
-                first = alone if pair is None else pair.placement
+                first = pair or alone
                 try:
-                    tried += self._write(alone, target, pair)
+                    tried += self._write(alone, target, pair, drafts)
                     break
                 except IsolatedError as error:
                     self._surveyor.note(f"{first}: {error}")
@@ -387,18 +304,23 @@ class Planner:
         return placement.shortage(self._free) is None
 
     def _write(
-        self, alone: Placement, target: MeasuredPlace, pair: Pair | None
+        self,
+        alone: Placement,
+        target: MeasuredPlace,
+        pair: Placement | None,
+        drafts: Sequence[MeasuredPlace],
     ) -> tuple[Placement, ...]:
         """Return what each drafter wrote at one place. Raises IsolatedError."""
         assert target.profile is not None and alone.step_s is not None
         default = default_drafter(target.profile) or "none"
         ways = [replace(alone, drafter=name) for name in dict.fromkeys(_by_text(default))]
         if pair is not None:
-            names = dict.fromkeys((pair.placement.drafter, "draft-model"))
-            ways += [replace(pair.placement, drafter=name) for name in names]
+            names = dict.fromkeys((pair.drafter, "draft-model"))
+            ways += [replace(pair, drafter=name) for name in names]
+        keys = {str(each.candidate.place): each.candidate.key for each in drafts}
         key = TrialKey(
             target.candidate.key,
-            None if pair is None else pair.draft.candidate.key,
+            None if pair is None else keys[str(pair.draft)],
             tuple(each.drafter for each in ways),
             runtimes.library_version(runtimes.REFERENCE),
         )
@@ -419,17 +341,14 @@ class Planner:
         return rank_drafters(tried, default)
 
     def _compare(self, target: MeasuredPlace, slowdown: float) -> None:
-        """Plain decoding and its passes take about as long but for what else the machine does.
-        Passes that took much longer are measured again, now or by the next plan."""
+        """Note where plain decoding and its passes did not take about as long: something else used
+        the machine. Passes that took much longer are measured again by the next plan."""
         if not was_busy(max(slowdown, 1 / slowdown) - 1):
             return
         what = f"plain decoding took {slowdown:.1f} times as long as its passes before"
         if slowdown < 1:
             doubt_profile(target.candidate.key)
             what = f"passes took {1 / slowdown:.1f} times as long as plain decoding afterwards"
-            if not self._has_doubted:
-                self._has_doubted = True
-                return
         what += ", the machine was busy: plan again when it is free"
         self._surveyor.note(f"{target.candidate.place}: {what}")
 
@@ -453,14 +372,6 @@ def _slowdown(alone: Placement, found: Wrote) -> float:
     plain = found["none"]
     assert isinstance(plain, Tried) and alone.step_s is not None
     return 1 / (plain.tokens_per_s * alone.step_s)
-
-
-def _taking_turns(target: MeasuredPlace) -> MeasuredPlace:
-    """Return it as it is opened beside a draft, under whose key both are known together."""
-    alone = target.candidate
-    options = replace(alone.options, takes_turns=True)
-    key = profile_key(alone.source, alone.prepared, options)
-    return replace(target, candidate=replace(alone, options=options, key=key))
 
 
 def _by_text(default: str) -> Iterator[str]:

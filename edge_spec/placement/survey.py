@@ -31,18 +31,17 @@ from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidate_of, candidates, described
-from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
-from edge_spec.scheduler.lossless import Losslessness
-from edge_spec.scheduler.measure import SLOWER_THAN_OWN, measure, own_loop_cost, probe_pair
-from edge_spec.scheduler.plan_file import Placement, apply_placement
+from edge_spec.placement.plan import Placement
+from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS, BatchInvariance
+from edge_spec.scheduler.lossless import Losslessness, keep_promise
+from edge_spec.scheduler.measure import measure
 from edge_spec.scheduler.profile import (
-    PairFindings,
     Profile,
     ProfileKey,
     load_profile,
     save_profile,
 )
-from edge_spec.scheduler.row_findings import ROWS, RowFindings, rows_key, settle_rows
+from edge_spec.scheduler.row_findings import ROWS, rows_key, settle_rows
 from edge_spec.storage.measurements import Quantity
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
@@ -109,7 +108,6 @@ def measure_place(
         key = rows_key(place.key, place.prepared.config)
         settle_rows(model, key, USUAL_WIDTHS, LosslessMode.AUTO)
         profile = measure(model, max_s, on_step)
-        profile = replace(profile, own_loop_cost=own_loop_cost(model))
     save_profile(place.key, profile)
     return profile
 
@@ -177,36 +175,18 @@ def measure_described(request: Any, on_step: OnStep) -> Any:
     return asdict(measure_place(place, request["max_s"], on_step, request["texts"]))
 
 
-def measure_pair_described(request: Any, on_step: OnStep) -> Any:
-    """Measure two places together in another process."""
-    target, draft = (candidate_of(each) for each in request)
-    with (
-        closing(target.prepared.open(target.options)) as target_model,
-        closing(draft.prepared.open(draft.options)) as draft_model,
-    ):
-        return asdict(probe_pair(target_model, draft_model, on_step))
-
-
-def measure_pair(target: Candidate, draft: Candidate, on_step: OnStep) -> PairFindings:
-    """Measure how two places run beside each other, one of which is a device. Raises
-    IsolatedError."""
-    places = [described(each.source.model, each.device, each.options) for each in (target, draft)]
-    found = attempt_apart(measure_pair_described, places, on_step)
-    return TypeAdapter(PairFindings).validate_python(found)
-
-
 @dataclass(frozen=True)
 class MeasuredPlace:
     """A place with its profile; None where the model does not fit there."""
 
     candidate: Candidate
     profile: Profile | None
-    rows: RowFindings | None = None  # None where they are not known
+    rows: BatchInvariance | None = None  # None where they are not known
 
     @property
     def lossless(self) -> Losslessness | None:
         """Return how the promise about texts is kept there by default, where that is known."""
-        return None if self.rows is None else self.rows.lossless(LosslessMode.AUTO)
+        return None if self.rows is None else keep_promise(LosslessMode.AUTO, self.rows)
 
 
 class Surveyor:
@@ -318,12 +298,6 @@ class Surveyor:
                 f"{role}{place.place}: the machine was busy, the times are uncertain by "
                 f"{profile.spread:.0%}: the next plan measures them again"
             )
-        cost = profile.own_loop_cost
-        if cost and cost > SLOWER_THAN_OWN:
-            self.note(
-                f"{role}{place.place}: our plain step takes {cost:.2f} times as long as one of "
-                f"{place.key.runtime}'s own loop"
-            )
 
     def _fits(self, place: Candidate) -> bool:
         """Return whether a model fits; True also where that is not known."""
@@ -343,7 +317,7 @@ class Surveyor:
         """Complete a placement with what its models need together, where their runtimes can
         tell."""
         model, drafts = (None, []) if draft is None else (draft.source.model, [draft.prepared])
-        options = apply_placement(LoadOptions(), placement, model)
+        options = placement.options(model)
         found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self._memories)
         if found is None:
             return placement

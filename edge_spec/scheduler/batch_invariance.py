@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Model, Session
@@ -100,7 +101,9 @@ class BatchInvariance:
     `tie_margin` tells what other texts will show; not where activations are rounded and too few
     were seen for one to fall the other way.
     `by_construction`: rows agree at all widths, in branches and beside those of others, because of
-    how the kernels compute; nothing was measured then."""
+    how the kernels compute; nothing was measured then. `plain_cost`: a pass of `plain_width` rows
+    over one of a row. `widths`: that were looked at. `way`: of computing, that was chosen of
+    several."""
 
     tie_margin: float
     invariant_widths: tuple[int, ...]
@@ -108,6 +111,9 @@ class BatchInvariance:
     probe_invariant: bool = True
     noise_is_known: bool = True
     by_construction: bool = False
+    plain_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    widths: tuple[int, ...] = ()
+    way: str = ""
 
     @property
     def plain_width(self) -> int:
@@ -129,10 +135,10 @@ class _Scores:
 
 
 def measure_batch_invariance(
-    model: Model, widths: Sequence[int] = MARGIN_WIDTHS
+    model: Model, widths: Sequence[int] = MARGIN_WIDTHS, branches: bool = True
 ) -> BatchInvariance:
     """Scores the same tokens at each of the ascending widths, of which the first is 1. Raises
-    nothing of its own.
+    nothing of its own. branches: whether to look at rows of branches, too.
 
     Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 90 for USUAL_WIDTHS, and two to
     eighteen passes of up to BRANCH_ROWS rows; where plain steps differ from wider passes, 16 more
@@ -141,7 +147,7 @@ def measure_batch_invariance(
     """
     widths = measured_widths(model, widths)
     scores = []
-    branch_invariant = probe_invariant = model.capabilities.trees
+    branch_invariant = probe_invariant = branches and model.capabilities.trees
     vocab_size = model.config.vocab_size
     num_rounds = BRANCH_ROUNDS // 2 if is_large(model.config) else BRANCH_ROUNDS
     for prompt_tokens in _prompts(model, widths[-1]):
@@ -162,21 +168,15 @@ def measure_batch_invariance(
         branch_invariant,
         probe_invariant,
         noise_is_known=not model.capabilities.rounds_activations or margin > _ROUNDED_NOISE,
+        widths=tuple(widths),
     )
 
 
 def agreeing_width(model: Model) -> int:
-    """Returns the widest of a few passes that score their rows as single ones are scored, after all
-    contexts; 1 where none does. Matrices may have a kernel for a few rows and one for more."""
-    widths = measured_widths(model, _COMPARED_WIDTHS)
-    agreeing = set(widths[1:])
-    for prompt_tokens in _prompts(model, widths[-1]):
-        if not agreeing:
-            break
-        with closing(model.open_session()) as session:
-            digests = _score_widths(model, session, prompt_tokens, widths).digests
-        agreeing = {width for width in agreeing if _agree(digests[1], digests[width])}
-    return max(agreeing, default=1)
+    """Returns the widest of a few passes that score their rows as single ones are scored; 1 where
+    none does. Matrices may have a kernel for a few rows and one for more."""
+    found = measure_batch_invariance(model, _COMPARED_WIDTHS, branches=False)
+    return found.invariant_widths[-1] if found.plain_width == 1 else 1
 
 
 def agreeing_beyond(model: Model, widths: Sequence[int], num_rows: int) -> tuple[int, ...]:

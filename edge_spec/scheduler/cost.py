@@ -9,13 +9,12 @@ further rows, each with its uncertainty (Kalman 1960).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite, sqrt
 from operator import mul
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.outliers import OUTLIER, without_outlier
 
@@ -87,15 +86,12 @@ class RowCosts:
     """The seconds that one pass of a session takes, by its rows.
 
     Between the measured widths it is interpolated; beyond them each row adds what the last ones
-    added, or nothing where these were measured faster. The rows of a mixture of experts share
-    experts, so its time follows the number of experts that they touch (`experts_touched`).
+    added, or nothing where these were measured faster.
     """
 
     def __init__(
         self,
         seconds: Mapping[int, float],
-        num_experts: int = 0,
-        experts_used: int = 0,
         plain_rows: int = 1,
         is_measured: bool = True,
     ) -> None:
@@ -105,9 +101,6 @@ class RowCosts:
         self.is_scaled = is_measured  # whether these are seconds, as measured or after a first pass
         self._rows = sorted(seconds)
         self._seconds = [seconds[rows] for rows in self._rows]
-        self._experts: Callable[[float], float] = lambda rows: rows
-        if num_experts > experts_used > 0:
-            self._experts = lambda rows: experts_touched(rows, num_experts, experts_used)
         self._first_s = self._measured(1)
         # In first rows, as all that follows.
         self._table = [self._measured(rows) / self._first_s for rows in range(_TABLE_ROWS + 1)]
@@ -265,26 +258,12 @@ class RowCosts:
         if len(self._rows) == 1:
             return self._seconds[0]
         right = min(max(bisect_left(self._rows, rows), 1), len(self._rows) - 1)
-        low, high = (self._experts(self._rows[i]) for i in (right - 1, right))
-        share = (self._experts(rows) - low) / (high - low)
+        low, high = self._rows[right - 1], self._rows[right]
+        share = (rows - low) / (high - low)
         more_s = self._seconds[right] - self._seconds[right - 1]
         if share > 1:
             return self._seconds[right] + max(0.0, more_s) * (share - 1)
         return self._seconds[right - 1] + more_s * share
-
-
-def costs_of(
-    config: ModelConfig, seconds: Mapping[int, float], is_measured: bool = True
-) -> RowCosts:
-    return RowCosts(seconds, config.num_experts, config.experts_used, is_measured=is_measured)
-
-
-def experts_touched(rows: float, num_experts: int, experts_used: int) -> float:
-    """Return how many of a layer's experts `rows` tokens are expected to need, `experts_used`
-    each, if they choose independently. Tokens of real texts choose alike more often, so it is an
-    upper bound."""
-    untouched: float = (1 - experts_used / num_experts) ** rows
-    return num_experts * (1 - untouched)
 
 
 def expected_tokens(acceptance: Sequence[float]) -> float:

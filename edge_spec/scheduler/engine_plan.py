@@ -29,15 +29,15 @@ from edge_spec.models.model_plan import ModelPlan, Refusal, choose, ways_to_run
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
-from edge_spec.scheduler.plan_file import is_open, pinned_options
 from edge_spec.scheduler.priors import row_shares
 from edge_spec.scheduler.profile import (
+    SECONDS,
     Profile,
     ProfileKey,
     kept_profiles,
     was_busy,
 )
-from edge_spec.scheduler.row_findings import SECONDS, holds, recall_costs, shapes_of
+from edge_spec.scheduler.row_findings import holds, recall_costs, shapes_of
 
 _log = logging.getLogger(__name__)
 _MARGIN = 1.05  # of the faster one's time: less may be what else the machine did
@@ -99,10 +99,7 @@ class EnginePlan:
     def costs(self) -> RowCosts:
         """Return what passes of the target take by their rows: as measured here, else in
         proportions that are usual for its kernels."""
-        for key, profile in kept_profiles(self.source):
-            if _is_of(key, self.target):
-                return profile.costs()
-        found = next(_seconds_of(self.target), None)
+        found = next(_known_costs(self.target), None)
         if found is not None:
             return found
         shares = row_shares(
@@ -174,19 +171,11 @@ def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
     """List the ways to answer with a model, best first.
 
     Raises as `Source.path` does, ModelFileError, UnsupportedModelError for a header that cannot be
-    read, what `choose` raises for a draft that nothing runs, and UsageError for a plan file that
-    cannot be used.
+    read, and what `choose` raises for a draft that nothing runs.
     """
     if options.runtime != "auto":
         runtimes.load_runtime(options.runtime)  # nothing is fetched for one that is missing
     export = ExportOptions(options.quantization, options.block_size)
-    if options.plan is not None:
-        pinned = pinned_options(source, options)
-        return [
-            EnginePlan(each, replace(way, is_only=False), _draft_plans(source, each))
-            for each in pinned
-            for way in ways_to_run(source, each.runtime, each.runtime_options, export)
-        ]
     ways = ways_to_run(source, options.runtime, options.runtime_options, export)
     ranked, drafts = rank_ways(ways, is_open(options)), _draft_plans(source, options)
     for draft in drafts:
@@ -232,6 +221,21 @@ def choose_plan(
     chosen, left = choose(alike, refusals)
     at = 0 if chosen.is_only else len(alike) - len(left) - 1
     return replace(plans[at], target=chosen), list(plans[at + 1 :])
+
+
+def is_open(options: LoadOptions) -> bool:
+    """Return whether nothing was asked for that measurements decide, or do not hold for."""
+    how = replace(options.runtime_options, context_length=None, takes_turns=False)
+    draft = options.draft_runtime, options.draft_providers, options.draft_threads
+    asked = (options.runtime, how, options.gpu_layers, draft)
+    export = (options.quantization, options.block_size)
+    return (
+        asked == ("auto", RuntimeOptions(), None, ("auto", (), None))
+        and export == (None, None)
+        and not (options.exact or options.draft_overlap != LoadOptions().draft_overlap)
+        and len(options.drafts) <= 1
+        and options.head is None
+    )
 
 
 def _with_place(options: LoadOptions, way: ModelPlan, of: str = "") -> LoadOptions:
@@ -439,43 +443,39 @@ def _measured_places(
 def _known_seconds(
     ways: Sequence[ModelPlan], profiles: Sequence[tuple[ProfileKey, Profile]]
 ) -> dict[int, float]:
-    """Return the seconds of a token by the number of the way: of the model itself, else of one of
-    its shapes. Empty unless two are known."""
+    """Return the seconds of a token by the number of the way. Empty unless two are known."""
     if not ways or ways[0].export != ExportOptions():
         return {}
-    costs = [(each.key, each.value) for each in SECONDS.find()]
-    measured = {key.runtime for key, _ in profiles} | {key.how.runtime for key, _ in costs}
+    measured = {key.runtime for key, _ in profiles}
+    measured |= {each.key.runtime for each in SECONDS.find() if each.key.shapes}
     names = {way.name for way in ways}
     if len(names & measured) < 2 and len(names) == len(ways):
         return {}  # not worth the time that it takes to read a header
 
-    def profiled(way: ModelPlan) -> list[RowCosts]:
-        return [each.costs() for key, each in profiles if _is_of(key, way)]
-
-    seconds = {}
-    for i, way in enumerate(ways):
-        found = profiled(way) or list(_seconds_of(way))
-        if found:
-            seconds[i] = min(map(_token_s, found))
-    return seconds
+    found = {i: [_token_s(costs) for costs in _known_costs(way)] for i, way in enumerate(ways)}
+    return {i: min(seconds) for i, seconds in found.items() if seconds}
 
 
-def _seconds_of(way: ModelPlan) -> Iterator[RowCosts]:
-    """Yield what rounds of models of these shapes took; before a conversion for the runtime, of
-    weights in whatever form it ran."""
+def _known_costs(way: ModelPlan) -> Iterator[RowCosts]:
+    """Yield what was measured of the model itself, else what rounds of models of its shapes took;
+    before a conversion for the runtime, of weights in whatever form it ran."""
+    own = [profile.costs() for key, profile in kept_profiles(way.source) if _is_of(key, way)]
+    if own:
+        yield from own
+        return
     kept = [
         each
         for each in SECONDS.find()
-        if each.key.how.runtime == way.name and not was_busy(each.disturbance)
+        if each.key.runtime == way.name and each.key.shapes and not was_busy(each.disturbance)
     ]
     config = config_of(way) if kept else None  # a header is read only where that is of use
     if config is None:
         return
     for each in kept:
-        how = each.key.how
-        is_same = each.key.shapes == shapes_of(config) and way.weights in (None, how.weights)
-        if is_same and _holds(how, way.how):
-            yield recall_costs(config, how.kernels, how.device, each.value)
+        key = each.key
+        is_same = key.shapes == shapes_of(config) and way.weights in (None, key.weights)
+        if is_same and _holds(key, way.how):
+            yield recall_costs(key.kernels, key.device, each.value)
 
 
 def _token_s(costs: RowCosts) -> float:

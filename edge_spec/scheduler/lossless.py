@@ -132,13 +132,10 @@ class Losslessness:
         )
 
 
-def keep_promise(
-    mode: LosslessMode, found: BatchInvariance, plain_cost: float, replays: bool = True
-) -> Losslessness:
-    """Returns the cheapest way that the mode allows. plain_cost: of a pass of `found.plain_width`
-    rows over one of a single row. replays: whether to leave near ties to plain steps is cheap:
-    drafting while the target scores cannot be done then. Near ties are not known where the noise is
-    not: passes keep to widths that agree then, at whatever price."""
+def keep_promise(mode: LosslessMode, found: BatchInvariance, replays: bool = True) -> Losslessness:
+    """Return the cheapest way that the mode allows. replays: whether to leave near ties to plain
+    steps is cheap: drafting while the target scores cannot be done then. Near ties are not known
+    where the noise is not: passes keep to widths that agree then, at whatever price."""
     if found.by_construction:
         return Losslessness(mode, by_construction=True)
     if mode is LosslessMode.TIES:
@@ -146,7 +143,7 @@ def keep_promise(
     is_replayed = replays and REPLAY_SAFETY * found.tie_margin <= MOST_REPLAYED_NOISE
     agreeing = found.invariant_widths if len(found.invariant_widths) > 1 else ()
     if agreeing:
-        cost = plain_cost if agreeing[0] > 1 else 1.0
+        cost = found.plain_cost if agreeing[0] > 1 else 1.0
         needs_them = mode is LosslessMode.ALWAYS or not found.noise_is_known
         if needs_them or cost <= 1 + MOST_PADDING:
             return Losslessness(mode, agreeing, cost)

@@ -2,19 +2,13 @@
 model without one begins with.
 
 Everything that is compared is measured in turns, in shuffled order, so that a machine that gets
-busy slows all of it alike; medians leave out what disturbed a few passes. So are a plain step with
-another way to make one, and a target with its draft beside it.
-
-What each of a pair takes alone is known of profiles. What is not: the other model's data in the
-caches, its threads, clocks of a device that had nothing to do, copies between devices, and memory
-that both read at once.
+busy slows all of it alike; medians leave out what disturbed a few passes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from statistics import median
@@ -22,9 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge_spec.core.model import HasOwnLoop, Model
+from edge_spec.core.model import Model
 from edge_spec.core.tree import TokenTree
-from edge_spec.scheduler.profile import USUAL_DRAFT_TOKENS, PairFindings, Profile
+from edge_spec.scheduler.profile import Profile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _FEW_WIDTHS = (1, 2, 4, 8, 16)  # for models that are slow
@@ -42,14 +36,8 @@ _QUICK_ROUNDS = 3
 _QUICK_CONTEXT = 16  # tokens
 _SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
 
-# Of two ways to make a plain step, and of a pair. Long passes are few, and what else is running
-# changes less of each.
-_ROUNDS, _CONTEXT = 16, 32
-_ENOUGH_S, _LEAST_PAIR_ROUNDS = 1.5, 3
-_PAIR_ENOUGH_S = 6.0
-# Of a library's own loop: kernels of attention change from some hundred tokens on.
-_OWN_ROUNDS, _OWN_CONTEXT = 32, 320
-SLOWER_THAN_OWN = 1.05  # times a step of it, from which on users hear of it
+_COMPARED_ROUNDS = 16  # of two widths, where their proportion decides
+_ENOUGH_S = 1.5  # of all passes: long ones are few, and what else is running changes less of each
 
 _Name = TypeVar("_Name")
 Found = Mapping[_Name, Sequence[float]]  # seconds of works by their names
@@ -168,19 +156,14 @@ def measure(
         if min(first_s) > _SLOW_STEP * max_s:
             steps = {width: steps[width] for width in _FEW_WIDTHS if width in steps}
         passes = in_turns(steps, _MOST_ROUNDS, watch, is_enough)
-    return Profile(
-        seconds=median_seconds(passes),
-        rounds=len(passes[1]),
-        spread=spread(passes),
-        num_experts=model.config.num_experts,
-        experts_used=model.config.experts_used,
-    )
+    return Profile(median_seconds(passes), len(passes[1]), spread(passes))
 
 
 def quick_passes(
     model: Model,
     widths: Sequence[int] = QUICK_WIDTHS,
     clock: Callable[[], float] = time.perf_counter,
+    rounds: int = _QUICK_ROUNDS,
 ) -> dict[int, list[float]]:
     """Return the seconds of each pass by its rows, after a short prompt.
 
@@ -188,83 +171,21 @@ def quick_passes(
     as 15 of a slow one, of which few passes are made.
     """
 
+    watch = Stopwatch(clock)
+
     def is_enough(passes: Found[int]) -> bool:
-        return max(map(max, passes.values())) > _SLOW_PASS_S
+        return watch.total_s > _ENOUGH_S or max(map(max, passes.values())) > _SLOW_PASS_S
 
     with _steps(model, _fitting(model, widths), _QUICK_CONTEXT) as steps:
-        return in_turns(steps, _QUICK_ROUNDS, Stopwatch(clock), is_enough)
+        return in_turns(steps, rounds, watch, is_enough)
 
 
 def relative_cost(model: Model, width: int) -> float:
-    """Return the time of a pass of `width` rows over one of a single row: of each the lower
-    quartile, since whatever else is running only makes a pass longer."""
-    watch = Stopwatch()
-
-    def is_enough(passes: Found[int]) -> bool:
-        return len(passes[1]) >= _LEAST_PAIR_ROUNDS and watch.total_s > _ENOUGH_S
-
-    with _steps(model, (1, width), _CONTEXT) as steps:
-        seconds = in_turns(steps, _ROUNDS, watch, is_enough)
-    return _quarter(seconds[width]) / _quarter(seconds[1])
-
-
-def own_loop_cost(model: Model) -> float | None:
-    """Return our plain step over that of the library's own loop, after as many tokens: of each the
-    lower quartile. None where it has none, or a text of that length does not fit."""
-    if not isinstance(model, HasOwnLoop):
-        return None
-    if model.config.context_length < _OWN_CONTEXT + _OWN_ROUNDS + 1:
-        return None
-    tokens = _tokens(model, _OWN_CONTEXT)
-    ours, theirs = iter(tokens), iter(tokens)
-    with closing(model.open_session()) as session, closing(model.open_own_loop(tokens)) as loop:
-        session.prefill(tokens)
-
-        def step() -> None:
-            session.forward(TokenTree.chain(next(ours)))
-            session.commit([0])
-
-        works: dict[str, Callable[[], object]] = {
-            "ours": step,
-            "theirs": lambda: loop.step(next(theirs)),
-        }
-        seconds = in_turns(works, _OWN_ROUNDS, Stopwatch())
-    return _quarter(seconds["ours"]) / _quarter(seconds["theirs"])
+    """Return the time of a pass of `width` rows over one of a single row."""
+    passes = quick_passes(model, (1, width), rounds=_COMPARED_ROUNDS)
+    return _quarter(passes[width]) / _quarter(passes[1])
 
 
 def _quarter(seconds: Sequence[float]) -> float:
+    """Return the lower quartile: whatever else is running only makes a pass longer."""
     return max(_LEAST_S, float(np.quantile(seconds, 0.25)))
-
-
-def probe_pair(target: Model, draft: Model, on_step: Callable[[float], None]) -> PairFindings:
-    """Time the draft tokens of a usual step, a step whose models take turns, and one whose draft
-    goes on while the target verifies; medians."""
-    watch, width = Stopwatch(), USUAL_DRAFT_TOKENS + 1
-    with (
-        _steps(target, (width,), _CONTEXT) as verify,
-        _steps(draft, (1,), _CONTEXT) as read,
-        ThreadPoolExecutor(1) as pool,
-    ):
-
-        def chain() -> None:
-            for _ in range(USUAL_DRAFT_TOKENS):
-                read[1]()
-
-        def in_turn() -> None:
-            chain()
-            verify[width]()
-
-        def beside() -> None:
-            drafted = pool.submit(chain)
-            verify[width]()
-            drafted.result()
-
-        def is_enough(seconds: Found[str]) -> bool:
-            done = len(seconds["chain"])
-            on_step(done / _ROUNDS)
-            return done >= _LEAST_PAIR_ROUNDS and watch.total_s > _PAIR_ENOUGH_S
-
-        works = {"chain": chain, "turns": in_turn, "beside": beside}
-        seconds = in_turns(works, _ROUNDS, watch, is_enough)
-    chain_s, turns_s, beside_s = (max(_LEAST_S, median(seconds[name])) for name in works)
-    return PairFindings(chain_s / USUAL_DRAFT_TOKENS, turns_s, beside_s)

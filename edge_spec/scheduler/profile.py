@@ -1,5 +1,5 @@
-"""What was measured of a model at one place: the time of its passes, how it runs beside its draft,
-and what use has taught of its drafters."""
+"""What was measured of a model at one place: the time of its passes, and what use has taught of its
+drafters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.machine import cpu_name
 from edge_spec.storage.measurements import Quantity
 
-USUAL_DRAFT_TOKENS = 4
 MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -35,7 +34,8 @@ def was_busy(spread: float) -> bool:
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """All that a profile depends on."""
+    """All that measurements of a model depend on. Those that follow from its shapes alone leave out
+    which model it is, and say what else they depend on (`row_findings.rows_key`)."""
 
     model: str
     identity: str  # of the model's files
@@ -48,11 +48,17 @@ class ProfileKey:
     cpu: str
     kernels: str = ""  # in the place of the library's own
     export: int = EXPORT_VERSION  # of conversions
+    build: str = ""  # changes with the files of the runtime's library
+    features: tuple[str, ...] = ()  # of the processor, that kernels are chosen by
+    shapes: tuple[int, ...] = ()
+    way: str = ""  # of computing, where there are several
 
     @property
     def digest(self) -> str:
-        """Changes with the model and with how it is run."""
+        """Changes with the model and with how it is run. Snapshots hold it."""
         parts = asdict(self)
+        for name in ("build", "features", "shapes", "way"):
+            del parts[name]
         if not self.kernels:  # as it was named before there were kernels of ours
             del parts["kernels"]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -60,17 +66,11 @@ class ProfileKey:
 
 @dataclass(frozen=True)
 class Profile:
-    """The time of a model's passes, t(k), as `measure.measure` finds it.
-
-    own_loop_cost: our plain step over that of the library's own loop, where it has one.
-    """
+    """The time of a model's passes, t(k), as `measure.measure` finds it."""
 
     seconds: SecondsByRows
-    rounds: Annotated[int, Field(ge=1)]  # in which every width was measured
-    spread: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of the least certain median
-    num_experts: int = 0
-    experts_used: int = 0
-    own_loop_cost: Seconds | None = None
+    rounds: int  # in which every width was measured
+    spread: float  # of the least certain median
 
     @property
     def is_certain(self) -> bool:
@@ -78,48 +78,12 @@ class Profile:
         return not was_busy(self.spread)
 
     def costs(self) -> RowCosts:
-        return RowCosts(self.seconds, self.num_experts, self.experts_used)
+        return RowCosts(self.seconds)
 
 
-@dataclass(frozen=True)
-class PairFindings:
-    """Seconds of a target and its draft beside each other, as `measure.probe_pair` finds them.
-
-    draft_token_s: of passes of the draft that follow each other. turns_s: of a usual step, whose
-    models take turns. beside_s: of one whose draft goes on while the target verifies.
-    """
-
-    draft_token_s: Seconds
-    turns_s: Seconds
-    beside_s: Seconds
-
-    @property
-    def overlap_pays(self) -> bool:
-        """Return whether a step is faster where the draft goes on while the target verifies, if all
-        that it reads meanwhile is of use."""
-        return self.beside_s < self.turns_s
-
-
-@dataclass(frozen=True)
-class _PairKey:
-    target: ProfileKey
-    draft: ProfileKey
-
-
-_PROFILE = Quantity("pass seconds", ProfileKey, lambda: TypeAdapter(Profile))
-_PAIR = Quantity("pair seconds", _PairKey, lambda: TypeAdapter(PairFindings))
+# t(k) of a model at a place that computes right, or of all models of its shapes.
+SECONDS = Quantity("seconds by rows", ProfileKey, lambda: TypeAdapter(SecondsByRows))
 _LEARNT = Quantity("learnt", ProfileKey, lambda: TypeAdapter(dict[str, list[_Finite]]))
-
-
-def usual_step_s(
-    target: Profile, draft: Profile, findings: PairFindings | None, overlaps: bool
-) -> float:
-    """Return the seconds of a step with USUAL_DRAFT_TOKENS draft tokens. overlaps: whether the
-    draft can go on while the target verifies."""
-    if findings is None:
-        verify_s = target.costs().at(USUAL_DRAFT_TOKENS + 1)
-        return verify_s + USUAL_DRAFT_TOKENS * draft.costs().at(1)
-    return findings.beside_s if overlaps and findings.overlap_pays else findings.turns_s
 
 
 def profile_key(source: Source, prepared: PreparedModel, options: RuntimeOptions) -> ProfileKey:
@@ -153,9 +117,9 @@ def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
 
 def kept_profiles(source: Source) -> Iterator[tuple[ProfileKey, Profile]]:
     """Yields the certain ones of this model that are known here."""
-    for found in _PROFILE.find():
-        if found.value.is_certain and found.key.identity == source.identity:
-            yield found.key, found.value
+    for found in SECONDS.find():
+        if found.key.identity == source.identity and not was_busy(found.disturbance):
+            yield found.key, Profile(found.value, found.n, found.disturbance)
 
 
 def stored_weights(prepared: PreparedModel) -> str:
@@ -169,30 +133,23 @@ def stored_weights(prepared: PreparedModel) -> str:
 
 def load_profile(key: ProfileKey) -> Profile | None:
     """Return the certain profile that holds for this key; None where there is none."""
-    found = _PROFILE.known(key)
-    return found if found is not None and found.is_certain else None
+    found = SECONDS.read(key)
+    if found is None or was_busy(found.disturbance):
+        return None
+    return Profile(found.value, found.n, found.disturbance)
 
 
 def save_profile(key: ProfileKey, profile: Profile) -> None:
     """Keep a profile in place of another one, unless it is uncertain and the other one is not."""
     if profile.is_certain or load_profile(key) is None:
-        _PROFILE.keep(key, profile, profile.rounds, profile.spread)
+        SECONDS.keep(key, profile.seconds, profile.rounds, profile.spread)
 
 
 def doubt_profile(key: ProfileKey) -> None:
     """Have a profile measured again: the machine was busy when it was made."""
-    found = _PROFILE.known(key)
+    found = SECONDS.read(key)
     if found is not None:
-        _PROFILE.keep(key, replace(found, spread=2 * MOST_SPREAD), found.rounds, 2 * MOST_SPREAD)
-
-
-def load_pair(target: ProfileKey, draft: ProfileKey) -> PairFindings | None:
-    """Return how the two run beside each other; None where they were not measured together."""
-    return _PAIR.known(_PairKey(target, draft))
-
-
-def save_pair(target: ProfileKey, draft: ProfileKey, found: PairFindings) -> None:
-    _PAIR.keep(_PairKey(target, draft), found)
+        SECONDS.keep(key, found.value, found.n, 2 * MOST_SPREAD)
 
 
 def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:

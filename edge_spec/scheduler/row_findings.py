@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median, quantiles
 from threading import Lock
 
@@ -34,13 +34,13 @@ from edge_spec.scheduler.batch_invariance import (
     measure_batch_invariance,
     measured_widths,
 )
-from edge_spec.scheduler.cost import RowCosts, costs_of
-from edge_spec.scheduler.lossless import MOST_PADDING, Losslessness, keep_promise
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.lossless import MOST_PADDING
 from edge_spec.scheduler.lossless import wider as widened
 from edge_spec.scheduler.machine import cpu_features, cpu_name
 from edge_spec.scheduler.measure import median_seconds, quick_passes, relative_cost, spread
 from edge_spec.scheduler.priors import row_shares
-from edge_spec.scheduler.profile import ProfileKey, Seconds, SecondsByRows, options_apart, was_busy
+from edge_spec.scheduler.profile import SECONDS, ProfileKey, options_apart, was_busy
 from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
@@ -48,41 +48,19 @@ _WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
 
 
-@dataclass(frozen=True)
-class RowsKey:
-    """All that findings depend on. how: the model is run, whichever it is."""
-
-    how: ProfileKey
-    build: str  # changes with the files of the runtime's library
-    features: tuple[str, ...]  # of the processor, that kernels are chosen by
-    shapes: tuple[int, ...]
-    way: str = ""  # of computing, where there are several
+ROWS = Quantity("rows", ProfileKey, lambda: TypeAdapter(BatchInvariance))
 
 
-@dataclass(frozen=True)
-class RowFindings:
-    """widths: that were looked at. plain_cost: a pass of the plain width over one of a row. way: of
-    computing, that was chosen of several."""
-
-    widths: tuple[int, ...]
-    batch_invariance: BatchInvariance
-    plain_cost: Seconds
-    way: str = ""
-
-    def lossless(self, mode: LosslessMode, replays: bool = True) -> Losslessness:
-        """Returns how the promise is kept, as `keep_promise` has it."""
-        return keep_promise(mode, self.batch_invariance, self.plain_cost, replays)
-
-
-_BY_CONSTRUCTION = RowFindings((), BY_CONSTRUCTION, plain_cost=1.0)
-ROWS = Quantity("rows", RowsKey, lambda: TypeAdapter(RowFindings))
-SECONDS = Quantity("row seconds", RowsKey, lambda: TypeAdapter(SecondsByRows))  # t(k)
-
-
-def rows_key(key: ProfileKey, config: ModelConfig) -> RowsKey:
-    """Returns what findings about a model depend on that is opened in this way."""
-    how = replace(key, model="", identity="")
-    return RowsKey(how, runtimes.library_build(key.runtime), cpu_features(), shapes_of(config))
+def rows_key(key: ProfileKey, config: ModelConfig) -> ProfileKey:
+    """Return what findings depend on that all models of one shape share, opened in this way."""
+    return replace(
+        key,
+        model="",
+        identity="",
+        build=runtimes.library_build(key.runtime),
+        features=cpu_features(),
+        shapes=shapes_of(config),
+    )
 
 
 def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
@@ -97,26 +75,26 @@ def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
     )
 
 
-def find_rows(model: Model, key: RowsKey, widths: Sequence[int]) -> RowFindings:
+def find_rows(model: Model, key: ProfileKey, widths: Sequence[int]) -> BatchInvariance:
     """Returns what the cache knows of these widths; else measures it now, and keeps it. Nothing is
     measured of kernels that compute a row alike by construction."""
     known = ROWS.known(key)
     if model.capabilities.invariant_rows:
-        if known != _BY_CONSTRUCTION:
-            ROWS.keep(key, _BY_CONSTRUCTION)
-        return _BY_CONSTRUCTION
+        if known != BY_CONSTRUCTION:
+            ROWS.keep(key, BY_CONSTRUCTION)
+        return BY_CONSTRUCTION
     wanted = measured_widths(model, widths)
     if known is not None and set(wanted) <= set(known.widths):
         return known
     found = measure_batch_invariance(model, wanted)
-    findings = RowFindings(tuple(wanted), found, _plain_cost(model, found))
-    ROWS.keep(key, findings)
-    return findings
+    found = replace(found, plain_cost=_plain_cost(model, found))
+    ROWS.keep(key, found)
+    return found
 
 
 def settle_rows(
-    model: Model, key: RowsKey, widths: Sequence[int], mode: LosslessMode
-) -> RowFindings:
+    model: Model, key: ProfileKey, widths: Sequence[int], mode: LosslessMode
+) -> BatchInvariance:
     """Chooses how the model computes, where there are several ways: the fastest of those that score
     a row alike at all widths, and where there is none, or near ties may differ, the fastest."""
     if not isinstance(model, HasWays) or len(model.ways) < 2:
@@ -149,13 +127,13 @@ def _plain_cost(model: Model, found: BatchInvariance) -> float:
     return max(cost, 1.0)
 
 
-def _choose_first_alike(model: Model, key: RowsKey, widths: Sequence[int]) -> None:
+def _choose_first_alike(model: Model, key: ProfileKey, widths: Sequence[int]) -> None:
     """Chooses the way that scores single rows as the widest passes do, the first of equal ones. A
     large model takes the one that is likeliest to, if it does: to look at another takes seconds."""
     assert isinstance(model, HasWays)
     if is_large(model.config):
         model.choose_way(model.likeliest_way)
-        found = find_rows(model, replace(key, way=model.way), widths).batch_invariance
+        found = find_rows(model, replace(key, way=model.way), widths)
         if found.plain_width == 1 and len(found.invariant_widths) > 1:
             return
     agreeing: dict[str, int] = {}
@@ -184,7 +162,7 @@ def shapes_of(config: ModelConfig) -> tuple[int, ...]:
 
 
 def row_costs(
-    model: Model, key: RowsKey, clock: Callable[[], float] = time.perf_counter
+    model: Model, key: ProfileKey, clock: Callable[[], float] = time.perf_counter
 ) -> RowCosts:
     """Return what the store knows of such a model; else measure it now, and keep it."""
     seconds: Mapping[int, float] | None = SECONDS.known(key)
@@ -193,22 +171,20 @@ def row_costs(
         seconds = median_seconds(passes)
         if not was_busy(spread(passes)):
             SECONDS.keep(key, dict(seconds), min(map(len, passes.values())), spread(passes))
-    return costs_of(model.config, seconds)
+    return RowCosts(seconds)
 
 
-def begun_costs(model: Model, key: RowsKey) -> RowCosts:
+def begun_costs(model: Model, key: ProfileKey) -> RowCosts:
     """Return costs in usual proportions, with what the store knows of some widths. No pass is made
     for it."""
-    kernels = key.how.kernels if model.capabilities.invariant_rows else ""
-    return recall_costs(model.config, kernels, key.how.device, SECONDS.known(key) or {})
+    kernels = key.kernels if model.capabilities.invariant_rows else ""
+    return recall_costs(kernels, key.device, SECONDS.known(key) or {})
 
 
-def recall_costs(
-    config: ModelConfig, kernels: str, device: str, seconds: Mapping[int, float]
-) -> RowCosts:
+def recall_costs(kernels: str, device: str, seconds: Mapping[int, float]) -> RowCosts:
     """Return costs in usual proportions, with what was found of some widths. kernels, device: as
     for `row_shares`."""
-    costs = costs_of(config, row_shares(kernels, device), is_measured=False)
+    costs = RowCosts(row_shares(kernels, device), is_measured=False)
     costs.recall(seconds)
     return costs
 
@@ -223,7 +199,7 @@ class RoundTimes:
     """Keeps what passes of all conversations on one model took, for the next session to begin with.
     Any thread may call."""
 
-    def __init__(self, key: RowsKey, widths: tuple[int, ...] = ()) -> None:
+    def __init__(self, key: ProfileKey, widths: tuple[int, ...] = ()) -> None:
         """widths: that passes are widened to, ascending; none where they are not."""
         self._key = key
         self._widths = widths

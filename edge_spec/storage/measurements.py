@@ -1,5 +1,4 @@
-"""Keeps measurements in one SQLite file of the cache, each by all that its value depends on. Those
-that travel, and what is no measurement, are JSON files sealed with a checksum.
+"""Keeps measurements in one SQLite file of the cache, each by all that its value depends on.
 
 A value that is missing, damaged, out of its bounds or of another version of the table is not known.
 One that cannot be written costs only time. So reading and writing never raise: one log line says
@@ -8,9 +7,6 @@ else needs another name.
 
 Each call opens the file anew, which takes a fraction of a millisecond: so threads, forked processes
 and a cache that is deleted meanwhile need no care.
-
-The first line of a sealed file is `{"sha256": "DIGEST",`; the digest is that of an opening brace
-and all lines after the first. The whole is a JSON object.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -29,12 +24,12 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
-from edge_spec.storage.atomic import atomic_file, cache_directory, locked, sha256_file
+from edge_spec.storage.atomic import cache_directory, locked, sha256_file
 
 DIRECTORY, FILE = "measurements", "measurements.sqlite"
-MAX_BYTES = 4_000_000  # of a value, or of a sealed file
+MAX_BYTES = 4_000_000  # of a value
 LARGE_BYTES = 16_000_000  # smaller files are hashed in less time than it takes to look them up
 MAX_KEPT = 2000  # values; the oldest are removed
 # Seconds to wait for another process that is writing: a start reads several values.
@@ -56,7 +51,6 @@ _PRUNE = (
     "(SELECT what, key FROM measurement ORDER BY at DESC LIMIT -1 OFFSET ?)"
 )
 _NO_DATABASE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_SEAL = re.compile(rb'\{"sha256": "([0-9a-f]{64})",\n')
 _SETTLED_NS = 2_000_000_000  # the coarsest clock of a file system (FAT's) has ticks of 2 s
 
 _log = logging.getLogger(__name__)
@@ -235,41 +229,6 @@ def _write_again(path: Path, write: Callable[[], _Value]) -> _Value:
 @cache
 def _tell_unread(path: Path, reason: str) -> None:
     _log.warning("%s cannot be read, so what it knows is measured again: %s", path, reason)
-
-
-def write_sealed(path: Path, kind: TypeAdapter[_Value], content: _Value, mode: int = 0o644) -> None:
-    """Write a sealed file. kind: of a JSON object with at least one field; mode: of the file.
-    Raises OSError, and then the old file is as it was."""
-    fields = kind.dump_json(content, indent=1)[1:].lstrip() + b"\n"
-    with atomic_file(path, mode) as work:
-        work.write_bytes(b'{"sha256": "' + _checksum(fields).encode() + b'",\n' + fields)
-
-
-def read_sealed(path: Path, kind: TypeAdapter[_Value], *, required: bool = True) -> _Value:
-    """Read a sealed file. required: whether what has no seal, as a person may write it, is damaged.
-    Raises DamagedError, OSError."""
-    with path.open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise DamagedError(f"it has more than {MAX_BYTES:,} bytes")
-    match = _SEAL.match(content)
-    if match is not None:
-        fields = content[match.end() :]
-        if _checksum(fields) != match[1].decode():
-            raise DamagedError("its sha256 differs")
-        content = b"{" + fields
-    elif required:
-        raise DamagedError("it has no sha256")
-    try:
-        return kind.validate_json(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "JSON"
-        raise DamagedError(f"{where}: {first['msg']}") from None
-
-
-def _checksum(fields: bytes) -> str:
-    return hashlib.sha256(b"{" + fields).hexdigest()
 
 
 def tell_unkept(path: Path, error: Exception) -> None:

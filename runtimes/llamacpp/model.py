@@ -10,11 +10,10 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.runtime_protocols import PassPart
-from edge_spec.errors import SessionError, UsageError
+from edge_spec.errors import UsageError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp import hybrid
 from edge_spec.runtimes.llamacpp.cache import Cache
-from edge_spec.runtimes.llamacpp.context import Batch, Context
 from edge_spec.runtimes.llamacpp.devices import (
     choose_devices,
     remote_devices,
@@ -27,7 +26,6 @@ from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     NAME,
     PLAIN_KV_TYPES,
-    PREFILL_TOKENS,
     ContextChoices,
     Library,
     ModelChoices,
@@ -133,48 +131,9 @@ class LlamaCppModel:
         """num_rows is not needed: a row's bits do not depend on the width of its pass here."""
         return forward_together(parts)
 
-    def open_own_loop(self, tokens: Sequence[int]) -> LlamaCppLoop:
-        """Opens it with the first of its ways, which is what its own programs do."""
-        return LlamaCppLoop(self._weights, self._ways[self.ways[0]], tokens)
-
     def close(self) -> None:
         """Closes its sessions, too."""
         self._weights.close()
-
-
-_ROOM = 256  # tokens, after the first ones
-
-
-class LlamaCppLoop:
-    """Plain decoding as the library's own programs do it: one token a call, nothing else asked for,
-    over weights that others may use, too."""
-
-    def __init__(
-        self, weights: GgufWeights, choices: ContextChoices, tokens: Sequence[int]
-    ) -> None:
-        """choices: its fastest ones. Raises SessionError, DeviceMemoryError."""
-        self._context = Context(weights, replace(choices, num_tokens=len(tokens) + _ROOM))
-        self._batch = Batch(weights.library.llama_batch, PREFILL_TOKENS)
-        self._length = 0
-        for start in range(0, len(tokens), PREFILL_TOKENS):
-            self._decode(tokens[start : start + PREFILL_TOKENS], is_scored=False)
-        self._context.wait()  # or the first step would pay for it
-
-    def step(self, token: int) -> None:
-        self._decode([token])
-        self._context.scores(1)  # waits for them
-
-    def close(self) -> None:
-        self._context.free()
-
-    def _decode(self, tokens: Sequence[int], is_scored: bool = True) -> None:
-        status = self._context.decode(self._batch.chain(tokens, self._length, is_scored))
-        if status:
-            raise SessionError(
-                f"{NAME} failed to score {len(tokens)} tokens (status {status})",
-                remedy="Give a shorter --context.",
-            )
-        self._length += len(tokens)
 
 
 def _ways(choices: ContextChoices) -> dict[str, ContextChoices]:

@@ -144,7 +144,6 @@ def described() -> Iterator[tuple[str, bytes]]:
     yield "snapshot", header + b"\0" + bytes(8)
     yield "answers", b"[1, 5, 6]\n[7]"
     yield "answers", f"[-1, {2**70}]\n[]".encode()
-    yield "plan", json.dumps({"version": 1}).encode()
 
 
 if __name__ == "__main__":

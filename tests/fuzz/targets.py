@@ -27,7 +27,6 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.stored_tensor import read_safetensors
 from edge_spec.models.bundle import find_member, open_bundle
 from edge_spec.models.hub import HubReference
-from edge_spec.scheduler.plan_file import read_plan
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.plain_messages import plain_messages
 from edge_spec.text.prompt_files import read_prompts
@@ -90,7 +89,7 @@ def directory(data: bytes) -> None:
     (model / name).write_bytes(data[1:])
     try:
         checkpoint = open_checkpoint(model)
-        checkpoint.config.rope_frequencies()
+        [each.tables(1) for each in checkpoint.config.rotations]
         Tokenizer(checkpoint.tokenizer_json()).encode(TEXT)
         _rendered(checkpoint.chat_template)
     finally:
@@ -101,7 +100,7 @@ def manifest(data: bytes) -> None:
     _written("tokenizer.json", b"{}")
     _written("manifest.json", data)
     bundle = open_bundle(_workspace())
-    bundle.config.rope_frequencies()
+    [each.tables(1) for each in bundle.config.rotations]
     _rendered(bundle.manifest.chat_template)
 
 
@@ -150,16 +149,6 @@ def answers(data: bytes) -> None:
         index.following(index.match([5, 6]))
 
 
-def plan(data: bytes) -> None:
-    read_plan(_written("plan.json", _sealed(data)))
-
-
-def _sealed(data: bytes) -> bytes:
-    """A JSON object with its checksum made right."""
-    digest = hashlib.sha256(b"{" + data[1:]).hexdigest().encode()
-    return b'{"sha256": "' + digest + b'",\n' + data[1:]
-
-
 def sidecar(data: bytes) -> None:
     try:
         request = messages.RpcRequest.parse(data)
@@ -179,7 +168,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
         target.__name__: target
         for target in (
             *(gguf, safetensors, directory, manifest, pair, tokenizer, template, prompts),
-            *(snapshot, answers, plan, sidecar, reference),
+            *(snapshot, answers, sidecar, reference),
         )
     }
 )

@@ -29,9 +29,14 @@ from edge_spec.models.memory import DeviceMemories, FreeMemory
 from edge_spec.models.model_plan import ModelPlan, ways_to_run
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.candidates import Candidate
-from edge_spec.placement.planner import Pair, rank_drafters, rank_pairs, rank_places, why_no_draft
-from edge_spec.placement.survey import MeasuredPlace
+from edge_spec.placement.plan import Place, Placement
+from edge_spec.placement.planner import (
+    pair_step_s,
+    rank_drafters,
+    rank_pairs,
+    rank_places,
+    why_no_draft,
+)
 from edge_spec.scheduler.engine_plan import (
     choose_plan,
     default_drafter,
@@ -40,16 +45,15 @@ from edge_spec.scheduler.engine_plan import (
     rank_ways,
 )
 from edge_spec.scheduler.machine import cpu_name
-from edge_spec.scheduler.plan_file import Place, Placement
 from edge_spec.scheduler.priors import OWN_KERNELS
 from edge_spec.scheduler.profile import (
-    PairFindings,
+    SECONDS,
     Profile,
     ProfileKey,
     profile_key,
     save_profile,
 )
-from edge_spec.scheduler.row_findings import SECONDS, rows_key
+from edge_spec.scheduler.row_findings import rows_key
 from fixtures import tiny_models
 from fixtures.silence import quiet
 
@@ -112,14 +116,13 @@ def _machines() -> Iterator[tuple[str, Any]]:
         short = {**case, "free_mb": 300}
         short["devices"] = [{**each, "free_mb": 300} for each in case["devices"]]
         changed = {"": case, "; 300 MB free everywhere": short}
-        changed["; not measured together"] = {**case, "pairs": {}}
         for name, each in changed.items():
             places, pairs = ranking(table, each)
-            told = {"places": _told(places), "pairs": _told([pair.placement for pair in pairs])}
+            told = {"places": _told(places), "pairs": _told(pairs)}
             yield f"{case['name']}{name}", told
 
 
-def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
+def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Placement]]:
     """Rank the places of the target, and those of the draft beside its best one."""
     devices = [
         Device(
@@ -141,13 +144,6 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
         needs = memories.needs(told)
         return replace(placement, memory_bytes=main + needs.main, on_devices=needs.on_devices)
 
-    def measured(model: str, name: str) -> MeasuredPlace:
-        key = ProfileKey(model, "", "", "llamacpp", "1", name, None, (), "")
-        missing: Any = None
-        device = Device("llamacpp", name, None, "")
-        candidate = Candidate(missing, device, missing, missing, key)
-        return MeasuredPlace(candidate, _of_table(case["costs"][model][name]))
-
     target, draft = case["target"], case["draft"]
     free = FreeMemory(case["free_mb"] * MB, memories.free())
     alone = []
@@ -160,13 +156,10 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Pair]]:
     pairs = []
     for name in case["costs"][draft]:
         on = best.target.device
-        beside = case.get("pairs", {}).get(f"{on} {name}")
-        costs = (_of_table(case["costs"][model][at]) for model, at in ((target, on), (draft, name)))
-        findings = beside and _together(*costs, beside)
         placement = replace(best, draft=_place("llamacpp", name), drafter="draft-model")
-        placement = sized(placement, (target, on), (draft, name))
-        pair = Pair(measured(target, on), measured(draft, name), placement, None)
-        pairs.append(pair.measured(findings))
+        costs = (_of_table(case["costs"][model][at]) for model, at in ((target, on), (draft, name)))
+        placement = replace(placement, pair_step_s=pair_step_s(*costs))
+        pairs.append(sized(placement, (target, on), (draft, name)))
     return places, rank_pairs(pairs, free)
 
 
@@ -174,17 +167,6 @@ def _of_table(costs: Any) -> Profile:
     seconds = {int(rows): ms / 1e3 for rows, ms in costs["ms"].items()}
     copied = {rows: each + rows * costs["row_ms"] / 1e3 for rows, each in seconds.items()}
     return Profile(copied, rounds=6, spread=0.0)
-
-
-def _together(target: Profile, draft: Profile, beside: Any) -> PairFindings:
-    """Both in turns, and at the same time, where each slows the other down: the target waits for
-    half of a pass of the draft, one of which reads the token that the target adds."""
-    pass_s, token_s = target.costs().at(5), draft.costs().at(1)
-    turns_s = pass_s + 4 * token_s + beside["switch_ms"] / 1e3
-    slow_s = token_s * beside["draft_slowdown"]
-    waited_s = pass_s * beside["target_slowdown"] + slow_s / 2
-    saved_s = min(4, max(0, int(waited_s / slow_s) - 1)) * token_s - (waited_s - pass_s)
-    return PairFindings(token_s, turns_s, turns_s - saved_s)
 
 
 # One model at several places, with drafters that need no second one.
@@ -251,9 +233,9 @@ def _drafters() -> Iterator[tuple[str, Any]]:
         yield name, {"order": _told(found), "why no draft": why_no_draft(found)}
 
 
-def _profile(step_s: float, rows: dict[int, float], **more: Any) -> Profile:
+def _profile(step_s: float, rows: dict[int, float]) -> Profile:
     costs = {width: step_s * times for width, times in rows.items()}
-    return Profile(costs, rounds=5, spread=0.0, **more)
+    return Profile(costs, rounds=5, spread=0.0)
 
 
 def _default_drafters() -> Iterator[tuple[str, str]]:
@@ -371,7 +353,6 @@ def _doctor(folder: Path) -> Iterator[tuple[str, Any]]:
         "nothing is measured, alone": {"draft": None},
         "alone": {"draft": None, "times": (0.01,)},
         "alone, dear rows": {"draft": None, "times": (0.01,), "rows": DEAR_ROWS},
-        "alone, its own loop is faster": {"draft": None, "times": (0.01,), "own_loop": 1.3},
         "a large draft": {"draft": "large", "times": (0.01, 0.01)},
         "a cheap draft": {"times": (0.01, 0.001)},
         "a dear draft": {"times": (0.01, 0.006)},
@@ -389,7 +370,6 @@ def _examined(
     draft: str | None = "draft",
     times: tuple[float, ...] = (),
     rows: dict[int, float] = CHEAP_ROWS,
-    own_loop: float | None = None,
 ) -> dict[str, Any]:
     asked = AskedOptions(draft=None if draft is None else str(paths[draft]))
     plan, _ = choose_plan(plans_for(Source(str(paths["target"]), quiet), asked))
@@ -397,7 +377,7 @@ def _examined(
         prepared = each.find(quiet)
         assert prepared is not None
         key = profile_key(each.source, prepared, each.how)
-        save_profile(key, _profile(step_s, rows, own_loop_cost=own_loop))
+        save_profile(key, _profile(step_s, rows))
     devices = [Device("ort", "cpu", "cpu", "the processor")]
     report = diagnose(str(paths["target"]), asked, quiet, devices=lambda: devices)
     return {

@@ -26,8 +26,8 @@ from edge_spec.runtimes.llamacpp import LlamaCppRuntime
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.scheduler.engine_plan import choose_plan, plan_engine, plans_for
 from edge_spec.scheduler.priors import LIBRARY_KERNELS
-from edge_spec.scheduler.profile import Profile, profile_key, save_profile
-from edge_spec.scheduler.row_findings import SECONDS, rows_key
+from edge_spec.scheduler.profile import SECONDS, Profile, profile_key, save_profile
+from edge_spec.scheduler.row_findings import rows_key
 from edge_spec.storage.measurements import DIRECTORY, FILE
 from fixtures.silence import quiet
 

@@ -17,7 +17,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.scheduler.batch_invariance import measure_batch_invariance, widths_for
 from edge_spec.scheduler.engine_plan import plan_engine
-from edge_spec.scheduler.row_findings import SECONDS
+from edge_spec.scheduler.profile import SECONDS
 from fixtures.silence import quiet
 
 PROMPTS = ("the night and the night and", "a long story of a long")

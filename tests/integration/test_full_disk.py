@@ -24,16 +24,12 @@ from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts
-from edge_spec.scheduler.plan_file import Place, Placement, Plan, write_plan
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.silence import quiet
 
 resource = pytest.importorskip("resource")
 
-Write = Callable[[Path, int], object]
-
 LIMIT_BYTES = 600  # of a file: fewer than any of these has
-PLACE = Place("ort", "cpu", 1, "F32", "1")
 DESCRIBED = Description(
     model="tiny",
     fingerprint="",
@@ -47,17 +43,9 @@ DESCRIBED = Description(
 )
 
 
-def plan(folder: Path, version: int) -> None:
-    placements = (Placement(PLACE, None, "none", float(version)),) * 20
-    write_plan(Plan(1, "tiny", "abc", None, None, placements), folder / "plan.json")
-
-
-def snapshot(folder: Path, version: int) -> None:
+def keep_chat(folder: Path, version: int) -> None:
     tokens = np.full(20_000, version, np.int32)
     write_snapshot(folder / "chat.snapshot", Snapshot(DESCRIBED, tokens, {}, {}))
-
-
-WRITERS: dict[str, Write] = {each.__name__: each for each in (plan, snapshot)}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -85,18 +73,17 @@ def require_one_line(error: EdgeSpecError | OSError) -> None:
     assert "File too large: " in str(error)
 
 
-@pytest.mark.parametrize("name", WRITERS)
 def test_a_file_that_may_not_be_as_large_leaves_the_old_one(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    WRITERS[name](tmp_path, 1)
+    keep_chat(tmp_path, 1)
     before = contents(tmp_path)
     with pytest.raises((EdgeSpecError, OSError)) as caught, limited():
-        WRITERS[name](tmp_path, 2)
+        keep_chat(tmp_path, 2)
     require_one_line(caught.value)
     assert contents(tmp_path) == before
-    WRITERS[name](tmp_path, 2)
+    keep_chat(tmp_path, 2)
     assert contents(tmp_path) != before
 
 

@@ -37,7 +37,6 @@ MODULES = {
     "onnxruntime-qnn": "onnxruntime_qnn",
     "llama-cpp-python": "llama_cpp",
     "openvino": "edge_spec.runtimes.openvino",
-    "optuna": "optuna",
     "torch": "torch",
     "ray": "ray",
     "coremltools": "coremltools",

@@ -93,16 +93,15 @@ def test_the_draft_keeps_to_the_form_of_the_answer(pair: Path) -> None:
 def test_who_asks_for_other_drafters_or_no_draft_gets_none(pair: Path, hf: Any) -> None:
     source = Source(str(pair), quiet)
     bundled = (str(pair / "draft"),)
-    for named, drafter, plan, expected in (
-        (None, "auto", None, bundled),
-        (None, "suffix,draft-model", None, bundled),
-        (None, "suffix", None, ()),
-        (None, "none", None, ()),
-        (None, "auto", "plan.json", ()),
-        ("none", "auto", None, ()),
-        (["other.gguf"], "auto", None, ("other.gguf",)),
+    for named, drafter, expected in (
+        (None, "auto", bundled),
+        (None, "suffix,draft-model", bundled),
+        (None, "suffix", ()),
+        (None, "none", ()),
+        ("none", "auto", ()),
+        (["other.gguf"], "auto", ("other.gguf",)),
     ):
-        asked = AskedOptions(draft=named, drafter=drafter, plan=plan)
+        asked = AskedOptions(draft=named, drafter=drafter)
         assert chosen_drafts(source, asked) == expected
     assert chosen_drafts(Source(str(hf()), quiet), AskedOptions()) == ()
 

@@ -15,8 +15,8 @@ from edge_spec.models.devices import processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
+from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.planner import Tried
-from edge_spec.scheduler.plan_file import Place, Placement
 from fixtures.silence import quiet
 
 PROMPTS = [[1, 5, 6, 7], [1, 8, 9]]

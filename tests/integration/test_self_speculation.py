@@ -59,7 +59,7 @@ def test_what_adds_nothing_is_found_kept_and_left_out(
 ) -> None:
     with opened(bundle, "none") as engine:
         plain = text(engine)
-    assert run(["tune-skip", str(bundle), "--trials", "3"]) == 0
+    assert run(["tune-skip", str(bundle)]) == 0
     said = capsys.readouterr().out
     assert "early-exit: exit at layer" in said and "layer-skip: " in said
     part = saved_parts(open_bundle(bundle))["layer-skip"]

@@ -342,11 +342,6 @@ def _remarks(report: Document) -> Iterator[str]:
                 f"A plain step takes {settings['plain_cost']:.2f} times the fastest possible one; "
                 f"over that one the speedup is {total['speedup'] / settings['plain_cost']:.2f}."
             )
-    if settings.get("own_loop_cost") is not None:
-        yield (
-            f"One of our plain steps takes {settings['own_loop_cost']:.2f} times a step of "
-            f"{settings['runtime']}'s own loop."
-        )
     if settings["skipped_prompts"]:
         yield f"Too long for the context, left out: {', '.join(settings['skipped_prompts'])}."
 

@@ -18,6 +18,7 @@ from edge_spec.models.memory import forecast, require_fit
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 from edge_spec.scheduler.engine_plan import EnginePlan
+from edge_spec.scheduler.lossless import keep_promise
 from edge_spec.scheduler.profile import profile_key
 from edge_spec.scheduler.row_findings import ROWS, rows_key
 from edge_spec.text.vocabulary import compare
@@ -183,7 +184,7 @@ def check_speed(opening: Opening, numbers: Document) -> Iterator[Finding]:
         if rows is None:
             yield note("lossless", "found at the first start, and kept")
         else:
-            promised = rows.lossless(opening.plan.options.lossless_mode)
+            promised = keep_promise(opening.plan.options.lossless_mode, rows)
             yield ok("lossless", promised.describe())
     known = [replace(opening.plan, target=each.plan).costs for each in opening.models]
     missing = [

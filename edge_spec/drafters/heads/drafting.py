@@ -78,7 +78,8 @@ class HeadWeights(Protocol):
 
 
 class HeadDrafter(LearningDrafter):
-    """Drafts with the weights of a head. target: what it has read of the target. num_heads: independent ones, one for each draft token
+    """Drafts with the weights of a head. target: what it has read of the target. num_heads:
+    independent ones, one for each draft token
     after the pending one; None: each draft token is made of the one before. in_one_pass: all of
     them that the budget has room for are asked together, else one when the tree first gets to its
     depth.

@@ -34,7 +34,7 @@ def speculation_factory(
         DrafterContext(9, **setting),
         MODEL.capabilities,
         batch_invariance,
-        keep_promise(mode, batch_invariance, 1.0),
+        keep_promise(mode, batch_invariance),
     )
 
 

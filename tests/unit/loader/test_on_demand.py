@@ -23,7 +23,7 @@ OF_DRAFT: dict[str, Any] = {"draft_runtime": "ort", "draft_device": "cpu", "draf
         ({"draft": "small.gguf", **OF_DRAFT}, {}),
         ({"draft": ["small.gguf"], "drafter": "suffix,draft-model"}, {}),
         ({"draft": ["small.gguf"], "drafter": "suffix"}, {"drafter": "suffix"}),
-        ({"plan": "plan.json", "exit_layer": 2}, {}),
+        ({"exit_layer": 2}, {}),
     ],
 )
 def test_what_is_about_one_model_stays_with_the_first(

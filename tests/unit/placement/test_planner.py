@@ -15,11 +15,11 @@ from edge_spec.models.memory import FreeMemory
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
-from edge_spec.placement.planner import rank_drafters, rank_places, why_no_draft
-from edge_spec.scheduler.plan_file import (
+from edge_spec.placement.plan import (
     Place,
     Placement,
 )
+from edge_spec.placement.planner import rank_drafters, rank_places, why_no_draft
 from fixtures.silence import quiet
 
 MB = 1_000_000

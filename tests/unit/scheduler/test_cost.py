@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edge_spec.scheduler.cost import (
     RowCosts,
-    costs_of,
     expected_tokens,
-    experts_touched,
 )
 from edge_spec.scheduler.priors import OWN_KERNELS
-from edge_spec.testing import ScriptedModel, random_logits
 
 SECONDS = {1: 1.0, 2: 1.2, 4: 2.0, 8: 2.4}
-MODEL = ScriptedModel(random_logits(9), 9)
 
 
 def test_measured_widths_are_kept_and_others_lie_between_them() -> None:
@@ -53,43 +48,6 @@ def test_one_pass_that_was_interrupted_hardly_counts(seconds: float) -> None:
     for _ in range(40):
         costs.observe(1, 1.0)
     assert costs.at(1) == pytest.approx(1.0, rel=0.01)
-
-
-# --- mixtures of experts ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("experts", "used"), [(8, 2), (64, 6), (16, 1), (5, 4)])
-@pytest.mark.parametrize("rows", [1, 2, 5, 16])
-def test_experts_touched_is_the_mean_over_independent_choices(
-    experts: int, used: int, rows: int
-) -> None:
-    rng, trials = np.random.default_rng(0), 2000
-    counts = [
-        len({int(e) for _ in range(rows) for e in rng.permutation(experts)[:used]})
-        for _ in range(trials)
-    ]
-    error = np.std(counts) / trials**0.5
-    # Five standard errors; none where every choice touches as many.
-    assert experts_touched(rows, experts, used) == pytest.approx(
-        np.mean(counts), abs=5 * error + 1e-9
-    )
-
-
-def test_a_mixtures_time_follows_its_experts_between_and_beyond_the_measured_widths() -> None:
-    """Two of eight experts a row, 0.1 s each and 0.5 s for all else."""
-
-    def truth(rows: float) -> float:
-        return 0.5 + 0.1 * experts_touched(rows, 8, 2)
-
-    measured = {width: truth(width) for width in (1, 2, 8)}
-    config = replace(MODEL.config, num_experts=8, experts_used=2)
-    mixture = costs_of(config, measured)
-    for rows in (1, 2, 3, 4, 6, 8, 12, 32):
-        assert mixture.at(rows) == pytest.approx(truth(rows))
-    assert mixture.at(1000) < 0.5 + 0.1 * 8 + 1e-9
-    # As if it were dense, the rows between would be underrated and those beyond overrated.
-    dense = costs_of(MODEL.config, measured)
-    assert dense.at(4) < truth(4) and dense.at(32) > truth(32) + 0.3
 
 
 # --- what speculation gains -------------------------------------------------------------------

@@ -92,7 +92,7 @@ def speculation_factory(
         DrafterContext(VOCAB),
         NoisyModel().capabilities,
         batch_invariance,
-        keep_promise(mode, batch_invariance, 1.0),
+        keep_promise(mode, batch_invariance),
     )
 
 

@@ -12,11 +12,11 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.scheduler.measure import QUICK_WIDTHS
 from edge_spec.scheduler.profile import ProfileKey
-from edge_spec.scheduler.row_findings import RowsKey, row_costs
+from edge_spec.scheduler.row_findings import row_costs
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 HOW = ProfileKey("", "", "int4", "ort", "1.32", "", 2, (), "a processor")
-KEY = RowsKey(HOW, "abc", ("X86_V3",), (1, 2, 3))
+KEY = replace(HOW, build="abc", features=("X86_V3",), shapes=(1, 2, 3))
 SECONDS = {1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024}
 
 
@@ -52,7 +52,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
 
 
-def costs_of(model: Clocked, key: RowsKey = KEY) -> dict[int, float]:
+def costs_of(model: Clocked, key: ProfileKey = KEY) -> dict[int, float]:
     costs = row_costs(model, key, model.clock)
     return {rows: costs.at(rows) for rows in QUICK_WIDTHS}
 

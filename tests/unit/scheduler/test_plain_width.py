@@ -102,7 +102,7 @@ def factory_of(
         DrafterContext(VOCAB),
         model.capabilities,
         found,
-        keep_promise(mode, found, seconds[found.plain_width] / seconds[1]),
+        keep_promise(mode, replace(found, plain_cost=seconds[found.plain_width] / seconds[1])),
         costs=lambda: RowCosts(seconds),
     )
 
@@ -182,7 +182,7 @@ def test_the_cheapest_way_that_the_mode_allows_is_taken(
     promise: Promise,
     plain_width: int,
 ) -> None:
-    kept = keep_promise(mode, BatchInvariance(margin, widths), cost)
+    kept = keep_promise(mode, BatchInvariance(margin, widths, plain_cost=cost))
     assert (kept.promise, kept.plain_width) == (promise, plain_width)
 
 
@@ -197,8 +197,8 @@ def test_the_cheapest_way_that_the_mode_allows_is_taken(
 def test_near_ties_are_not_known_where_the_noise_is_not(
     mode: LosslessMode, widths: tuple[int, ...], promise: Promise
 ) -> None:
-    found = BatchInvariance(3e-6, widths, noise_is_known=False)
-    assert keep_promise(mode, found, 3.0).promise is promise
+    found = BatchInvariance(3e-6, widths, noise_is_known=False, plain_cost=3.0)
+    assert keep_promise(mode, found).promise is promise
 
 
 @pytest.mark.parametrize(

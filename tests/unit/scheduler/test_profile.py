@@ -13,17 +13,14 @@ import pytest
 
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree
-from edge_spec.scheduler import profile as profile_module
 from edge_spec.scheduler.measure import CONTEXT, USUAL_ROUNDS, WIDTHS, measure
 from edge_spec.scheduler.profile import (
-    PairFindings,
+    SECONDS,
     Profile,
     ProfileKey,
     load_learnt,
-    load_pair,
     load_profile,
     save_learnt,
-    save_pair,
     save_profile,
 )
 from edge_spec.testing import ScriptedModel, ScriptedSession
@@ -168,18 +165,9 @@ def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
     assert load_learnt(newer) == {"suffix": [0.5], "jacobi": [0.25]}
 
 
-def test_a_pair_is_known_by_both_of_its_models() -> None:
-    draft, found = replace(KEY, identity="xyz"), PairFindings(0.001, 0.02, 0.015)
-    save_pair(KEY, draft, found)
-    assert load_pair(KEY, draft) == found and found.overlap_pays
-    assert load_pair(replace(KEY, library="2.0"), draft) is None
-    assert load_pair(KEY, replace(draft, library="2.0")) is None
-
-
-@pytest.mark.parametrize(
-    "change", [{"rounds": 0}, {"seconds": {1: 0.0}}, {"seconds": {}}, {"spread": math.nan}]
-)
+@pytest.mark.parametrize("change", [{"seconds": {1: 0.0}}, {"seconds": {}}, {"spread": math.inf}])
 def test_times_that_cannot_be_are_not_known(change: dict[str, Any]) -> None:
     save_profile(KEY, PROFILE)
-    profile_module._PROFILE.keep(KEY, replace(PROFILE, **change))
+    wrong = replace(PROFILE, **change)
+    SECONDS.keep(KEY, wrong.seconds, wrong.rounds, wrong.spread)
     assert load_profile(KEY) is None

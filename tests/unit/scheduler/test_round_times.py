@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edge_spec.core.metrics import RoundStats
 from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.profile import SECONDS as KEPT
 from edge_spec.scheduler.profile import ProfileKey
-from edge_spec.scheduler.row_findings import SECONDS as KEPT
-from edge_spec.scheduler.row_findings import RoundTimes, RowsKey
+from edge_spec.scheduler.row_findings import RoundTimes
 
 HOW = ProfileKey("", "", "int4", "ort", "1.32", "", 2, (), "a processor")
-KEY = RowsKey(HOW, "abc", ("X86_V3",), (1, 2, 3))
+KEY = replace(HOW, build="abc", features=("X86_V3",), shapes=(1, 2, 3))
 SECONDS = {1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024}
 
 

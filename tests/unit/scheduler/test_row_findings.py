@@ -13,14 +13,14 @@ from edge_spec.core.model import Forward
 from edge_spec.core.modes import LosslessMode
 from edge_spec.core.tree import TokenTree
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS, widths_for
-from edge_spec.scheduler.lossless import Promise
+from edge_spec.scheduler.lossless import Promise, keep_promise
 from edge_spec.scheduler.profile import ProfileKey
-from edge_spec.scheduler.row_findings import ROWS, RowsKey, find_rows, settle_rows
+from edge_spec.scheduler.row_findings import ROWS, find_rows, settle_rows
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 30
 HOW = ProfileKey("", "", "Q4_0", "llamacpp", "0.3", "", 2, (), "a processor")
-KEY = RowsKey(HOW, "abc", ("X86_V3",), (1, 2, 3))
+KEY = replace(HOW, build="abc", features=("X86_V3",), shapes=(1, 2, 3))
 
 
 class Ways(ScriptedModel):
@@ -73,7 +73,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_was_found_is_not_measured_again() -> None:
     model = Ways(only=2)
     found = find_rows(model, KEY, USUAL_WIDTHS)
-    assert found.batch_invariance.invariant_widths == tuple(range(2, 17))
+    assert found.invariant_widths == tuple(range(2, 17))
     assert found.plain_cost >= 1
     opened = model.num_opened
     assert find_rows(model, KEY, USUAL_WIDTHS) == found == ROWS.known(KEY)
@@ -88,20 +88,20 @@ def test_nothing_is_measured_of_rows_that_agree_by_construction(mode: LosslessMo
     model.capabilities = replace(model.capabilities, invariant_rows=True)
     found = settle_rows(model, KEY, widths_for(60), mode)
     assert not model.num_opened
-    lossless = found.lossless(mode)
+    lossless = keep_promise(mode, found)
     assert lossless.describe() == "bit-identical, by construction"
     assert lossless.is_exact and not lossless.widths and lossless.plain_width == 1
-    assert found.batch_invariance.branch_invariant
+    assert found.branch_invariant
     assert ROWS.known(KEY) == found
     again = find_rows(Ways(only=2), KEY, USUAL_WIDTHS)  # which believes nothing of it
-    assert again.batch_invariance == measured.batch_invariance
+    assert again == measured
 
 
 def test_the_fastest_way_whose_rows_agree_is_chosen_and_remembered() -> None:
     model = Ways(fast=2, steady=1, slow=1)
     found = settle_rows(model, KEY, USUAL_WIDTHS, LosslessMode.AUTO)
     assert model.way == found.way == "steady"
-    assert found.lossless(LosslessMode.AUTO).promise is Promise.BIT_IDENTICAL
+    assert keep_promise(LosslessMode.AUTO, found).promise is Promise.BIT_IDENTICAL
     again = Ways(fast=2, steady=1, slow=1)
     assert settle_rows(again, KEY, USUAL_WIDTHS, LosslessMode.ALWAYS) == found
     assert again.way == "steady" and not again.num_opened
@@ -113,5 +113,5 @@ def test_a_way_that_agrees_in_narrow_passes_comes_before_one_that_agrees_in_none
     model.agrees_below["narrow"] = 4
     found = settle_rows(model, KEY, USUAL_WIDTHS, LosslessMode.AUTO)
     assert model.way == found.way == "narrow"
-    assert found.batch_invariance.invariant_widths == (1, 2, 3)
-    assert found.lossless(LosslessMode.AUTO).promise is Promise.BIT_IDENTICAL
+    assert found.invariant_widths == (1, 2, 3)
+    assert keep_promise(LosslessMode.AUTO, found).promise is Promise.BIT_IDENTICAL
