@@ -15,7 +15,7 @@ from edge_spec.core.model import Forward, Model
 from edge_spec.core.tree import Verdict
 from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.heads.independent import MedusaNetwork
-from edge_spec.engine.pass_requests import OwnPasses, Passes
+from edge_spec.engine.batch import Batch
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.results import FinishReason, GenerationResult
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
@@ -126,7 +126,7 @@ class TargetComponents:
     min_rows: int = 1  # of a pass
     identity: str = ""  # changes with the model's files
     computing: str = ""  # changes with whatever may change a bit of the cache
-    passes: Passes = field(default_factory=OwnPasses)  # of all conversations on the model
+    batch: Batch = field(default_factory=Batch)  # of all conversations on the model
     prompts: PromptCache = field(default_factory=PromptCache)  # likewise
 
 
@@ -162,11 +162,9 @@ class SharedModels:
     """Models that whoever `acquire`s them may use until all have given them back: the last one
     closes them. Any thread may call."""
 
-    def __init__(
-        self, models: Sequence[Model], passes: Passes, work: IdleWork | None = None
-    ) -> None:
-        """passes: over the first of them. work: on these models, ends before they are closed."""
-        self._passes = passes
+    def __init__(self, models: Sequence[Model], batch: Batch, work: IdleWork | None = None) -> None:
+        """batch: of the first of them. work: on these models, ends before they are closed."""
+        self._batch = batch
         self._work = work
         self._models = models
         self._users = 0
@@ -183,6 +181,6 @@ class SharedModels:
         if last:
             if self._work is not None:
                 self._work.close()
-            self._passes.settle()
+            self._batch.settle()
             for model in self._models:
                 model.close()

@@ -24,7 +24,6 @@ from edge_spec.engine.prompt_cache import (
     whole_passes,
 )
 from edge_spec.errors import EdgeSpecError
-from edge_spec.scheduler.policy import Concurrency
 
 _USUAL_TAIL = 16  # that ask for the answer, until it is known how many do
 _MOST_KEPT = 8  # times the tokens that are given up: a conversation that is larger costs too much
@@ -34,22 +33,20 @@ _REMEMBERED_TAILS = 4
 class Conversation:
     """The target's KV cache and the tokens that it holds, so that prompts share a prefix.
 
-    load: of the target, of which other conversations may have a part. noise: the margin of a choice
-    below which the cache may make another one of it than if it had been written by plain decoding.
-    num_whole: tokens at the beginning of the cache that passes of PREFILL_TOKENS have written.
+    noise: the margin of a choice below which the cache may make another one of it than if it had
+    been written by plain decoding. num_whole: tokens at the beginning of the cache that passes of
+    PREFILL_TOKENS have written.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         plain_rate: PlainRate,
-        load: Concurrency,
         prompts: PromptCache | None = None,
         keeps_places: bool = False,
     ) -> None:
         """prompts: of all conversations on the model. keeps_places: whether the session reads text
         again where it is rolled back, but to places that it was asked to keep."""
-        self.load = load
         self.prompts = prompts or PromptCache()
         self.num_whole = 0
         self.decoder = decoder
@@ -149,7 +146,7 @@ class Conversation:
         target = self.decoder.target
         start = target.length
         with translate_errors:
-            self.decoder.passes.prefill(target, prompt[start:end])
+            self.decoder.batch.prefill(target, prompt[start:end])
         if start == self.num_whole and end - start == PREFILL_TOKENS:
             self.num_whole = end
         if self._keeps_places and end <= self._places[-1]:

@@ -84,7 +84,7 @@ class Generation(Iterator[Chunk]):
         self._reading: PromptReading | None = None
 
     def __next__(self) -> Chunk:
-        with self._conversation.load.entered():
+        with self._conversation.decoder.batch.entered():
             return next(self._chunks)
 
     def cancel(self) -> None:
@@ -230,7 +230,7 @@ class Generation(Iterator[Chunk]):
     def _on_round(self, round_stats: RoundStats) -> None:
         self._uncounted.append(round_stats)
         self._conversation.plain_rate.observe(round_stats)
-        if self._round_times is not None and self._conversation.load.active <= 1:
+        if self._round_times is not None and self._conversation.decoder.batch.active <= 1:
             self._round_times.observe(round_stats)
 
     def _count_rounds(self) -> None:
