@@ -374,12 +374,14 @@ class Batch:
         if before is not None:
             before.join()
         model, sharing = self._model, self._sharing
-        assert model is not None and sharing is not None
+        if model is None or sharing is None:
+            return
         try:
             most = sharing.prepare_sharing(num_conversations)
             if most > 1 and self.most < 2:  # nobody else makes a shared pass yet
                 if self._widths and not shares_alike(model, self._widths, sharing.forward_together):
                     _log.info("passes are not shared: that would change texts on this machine")
+                    self._sharing = None
                     return
                 self._slices = not self._widths or slices_alike(model)
             self.most = most
