@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from edge_spec.core.modes import LosslessMode
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
-from edge_spec.engine.batch import Batch
+from edge_spec.engine.batch import Batch, _Returns, charge
 from edge_spec.errors import SessionError
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.lossless import Losslessness
@@ -295,21 +296,67 @@ def test_a_slice_of_a_prompt_makes_a_pass_of_others_twice_as_long(row_s: float, 
 
 
 def test_sharing_rests_after_it_has_failed() -> None:
+    """For as long again where it has worked in between."""
     served = Served()
-    served.model.fails = LOST
     shared = []
-    for number in range(70):
+    for number in range(48):
+        served.model.fails = LOST if number in (0, 23) else None
         released = served.hold()
         served.ask("a", served.session(), 1)
         served.ask("b", served.session(), 1)
         released.set()
         shared += [number for each in served.end() if len(each) > 1]
-        served.model.fails = None
         served.model.passes.clear()
         served.threads.clear()
         if number == 0:
             assert served.batch.limit(BUDGET, served.session(), []) is BUDGET
-    assert shared[:3] == [0, 21, 22]  # of three passes each, in which nobody shared
+    assert shared == [0, 21, 22, 23, 44, 45, 46, 47]  # else three passes, in which nobody shared
+
+
+def test_a_pass_waits_for_those_that_came_back_in_time_before() -> None:
+    """Half as long as the last pass took."""
+    returns, (a, b) = _Returns(), (Recording().open_session() for _ in range(2))
+    assert returns.wait_s(0.0) == 0.0
+    for each in (a, b):
+        returns.left(each, 1.0, pass_s=0.2)
+    returns.arrived(a, 1.05)
+    assert returns.wait_s(1.05) == 0.0  # nothing is known of b
+    returns.arrived(b, 1.06)
+    for each in (a, b):
+        returns.left(each, 2.0, pass_s=0.2)
+    returns.arrived(a, 2.01)
+    assert returns.wait_s(2.02) == pytest.approx(0.08)
+    assert returns.wait_s(2.2) == 0.0
+    returns.arrived(b, 2.3)  # too late: it is not waited for the next time
+    for each in (a, b):
+        returns.left(each, 3.0, pass_s=0.2)
+    returns.arrived(a, 3.01)
+    assert returns.wait_s(3.02) == 0.0
+
+
+def test_a_conversation_that_is_due_is_in_the_next_pass() -> None:
+    served = Served()
+    a, b = served.session(), served.session()
+    for session in (a, b):
+        served.batch._returns.left(session, served.model.now, 2000.0)
+        served.batch._returns.arrived(session, served.model.now)
+    for session in (a, b):
+        served.batch._returns.left(session, served.model.now, 2000.0)
+    served.ask("a", a, 2)
+    with served.batch._turn:
+        assert served.batch._turn.wait_for(lambda: served.batch._queue, TIMEOUT_S)
+    time.sleep(0.02)
+    served.ask("b", b, 3)
+    served.end()
+    assert served.model.passes == [[2, 3]]
+
+
+@pytest.mark.parametrize("rows", [[1, 1], [1, 3], [4, 2, 8]])
+def test_a_shared_pass_is_charged_by_rows_beside_what_all_have_in_common(rows: list[int]) -> None:
+    costs = RowCosts({each: 8e-3 + each * 1e-3 for each in (1, 2, 4, 8, 16)})
+    charged = charge(costs, rows, 2 * costs.at(sum(rows)))
+    expected = [2 * (8e-3 / len(rows) + each * 1e-3) for each in rows]
+    assert charged == pytest.approx(expected)
 
 
 def test_a_conversation_without_company_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
