@@ -206,17 +206,22 @@ def test_each_gets_the_scores_of_its_own_pass(case: str) -> None:
     assert passes == expected
     counts = [(rows, len(each)) for each in passes for rows in each]
     found = [served.found[str(at)] for at in range(len(asked))]
+    spent_s = sum(map(served.model.costs, served.model.widths[1:]))
+    assert sum(each.charged_s for each in found) == pytest.approx(spent_s)
     assert sorted((each.num_rows, each.num_sharing) for each in found) == sorted(counts)
     for session, scored, (rows, _) in zip(sessions, found, asked, strict=True):
         assert scored.charged_s > 0
         assert np.array_equal(scored.out.logits, logits(session, rows)[: scored.num_rows])
 
 
-@pytest.mark.parametrize("row_s, counts", [(1e-4, [4, 4]), (4e-3, [1, 4]), (0.1, [1, 1])])
+@pytest.mark.parametrize(
+    "row_s, replays, counts",
+    [(1e-4, False, [4, 4]), (4e-3, False, [1, 4]), (0.1, False, [1, 1]), (0.1, True, [2, 2])],
+)
 def test_rows_that_do_not_pay_for_everybodys_time_are_not_scored(
-    row_s: float, counts: list[int]
+    row_s: float, replays: bool, counts: list[int]
 ) -> None:
-    served = Served(model=Recording(lambda rows: 8e-3 + rows * row_s))
+    served = Served(exact(replays=replays), model=Recording(lambda rows: 8e-3 + rows * row_s))
     for rows in (2, 4, 8) * 40:  # what passes take is learnt from those before
         served.batch.forward(served.session(), chain(rows), 0)
     served.model.passes.clear()
@@ -391,6 +396,7 @@ def test_a_round_has_its_part_of_a_pass_and_more_of_what_can_be_left_out(
     served.batch.forward(asked, chain(4), values=values)
     limited = served.batch.limit(BUDGET, asked, [Drafting(cost)])
     assert (limited.num_draft_tokens, limited.num_rows) == (rows - 1, 16)
+    assert not limited.probes  # rows beside the chain would be cut from it
     served.batch.active = 1
     assert served.batch.limit(BUDGET, asked, [Drafting(cost)]) is BUDGET
 
