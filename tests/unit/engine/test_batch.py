@@ -216,7 +216,7 @@ def test_each_gets_the_scores_of_its_own_pass(case: str) -> None:
 
 @pytest.mark.parametrize(
     "row_s, replays, counts",
-    [(1e-4, False, [4, 4]), (4e-3, False, [1, 4]), (0.1, False, [1, 1]), (0.1, True, [2, 2])],
+    [(1e-4, False, [4, 4]), (4e-3, False, [1, 4]), (0.1, False, [1, 1]), (0.1, True, [2, 3])],
 )
 def test_rows_that_do_not_pay_for_everybodys_time_are_not_scored(
     row_s: float, replays: bool, counts: list[int]
