@@ -194,10 +194,11 @@ class _PromptRequest(_Request):
         taken = self.left[: self.num_rows]
         return PassPart(self.session, TokenTree.chain(taken[0], taken[1:]), is_scored=False)
 
-    def run(self) -> None:
-        """Read its next rows in a pass of their own."""
+    def run(self) -> int:
+        """Read its next rows in a pass of their own; return how many these are."""
         self.session.prefill(self.left[: self.num_rows])
         self.is_done = not len(self.left)
+        return self.num_rows
 
     def finish(self, num_tokens: int) -> None:
         """Commit what a shared pass has read."""
@@ -438,7 +439,7 @@ class Batch:
         self._turn.release()
         started = ended = self._clock()
         try:
-            self._make(*chosen)
+            self._make(chosen)
             ended = self._clock()
         finally:
             self._turn.acquire()
@@ -449,27 +450,30 @@ class Batch:
             self._queue = [request for request in self._queue if not request.is_done]
             self._turn.notify_all()
 
-    def _choose(self) -> tuple[list[_TreeRequest], _PromptRequest | None]:
+    def _choose(self) -> list[_TreeRequest | _PromptRequest]:
         """Return what the next pass is of: trees, the oldest one in any case; a prompt; or both.
         Prompts and trees that share no pass take turns."""
         trees, prompts = self._waiting()
         prompt = prompts[0] if prompts else None
         if prompt is not None and trees and (self._take_turns(prompt) or not self._joins(trees[0])):
-            prompt = prompt if self._is_prompts_turn else None
-            trees = [] if self._is_prompts_turn else trees
-        self._is_prompts_turn = not (prompt is not None and not trees)
+            if self._is_prompts_turn:
+                trees = []
+            else:
+                prompt = None
+        self._is_prompts_turn = bool(trees)
         if prompt is not None and not trees:
             prompt.num_rows = self._own_slice(len(prompt.left), len(prompts))
-            return [], prompt
+            return [prompt]
         self._rests.count()
         chosen = self._deal(list(filter(self._joins, trees)), self._widest - (prompt is not None))
         if trees[0] not in chosen or (len(chosen) < 2 and prompt is None):
             trees[0].num_rows = len(trees[0].tree)
-            return trees[:1], None
-        if prompt is not None:
-            rows = sum(each.num_rows for each in chosen)
-            prompt.num_rows = min(len(prompt.left), self._slice_beside(rows))
-        return chosen, prompt
+            return [trees[0]]
+        if prompt is None:
+            return [*chosen]
+        rows = sum(each.num_rows for each in chosen)
+        prompt.num_rows = min(len(prompt.left), self._slice_beside(rows))
+        return [*chosen, prompt]
 
     def _waiting(self) -> tuple[list[_TreeRequest], list[_PromptRequest]]:
         trees = [request for request in self._queue if isinstance(request, _TreeRequest)]
@@ -525,23 +529,21 @@ class Batch:
         fitting = (n for n in range(room, _LEAST_SLICE, -1) if self._costs.at(rows + n) <= most_s)
         return next(fitting, min(room, _LEAST_SLICE))
 
-    def _make(self, trees: Sequence[_TreeRequest], prompt: _PromptRequest | None) -> None:
-        """Make a pass. An error of a pass of one conversation is kept for it; a shared pass that
-        fails is made again, each conversation alone."""
-        if not trees:
-            assert prompt is not None
-            with prompt.keeping_error():
-                prompt.run()
-        elif len(trees) == 1 and prompt is None:
-            started = self._clock()
-            with trees[0].keeping_error():
-                rows = trees[0].run()
-                trees[0].charged_s = self._clock() - started
-                self._costs.observe(rows, trees[0].charged_s)
-        else:
-            self._make_together([*trees, *([] if prompt is None else [prompt])])
+    def _make(self, requests: Sequence[_TreeRequest | _PromptRequest]) -> None:
+        """Make a pass. An error of a pass of one conversation is kept for it."""
+        if len(requests) > 1:
+            self._make_together(requests)
+            return
+        [request] = requests
+        started = self._clock()
+        with request.keeping_error():
+            rows = request.run()
+            if isinstance(request, _TreeRequest):
+                request.charged_s = self._clock() - started
+                self._costs.observe(rows, request.charged_s)
 
     def _make_together(self, requests: Sequence[_TreeRequest | _PromptRequest]) -> None:
+        """Make a shared pass. Where it fails, each of its conversations makes its own."""
         parts = [request.part() for request in requests]
         rows = [len(part.tree) for part in parts]
         width = wider(sum(rows), self._widths)
@@ -561,7 +563,7 @@ class Batch:
         charges = charge(self._costs, rows, seconds)
         for request, out, count, charged_s in zip(requests, outs, rows, charges, strict=True):
             if isinstance(request, _TreeRequest):
-                request.charged_s += charged_s
+                request.charged_s = charged_s
                 request.finish(out, count, len(requests))
             else:
                 with request.keeping_error():

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward, Model
 from edge_spec.core.tree import Verdict
 from edge_spec.drafters.draft.draft_model import Draft
@@ -21,6 +20,7 @@ from edge_spec.engine.results import FinishReason, GenerationResult
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.scheduler.batch_invariance import BatchInvariance
 from edge_spec.scheduler.engine_plan import EnginePlan
+from edge_spec.scheduler.row_findings import RoundTimes
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler
 
@@ -102,16 +102,6 @@ class InTurns:
     def close(self) -> None:
         for work in reversed(self._works):
             work.close()
-
-
-class RoundTimes(Protocol):
-    """Learns from answers what passes of the model take. Any thread may call."""
-
-    def observe(self, round_stats: RoundStats) -> None:
-        """Counts a round of a conversation that had the model to itself."""
-
-    def end(self, num_tokens: int) -> None:
-        """Counts an answer as ended, with this many tokens of text; may keep what is new."""
 
 
 @dataclass(frozen=True, kw_only=True)

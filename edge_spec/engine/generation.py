@@ -15,10 +15,10 @@ from edge_spec.core.model import Progress
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.engine.answer_text import AnswerText
-from edge_spec.engine.components import RoundTimes
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.results import Chunk, DecodedToken, FinishReason, GenerationResult
+from edge_spec.scheduler.row_findings import RoundTimes
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.part import PartKind
 
