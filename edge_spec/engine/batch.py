@@ -256,8 +256,8 @@ class Batch:
         correct. parallel_rows: that all conversations together may have in their rounds."""
         self.active = 0
         self.most = 1
-        self._model = model
-        self._sharing = model if model is not None and isinstance(model, SharesPasses) else None
+        # None where no passes are shared, or sharing would change texts.
+        self._model = model if model is not None and isinstance(model, SharesPasses) else None
         self._lossless = lossless or Losslessness()
         self._widths = self._lossless.widths
         self._costs = costs or RowCosts(_UNKNOWN_COSTS, is_measured=False)
@@ -359,7 +359,7 @@ class Batch:
             if num_conversations <= self._prepared_for:
                 return
             self._prepared_for = num_conversations
-            if self._sharing is not None:
+            if self._model is not None:
                 asked = (num_conversations, self._preparing)
                 self._preparing = Thread(target=self._prepare, args=asked, daemon=True)
                 self._preparing.start()
@@ -374,15 +374,15 @@ class Batch:
     def _prepare(self, num_conversations: int, before: Thread | None) -> None:
         if before is not None:
             before.join()
-        model, sharing = self._model, self._sharing
-        if model is None or sharing is None:
+        model = self._model
+        if model is None:
             return
         try:
-            most = sharing.prepare_sharing(num_conversations)
+            most = model.prepare_sharing(num_conversations)
             if most > 1 and self.most < 2:  # nobody else makes a shared pass yet
-                if self._widths and not shares_alike(model, self._widths, sharing.forward_together):
+                if self._widths and not shares_alike(model, self._widths):
                     _log.info("passes are not shared: that would change texts on this machine")
-                    self._sharing = None
+                    self._model = None
                     return
                 self._slices = not self._widths or slices_alike(model)
             self.most = most
@@ -547,10 +547,10 @@ class Batch:
         parts = [request.part() for request in requests]
         rows = [len(part.tree) for part in parts]
         width = wider(sum(rows), self._widths)
-        assert width is not None and self._sharing is not None
+        assert width is not None and self._model is not None
         started = self._clock()
         try:
-            outs = self._sharing.forward_together(parts, width)
+            outs = self._model.forward_together(parts, width)
         except Exception as error:
             _log.info("a pass of several conversations failed, each is made alone: %s", error)
             for request in requests:

@@ -10,16 +10,16 @@ of a wider pass is left to a plain step; or near ties are allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
-from edge_spec.core.model import Forward, Model, Restorable, Session
+from edge_spec.core.model import Model, Restorable, Session
 from edge_spec.core.modes import LosslessMode
-from edge_spec.core.runtime_protocols import PassPart
+from edge_spec.core.runtime_protocols import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree, chain_first
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.scheduler.batch_invariance import BatchInvariance, is_large
@@ -152,19 +152,19 @@ def keep_promise(
 
 
 _HELD = (40, 23)  # tokens of the two conversations
-_ROWS = ((1, 1), (1, 3), (4, 2), (5, 6))  # of the two in one pass, one after the other
+_ROWS = ((1, 1), (1, 3), (4, 2), (5, 6), (8, 8))  # of the two in one pass, one after the other
 _WIDE_ROWS = (9, 14)  # in passes of each width that has room for them
 _PROMPT, _LARGE_PROMPT = 256, 64  # tokens: of a large model fewer tell as much
 # Of a prompt, at once, while others write. On a processor with two cores 32 tokens take as long as
 # a few rounds of theirs, and one of them hardly longer than in a pass of 256 (1.33 and 1.27 ms).
 SLICE_TOKENS = 32
 
-Together = Callable[[Sequence[PassPart], int], list[Forward]]  # `SharesPasses.forward_together`
 
-
-def shares_alike(model: Model, widths: Sequence[int], together: Together) -> bool:
+def shares_alike(model: Model, widths: Sequence[int]) -> bool:
     """Says whether chains score bit for bit alike in passes that two sessions share and in passes
-    of their own, which are widened to the next of these ascending widths."""
+    of their own, which are widened to the next of these ascending widths. The model shares
+    passes."""
+    assert isinstance(model, SharesPasses)
     drawn = np.random.default_rng(0)
 
     def tokens(count: int) -> list[int]:
@@ -185,7 +185,7 @@ def shares_alike(model: Model, widths: Sequence[int], together: Together) -> boo
                 continue
             trees = [TokenTree.chain(tokens(1)[0], tokens(count - 1)) for count in counts]
             parts = [PassPart(*each) for each in zip(shared, trees, strict=True)]
-            outs = together(parts, width)
+            outs = model.forward_together(parts, width)
             for session, tree, part, out in zip(own, trees, parts, outs, strict=True):
                 expected = session.forward(tree.padded(wider(len(tree), widths) or 0)).logits
                 if not np.array_equal(expected[: len(tree)], out.logits):
