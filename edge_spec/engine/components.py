@@ -105,9 +105,10 @@ class InTurns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetComponents:
-    """The model that answers: what requests and snapshots are checked against."""
+class EngineComponents:
+    """All that an engine is composed of, by the loader."""
 
+    # The model that answers: what requests and snapshots are checked against.
     name: str
     runtime: str
     model: Model
@@ -119,11 +120,7 @@ class TargetComponents:
     batch: Batch = field(default_factory=Batch)  # of all conversations on the model
     prompts: PromptCache = field(default_factory=PromptCache)  # likewise
 
-
-@dataclass(frozen=True, kw_only=True)
-class DraftingComponents:
-    """The drafters of an engine, and what composes others."""
-
+    # The drafters of an engine, and what composes others.
     batch_invariance: BatchInvariance
     speculation: Speculation
     speculation_factory: SpeculationFactory  # composes it again for other drafters
@@ -131,21 +128,11 @@ class DraftingComponents:
     drafts: Sequence[Draft] = ()  # further models, where there are any
     plan: EnginePlan | None = None  # by which all of this was opened
 
-
-@dataclass(frozen=True, kw_only=True)
-class Upkeep:
-    """The work between answers, and what is kept for the next session."""
-
+    # The work between answers, and what is kept for the next session.
     idle_work: IdleWork | None = None
     learner: TakesAnswers | None = None  # from answers, where that was asked for
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
     round_times: RoundTimes | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineComponents(Upkeep, DraftingComponents, TargetComponents):
-    """All that an engine is composed of, by the loader. A part of the engine is given it as the
-    part that it may use."""
 
 
 class SharedModels:
