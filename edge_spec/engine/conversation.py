@@ -184,22 +184,31 @@ class Conversation:
             if found is None or found[0].noise > self.noise or not self._take_up(found[0]):
                 return shared
             taken, length = found
-            self.tokens, self.noise = taken.tokens.tolist(), taken.noise
             self._num_prompted = taken.num_prompted or 0
             self._has_gone_on = taken.has_gone_on
             return length
 
-    def _take_up(self, kept: KeptState) -> bool:
-        """Gives the target a kept state; returns whether it has taken it."""
+    def restore(self, kept: KeptState) -> None:
+        """Gives the target a kept state. Raises ValueError, and changes nothing then, for one that
+        it does not know for its own."""
         target = self.decoder.target
         assert isinstance(target, Restorable) and kept.state is not None
+        held, self.tokens = self.tokens, []  # an interrupt may come in between
         try:
             with TranslatedErrors(ValueError):
                 target.restore(kept.state, len(kept.tokens))
+        except ValueError:
+            self.tokens = held
+            raise
+        self.tokens, self.num_whole = kept.tokens.tolist(), kept.num_whole
+
+    def _take_up(self, kept: KeptState) -> bool:
+        """Returns whether the target has taken a kept state, which is kept no longer if not."""
+        try:
+            self.restore(kept)
         except ValueError as error:
             self.prompts.refuse(kept, error)
             return False
-        self.num_whole = kept.num_whole
         return True
 
     def _begin_with_kept(self, in_memory: bool) -> bool:
