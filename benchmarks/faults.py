@@ -68,7 +68,7 @@ def parts_of(parts: EngineComponents, runtime: str) -> EngineComponents:
     draft = type(parts.drafts[0])(model, config.vocab_size, anticipates=True)
     setting = replace(speculation_factory.setting, drafts=[draft])
     speculation_factory = replace(
-        speculation_factory, setting=setting, capabilities=model.capabilities, parallel_rows=None
+        speculation_factory, setting=setting, capabilities=model.capabilities
     )
     return replace(parts, model=model, drafts=[draft], speculation_factory=speculation_factory)
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward, Model
 from edge_spec.core.tree import Verdict
-from edge_spec.engine.pass_requests import OwnPasses, Passes
+from edge_spec.engine.batch import Batch
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.results import FinishReason, GenerationResult
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.scheduler.batch_invariance import BatchInvariance
 from edge_spec.scheduler.engine_plan import EnginePlan
+from edge_spec.scheduler.row_findings import RoundTimes
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler
 
@@ -106,20 +106,11 @@ class InTurns:
             work.close()
 
 
-class RoundTimes(Protocol):
-    """Learns from answers what passes of the model take. Any thread may call."""
-
-    def observe(self, round_stats: RoundStats) -> None:
-        """Counts a round of a conversation that had the model to itself."""
-
-    def end(self, num_tokens: int) -> None:
-        """Counts an answer as ended, with this many tokens of text; may keep what is new."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class TargetComponents:
-    """The model that answers: what requests and snapshots are checked against."""
+class EngineComponents:
+    """All that an engine is composed of, by the loader."""
 
+    # The model that answers: what requests and snapshots are checked against.
     name: str
     runtime: str
     model: Model
@@ -128,14 +119,10 @@ class TargetComponents:
     min_rows: int = 1  # of a pass
     identity: str = ""  # changes with the model's files
     computing: str = ""  # changes with whatever may change a bit of the cache
-    passes: Passes = field(default_factory=OwnPasses)  # of all conversations on the model
+    batch: Batch = field(default_factory=Batch)  # of all conversations on the model
     prompts: PromptCache = field(default_factory=PromptCache)  # likewise
 
-
-@dataclass(frozen=True, kw_only=True)
-class DraftingComponents:
-    """The drafters of an engine, and what composes others."""
-
+    # The drafters of an engine, and what composes others.
     batch_invariance: BatchInvariance
     speculation: Speculation
     speculation_factory: SpeculationFactory  # composes it again for other drafters
@@ -143,32 +130,20 @@ class DraftingComponents:
     drafts: Sequence[Draft] = ()  # further models, where there are any
     plan: EnginePlan | None = None  # by which all of this was opened
 
-
-@dataclass(frozen=True, kw_only=True)
-class Upkeep:
-    """The work between answers, and what is kept for the next session."""
-
+    # The work between answers, and what is kept for the next session.
     idle_work: IdleWork | None = None
     learner: TakesAnswers | None = None  # from answers, where that was asked for
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
     round_times: RoundTimes | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineComponents(Upkeep, DraftingComponents, TargetComponents):
-    """All that an engine is composed of, by the loader. A part of the engine is given it as the
-    part that it may use."""
-
-
 class SharedModels:
     """Models that whoever `acquire`s them may use until all have given them back: the last one
     closes them. Any thread may call."""
 
-    def __init__(
-        self, models: Sequence[Model], passes: Passes, work: IdleWork | None = None
-    ) -> None:
-        """passes: over the first of them. work: on these models, ends before they are closed."""
-        self._passes = passes
+    def __init__(self, models: Sequence[Model], batch: Batch, work: IdleWork | None = None) -> None:
+        """batch: of the first of them. work: on these models, ends before they are closed."""
+        self._batch = batch
         self._work = work
         self._models = models
         self._users = 0
@@ -185,6 +160,6 @@ class SharedModels:
         if last:
             if self._work is not None:
                 self._work.close()
-            self._passes.settle()
+            self._batch.settle()
             for model in self._models:
                 model.close()

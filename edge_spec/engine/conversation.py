@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
 from edge_spec.core.features import collects
 from edge_spec.core.metrics import PlainRate
-from edge_spec.core.model import Restorable, keep_place
+from edge_spec.core.model import Restorable, keep_place, place_before
 from edge_spec.core.session_errors import TranslatedErrors, roll_back, translate_errors
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.prompt_cache import (
@@ -19,37 +19,35 @@ from edge_spec.engine.prompt_cache import (
     PREFILL_TOKENS,
     KeptState,
     PromptCache,
-    PromptReading,
+    Reading,
     common,
     whole_passes,
 )
 from edge_spec.errors import EdgeSpecError
-from edge_spec.scheduler.policy import Concurrency
 
 _USUAL_TAIL = 16  # that ask for the answer, until it is known how many do
 _MOST_KEPT = 8  # times the tokens that are given up: a conversation that is larger costs too much
 _REMEMBERED_TAILS = 4
+_AGAIN = 1 / 16  # of what is to be read, that is read again for the sake of others
 
 
 class Conversation:
     """The target's KV cache and the tokens that it holds, so that prompts share a prefix.
 
-    load: of the target, of which other conversations may have a part. noise: the margin of a choice
-    below which the cache may make another one of it than if it had been written by plain decoding.
-    num_whole: tokens at the beginning of the cache that passes of PREFILL_TOKENS have written.
+    noise: the margin of a choice below which the cache may make another one of it than if it had
+    been written by plain decoding. num_whole: tokens at the beginning of the cache that passes of
+    PREFILL_TOKENS have written.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         plain_rate: PlainRate,
-        load: Concurrency,
         prompts: PromptCache | None = None,
         keeps_places: bool = False,
     ) -> None:
         """prompts: of all conversations on the model. keeps_places: whether the session reads text
         again where it is rolled back, but to places that it was asked to keep."""
-        self.load = load
         self.prompts = prompts or PromptCache()
         self.num_whole = 0
         self.decoder = decoder
@@ -66,6 +64,8 @@ class Conversation:
         self._has_gone_on = False  # prompts have gone on from those before them
         # How many of a prompt's last tokens the next prompts did not have.
         self._tails = deque[int](maxlen=_REMEMBERED_TAILS)
+        self._reading = Reading(np.empty(0, np.int32))
+        self._taken: list[KeptState] = []  # beginnings of this prompt, for the disk
 
     def reuse(self, prompt: Sequence[int]) -> int:
         """Rolls back to the longest common prefix, short of the pending token, or to the last place
@@ -91,31 +91,65 @@ class Conversation:
             self._places = sorted({shared, *ends})
         return kept
 
-    def _exchange(self, prompt: np.ndarray, shared: int) -> int:
-        """Keeps this conversation for later, unless the prompt goes on from nearly all of it, and
-        takes up the one that it goes on from, if that is kept. Returns how many tokens of the
-        prompt the cache then begins with. Raises SessionError."""
-        target = self.decoder.target
-        if collects(target) or not isinstance(target, Restorable):
-            return shared
+    @contextmanager
+    def reading(self, prompt: Sequence[int]) -> Iterator[None]:
+        """Takes up what is kept of the prompt, and keeps what others can use, within the block."""
+        self._reading = Reading(np.array(prompt, np.int32))
         try:
-            if _MOST_KEPT * (len(self.tokens) - shared) > len(self.tokens):
-                self._keep(target)
-            found = self.prompts.conversation(prompt, shared + LEAST_TOKENS)
-            if found is None or found[0].noise > self.noise:
-                return shared
-            taken, length = found
-            with suppress(ValueError), TranslatedErrors(ValueError):
-                target.restore(taken.state or {}, len(taken.tokens))
-                self.tokens = taken.tokens.tolist()
-                self.num_whole, self.noise = taken.num_whole, taken.noise
-                self._num_prompted = taken.num_prompted or 0
-                self._has_gone_on = taken.has_gone_on
-                return length
-        except BaseException:  # an interrupt, too: what the cache holds is not known
-            self.failed = True
-            raise
-        return shared
+            yield
+        finally:
+            self.prompts.remove(self._reading)
+
+    def recall(self, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Takes up the longest beginning of the prompt that is kept, or that another conversation
+        reads now, if that is longer than what the cache holds; may wait for one. Follows `reuse`.
+        Raises SessionError."""
+        target, prompts, reading = self.decoder.target, self.prompts, self._reading
+        is_shared = prompts.is_shared and not collects(target)
+        if not isinstance(target, Restorable) or not (is_shared or prompts.files):
+            return
+        with self._failing():
+            if not self._begin_with_kept(is_shared):
+                self._give_up_a_little()
+            prompts.reach(reading, target.length, self.num_whole)
+            if is_shared:
+                prompts.add(reading)
+                while not cancelled() and prompts.wait(reading, target.length, cancelled):
+                    self._begin_with_kept(is_shared)
+            prompts.want(reading)
+            self._keep_beginning()
+
+    def next_end(self, prompt: Sequence[int]) -> int:
+        """Returns where the next pass over the prompt ends."""
+        start = self.decoder.target.length
+        end = min(start + PREFILL_TOKENS, len(prompt) - 1)
+        return min((place for place in self._places if start < place < end), default=end)
+
+    def read(self, prompt: Sequence[int], end: int) -> None:
+        """One pass over the prompt, up to `end`."""
+        target = self.decoder.target
+        start = target.length
+        with translate_errors:
+            self.decoder.batch.prefill(target, prompt[start:end])
+        if start == self.num_whole and end - start == PREFILL_TOKENS:
+            self.num_whole = end
+        if self._keeps_places and end <= self._places[-1]:
+            with translate_errors:
+                keep_place(target)
+        self._keep_beginning()
+
+    def cut(self, length: int) -> int:
+        """Rolls back to `length` tokens, or to none where a sliding window has forgotten what would
+        then be needed; returns how many are left."""
+        left = roll_back(self.decoder.target, length)
+        self.num_whole = min(self.num_whole, whole_passes(left))
+        return left
+
+    def end_answer(self) -> None:
+        """Writes what was taken of the prompt to the disk."""
+        if self.prompts.files is not None:
+            self.prompts.files.write(self._taken)
+        self._taken = []
 
     def put_away(self) -> None:
         """Keeps it for the disk, where conversations are kept there and it can tell its state."""
@@ -125,6 +159,78 @@ class Conversation:
         if self._has_gone_on and isinstance(target, Restorable):
             with suppress(EdgeSpecError):
                 self._keep(target)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Marks the conversation as failed for any error within the block, an interrupt, too: what
+        the cache holds is not known then."""
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            raise
+
+    def _exchange(self, prompt: np.ndarray, shared: int) -> int:
+        """Keeps this conversation for later, unless the prompt goes on from nearly all of it, and
+        takes up the one that it goes on from, if that is kept. Returns how many tokens of the
+        prompt the cache then begins with. Raises SessionError."""
+        target = self.decoder.target
+        if collects(target) or not isinstance(target, Restorable):
+            return shared
+        with self._failing():
+            if _MOST_KEPT * (len(self.tokens) - shared) > len(self.tokens):
+                self._keep(target)
+            found = self.prompts.conversation(prompt, shared + LEAST_TOKENS)
+            if found is None or found[0].noise > self.noise or not self._take_up(found[0]):
+                return shared
+            taken, length = found
+            self._num_prompted = taken.num_prompted or 0
+            self._has_gone_on = taken.has_gone_on
+            return length
+
+    def restore(self, kept: KeptState) -> None:
+        """Gives the target a kept state. Raises ValueError, and changes nothing then, for one that
+        it does not know for its own."""
+        target = self.decoder.target
+        assert isinstance(target, Restorable) and kept.state is not None
+        held, self.tokens = self.tokens, []  # an interrupt may come in between
+        try:
+            with TranslatedErrors(ValueError):
+                target.restore(kept.state, len(kept.tokens))
+        except ValueError:
+            self.tokens = held
+            raise
+        self.tokens, self.num_whole = kept.tokens.tolist(), kept.num_whole
+
+    def _take_up(self, kept: KeptState) -> bool:
+        """Returns whether the target has taken a kept state, which is kept no longer if not."""
+        try:
+            self.restore(kept)
+        except ValueError as error:
+            self.prompts.refuse(kept, error)
+            return False
+        return True
+
+    def _begin_with_kept(self, in_memory: bool) -> bool:
+        """Takes up the longest beginning of the prompt that is kept; returns whether it has."""
+        length = self.decoder.target.length
+        found = self.prompts.beginning(self._reading.prompt[:-1], length, in_memory)
+        if found is None or not self._take_up(found[0]):
+            return False
+        if self.cut(found[1]) < found[1]:
+            # A sliding window has forgotten what going on within a beginning needs.
+            self.prompts.can_cut = False
+        self.prompts.reach(self._reading, self.decoder.target.length, self.num_whole)
+        return True
+
+    def _give_up_a_little(self) -> None:
+        """Gives up a little that others cannot have, so that they can have what is read now."""
+        target, num_tokens = self.decoder.target, len(self._reading.prompt)
+        little = self.num_whole + _AGAIN * (num_tokens - target.length)
+        given_up = self.num_whole < min(target.length, num_tokens - LONGEST_TAIL)
+        may_cut = target.length <= little and place_before(target, self.num_whole) == self.num_whole
+        if given_up and may_cut:
+            self.cut(self.num_whole)
 
     def _keep(self, target: Restorable) -> None:
         """Keeps this conversation as it is, if it is worth that."""
@@ -138,36 +244,23 @@ class Conversation:
                 KeptState(tokens, state, prompted, self.num_whole, self.noise, self._has_gone_on)
             )
 
-    def next_end(self, prompt: Sequence[int]) -> int:
-        """Returns where the next pass over the prompt ends."""
-        start = self.decoder.target.length
-        end = min(start + PREFILL_TOKENS, len(prompt) - 1)
-        return min((place for place in self._places if start < place < end), default=end)
-
-    def read(self, prompt: Sequence[int], end: int) -> None:
-        """One pass over the prompt, up to `end`."""
-        target = self.decoder.target
-        start = target.length
-        with translate_errors:
-            self.decoder.passes.prefill(target, prompt[start:end])
-        if start == self.num_whole and end - start == PREFILL_TOKENS:
-            self.num_whole = end
-        if self._keeps_places and end <= self._places[-1]:
-            with translate_errors:
-                keep_place(target)
-
-    def recall(self, reading: PromptReading, cancelled: Callable[[], bool]) -> None:
-        """Takes up what is kept of the prompt, or what other conversations read of it; may wait for
-        one. Follows `reuse`."""
+    def _keep_beginning(self) -> None:
+        """Keeps the target's state where it is wanted, between passes."""
+        target, reading = self.decoder.target, self._reading
+        length = target.length
+        with self.prompts.changed:
+            if length != self.num_whole or length not in reading.wanted:
+                # Now: it may be wanted by others as soon as the lock is free.
+                self.prompts.reach(reading, length, self.num_whole)
+                return
+        assert isinstance(target, Restorable)  # else nothing is wanted of it
         try:
-            self.num_whole = reading.recall(self.decoder.target, self.num_whole, cancelled)
-        except BaseException:  # an interrupt, too: what the cache holds is not known
-            self.failed = True
-            raise
-
-    def cut(self, length: int) -> int:
-        """Rolls back to `length` tokens, or to none where a sliding window has forgotten what would
-        then be needed; returns how many are left."""
-        left = roll_back(self.decoder.target, length)
-        self.num_whole = min(self.num_whole, whole_passes(left))
-        return left
+            with translate_errors:
+                state = target.state()
+            kept = KeptState(reading.prompt[:length], state, num_whole=length)
+            if state and self.prompts.is_shared:
+                self.prompts.keep(kept)
+            if state and self.prompts.files is not None:
+                self._taken.append(kept)
+        finally:
+            self.prompts.reach(reading, length, self.num_whole)

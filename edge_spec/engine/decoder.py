@@ -15,9 +15,9 @@ from edge_spec.core.session_errors import require_scores, translate_errors
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.engine.batch import Batch, Scored
 from edge_spec.engine.components import AnswerRecorder
 from edge_spec.engine.draft_overlap import OverlappedDrafting
-from edge_spec.engine.pass_requests import OwnPasses, Passes, Scored
 from edge_spec.engine.results import DecodedToken, decoded_tokens, draft_counts
 from edge_spec.errors import EdgeSpecError
 from edge_spec.scheduler.policy import Policy, RoundPlan
@@ -48,6 +48,7 @@ class RoundStart:
     budget: Budget
     left: int  # tokens that the generation may still write
     plain: PlainReason | None  # why nothing may be drafted, if it must not
+    gives_way: bool  # other conversations leave it less room than it could use
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Decoder:
     replays: bool = False  # choices within it are left to plain steps
     plain_samples: bool = False  # sampled texts, whose draws have no margin, are decoded plain then
     vocab_size: int | None = None  # of the scores, where they are held to it
-    passes: Passes = field(default_factory=OwnPasses)  # of the target
+    batch: Batch = field(default_factory=Batch)  # whose passes are the target's
     clock: Callable[[], float] = time.perf_counter
     recorder: AnswerRecorder | None = None  # of what the target computes
 
@@ -161,7 +162,10 @@ class Decoder:
         room = limits.context_length - self.target.length
         left = min(limits.max_tokens - num_tokens, room)
         num_rows = min(room + limits.min_rows - 1, limits.max_rows)
-        return RoundStart(pending, Budget(min(left, num_rows) - 1, num_rows), left, plain)
+        budget = Budget(min(left, num_rows) - 1, num_rows)
+        allowed = self.batch.limit(budget, self.target, self.drafters)
+        gives_way = allowed.num_draft_tokens < budget.num_draft_tokens
+        return RoundStart(pending, allowed, left, plain, gives_way)
 
     def _round(self, start: RoundStart, sampler: Sampler, stop_ids: frozenset[int]) -> Round:
         """Proposes, scores, verifies, commits and observes. Where nothing is committed, no drafter
@@ -213,6 +217,8 @@ class Decoder:
         if start.plain is not None:
             return RoundPlan(TokenTree.chain(start.pending), start.plain)
         plan = self.policy.choose(self.drafters, start.pending, start.budget)
+        if plan.plain_reason is PlainReason.BUDGET and start.gives_way:
+            return plan._replace(plain_reason=PlainReason.SHARED)
         if plan.plain_reason in _NOTHING_DRAFTED:
             idle = [drafter.idle_reason for drafter in self.drafters]
             if idle and None not in idle:
@@ -234,7 +240,7 @@ class Decoder:
     def _forward(self, plan: RoundPlan) -> Scored:
         """Raises EdgeSpecError where the target fails or gives scores of another shape."""
         with translate_errors:
-            scored = self.passes.forward(self.target, plan.tree, plan.num_rows or 0, plan.values)
+            scored = self.batch.forward(self.target, plan.tree, plan.num_rows or 0, plan.values)
             require_scores(scored.out, scored.num_rows, self.vocab_size)
         return scored
 

@@ -171,7 +171,7 @@ class DrafterSwitch:
             replays=speculation.replays,
             plain_samples=speculation.plain_samples,
             vocab_size=vocab_size,
-            passes=self._parts.passes,
+            batch=self._parts.batch,
             recorder=self._recorder,
         )
 

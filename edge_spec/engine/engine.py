@@ -55,14 +55,13 @@ class Engine:
         self.parts = parts
         self.last: GenerationResult | None = None
         drafts = [draft.model for draft in parts.drafts]
-        self._models = models or SharedModels([parts.model, *drafts], parts.passes, parts.idle_work)
+        self._models = models or SharedModels([parts.model, *drafts], parts.batch, parts.idle_work)
         self._session = parts.model.open_session()
         self._learning = None if parts.learner is None else AnswerRecorder(parts.learner)
         self._drafting = DrafterSwitch(parts, self._session, self._learning)
         self._conversation = Conversation(
             self._drafting.decoder(),
             PlainRate(parts.min_rows),
-            parts.speculation_factory.load,
             parts.prompts,
             keeps_places=parts.model.capabilities.rollback_rows is not None,
         )

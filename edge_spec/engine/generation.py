@@ -15,11 +15,10 @@ from edge_spec.core.model import Progress
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.engine.answer_text import AnswerText
-from edge_spec.engine.components import RoundTimes
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
-from edge_spec.engine.prompt_cache import PromptReading
 from edge_spec.engine.results import Chunk, DecodedToken, FinishReason, GenerationResult
+from edge_spec.scheduler.row_findings import RoundTimes
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.part import PartKind
 
@@ -81,10 +80,9 @@ class Generation(Iterator[Chunk]):
         self._cancelled = False
         self._started = time.perf_counter()
         self._chunks = self._generate()
-        self._reading: PromptReading | None = None
 
     def __next__(self) -> Chunk:
-        with self._conversation.load.entered():
+        with self._conversation.decoder.batch.entered():
             return next(self._chunks)
 
     def cancel(self) -> None:
@@ -160,22 +158,20 @@ class Generation(Iterator[Chunk]):
             )
             stats.policy = conversation.decoder.policy.beliefs()
             stats.plain_per_second = conversation.plain_rate.tokens_per_second
-            if self._reading is not None:
-                self._reading.finish()
+            conversation.end_answer()
             self._on_end(stats)
 
     def _prefill(self) -> bool:
         """Brings the cache to the prompt without its last token; False if cancelled."""
-        prompt = self._request.prompt
-        with self._conversation.prompts.reading(prompt) as self._reading:
-            return self._read(self._reading)
+        with self._conversation.reading(self._request.prompt):
+            return self._read()
 
-    def _read(self, reading: PromptReading) -> bool:
+    def _read(self) -> bool:
         conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
         target = conversation.decoder.target
         stats.prompt_n = len(prompt)
         conversation.reuse(prompt)
-        conversation.recall(reading, lambda: self._cancelled)
+        conversation.recall(lambda: self._cancelled)
         stats.cached_n = target.length
         is_long = len(prompt) - 1 - target.length > LONG_TOKENS
         with conversation.decoder.preparing(prompt):
@@ -184,7 +180,6 @@ class Generation(Iterator[Chunk]):
                     self.result.finish_reason = FinishReason.CANCELLED
                     return False
                 conversation.read(prompt, conversation.next_end(prompt))
-                reading.take(target, conversation.num_whole)
                 if is_long and self.progress is not None:
                     self.progress("Reading the prompt", target.length / (len(prompt) - 1))
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
@@ -230,7 +225,7 @@ class Generation(Iterator[Chunk]):
     def _on_round(self, round_stats: RoundStats) -> None:
         self._uncounted.append(round_stats)
         self._conversation.plain_rate.observe(round_stats)
-        if self._round_times is not None and self._conversation.load.active <= 1:
+        if self._round_times is not None and self._conversation.decoder.batch.active <= 1:
             self._round_times.observe(round_stats)
 
     def _count_rounds(self) -> None:

@@ -16,18 +16,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Condition
 
 import numpy as np
 
-from edge_spec.core.features import collects
-from edge_spec.core.model import Restorable, Session, place_before
-from edge_spec.core.session_errors import TranslatedErrors, roll_back, translate_errors
 from edge_spec.engine.snapshot_file import (
     Description,
     Snapshot,
@@ -49,7 +46,6 @@ MAX_BYTES = 1_000_000_000  # of all states in memory
 MAX_FILE_BYTES = 4_000_000_000  # of all files in a directory
 SUFFIX, CONVERSATION_SUFFIX = ".prompt", ".conversation"
 _SHARE = 4  # times the bytes of a state, which have to be free
-_AGAIN = 1 / 16  # of what is to be read, that is read again for the sake of others
 _LOOK_S = 0.05  # between two looks at whether who waits was cancelled
 _DIGITS = 32
 _PROMPTED = "prompted"  # in a note
@@ -240,8 +236,8 @@ class PromptCache:
         self._max_bytes = max_bytes
         self._num_conversations = 0
         self._kept: list[KeptState] = []  # the one that was used last is last
-        self._readings: list[PromptReading] = []  # that go on now, the first one first
-        self.can_cut = True  # whether a part of a beginning is of use
+        self._readings: list[Reading] = []  # that go on now, the first one first
+        self.can_cut = True  # whether a part of a beginning is of use, not all of it alone
 
     def join(self) -> None:
         """Count a conversation that is opened."""
@@ -293,7 +289,8 @@ class PromptCache:
         """Return the conversation that shares most tokens with the prompt, if they are more than
         that, and how many. In memory it is kept no longer where the prompt goes on from most of
         it."""
-        found = self._longest(prompt, more_than, True, in_memory=True)
+        conversations = [each for each in self._all(prompt, True) if each.is_conversation]
+        found = self._longest(conversations, prompt, more_than)
         if found is not None and 2 * found[1] >= len(found[0].tokens):
             with self.changed:
                 self._kept = [each for each in self._kept if each is not found[0]]
@@ -304,42 +301,27 @@ class PromptCache:
     ) -> tuple[KeptState, int] | None:
         """Return the beginning that is of use for most tokens of the prompt, if they are more than
         that, and for how many. in_memory: whether it may be one in memory."""
-        return self._longest(prompt, more_than, False, in_memory)
+        return self._longest(self._beginnings(prompt, in_memory), prompt, more_than)
 
     def _longest(
-        self, prompt: np.ndarray, more_than: int, is_conversation: bool, in_memory: bool
+        self, kept: Sequence[KeptState], prompt: np.ndarray, more_than: int
     ) -> tuple[KeptState, int] | None:
-        found = [
-            (each.usable(prompt, self.can_cut), each)
-            for each in self._all(prompt, in_memory)
-            if each.is_conversation == is_conversation
-        ]
-        for length, kept in sorted(found, key=lambda each: each[0], reverse=True):
+        found = [(each.usable(prompt, self.can_cut), each) for each in kept]
+        for length, each in sorted(found, key=lambda each: each[0], reverse=True):
             if length <= more_than:
                 break
-            if kept.state is not None:
+            if each.state is not None:
                 with self.changed:
-                    self._kept.sort(key=lambda each: each is kept)  # now it was used last
-                return kept, length
+                    self._kept.sort(key=lambda other: other is each)  # now it was used last
+                return each, length
             assert self.files is not None
-            loaded = self.files.load(kept)
+            loaded = self.files.load(each)
             if loaded is not None and loaded.usable(prompt, self.can_cut) == length:
                 return loaded, length
         return None
 
-    def missing(self, prompt: np.ndarray) -> set[int]:
-        """Return at which lengths a beginning of the prompt should be kept for others, and is not:
-        where its end is still to come, and, if a part of a beginning is of no use, where another
-        one has parted from it."""
-        kept = [each for each in self._all(prompt, True) if not each.is_conversation]
-        wanted = {whole_passes(len(prompt) - LONGEST_TAIL)}
-        if not self.can_cut:
-            wanted |= {whole_passes(common(each.tokens, prompt)) for each in kept}
-        return {
-            length
-            for length in wanted - {0}
-            if all(each.usable(prompt[:length], self.can_cut) < length for each in kept)
-        }
+    def _beginnings(self, prompt: np.ndarray, in_memory: bool) -> list[KeptState]:
+        return [each for each in self._all(prompt, in_memory) if not each.is_conversation]
 
     def _all(self, prompt: np.ndarray, in_memory: bool) -> list[KeptState]:
         """Return what may begin like a prompt, what is in memory first."""
@@ -352,39 +334,50 @@ class PromptCache:
         if kept.path is not None and self.files is not None:
             self.files.forget(kept.path, why)
 
-    def cut_in_vain(self) -> None:
-        """Take each beginning for texts that begin with all of its tokens from now on: a sliding
-        window has forgotten what going on within them needs."""
-        self.can_cut = False
+    def want(self, reading: Reading) -> None:
+        """Have a reading keep beginnings for others, which are not kept: where its end is still to
+        come, and, if a part of a beginning is of no use, where another one has parted from it."""
+        prompt = reading.prompt[:-1]
+        kept = self._beginnings(prompt, True)
+        wanted = {whole_passes(len(prompt) - LONGEST_TAIL)}
+        if not self.can_cut:
+            wanted |= {whole_passes(common(each.tokens, prompt)) for each in kept}
+        with self.changed:
+            reading.wanted |= {
+                length
+                for length in wanted - {0}
+                if all(each.usable(prompt[:length], self.can_cut) < length for each in kept)
+            }
 
-    @contextmanager
-    def reading(self, prompt: Sequence[int]) -> Iterator[PromptReading]:
-        """Yield the reading of a prompt, which is read within the block."""
-        reading = PromptReading(self, prompt)
-        try:
-            yield reading
-        finally:
-            self.remove(reading)
-
-    def add(self, reading: PromptReading) -> None:
+    def add(self, reading: Reading) -> None:
         """Let others wait for a reading."""
         with self.changed:
             self._readings.append(reading)
 
-    def remove(self, reading: PromptReading) -> None:
+    def remove(self, reading: Reading) -> None:
         """End a reading for those that wait for it."""
         with self.changed:
             if reading in self._readings:
                 self._readings.remove(reading)
             self.changed.notify_all()
 
-    def wait(self, reading: PromptReading, held: int, cancelled: Callable[[], bool]) -> bool:
+    def reach(self, reading: Reading, length: int, num_whole: int) -> None:
+        """Tell those that wait that what they want of a reading at `length` was kept, or cannot
+        be."""
+        with self.changed:
+            reading.length, reading.num_whole = length, num_whole
+            reading.wanted.discard(length)
+            self.changed.notify_all()
+
+    def wait(self, reading: Reading, held: int, cancelled: Callable[[], bool]) -> bool:
         """Wait while another conversation reads more of the same beginning than the `held` tokens:
         until it has kept them, has ended, or this one is cancelled. Return whether it has waited.
 
         Nobody waits for one that waits, so some conversation always reads."""
         with self.changed:
-            places = ((each.place_for(reading, held), each) for each in self._readings)
+            places = (
+                (each.place_for(reading, held, self.can_cut), each) for each in self._readings
+            )
             place, source = next((found for found in places if found[0]), (0, None))
             if source is None:
                 return False
@@ -399,114 +392,29 @@ class PromptCache:
             return True
 
 
-class PromptReading:
-    """One prompt while it is read: gives a target what is kept of it, and keeps what others can
-    use.
+@dataclass(eq=False)
+class Reading:
+    """A prompt while a conversation reads it, as others see it; `PromptCache.changed` is held while
+    it is looked at or changed.
 
-    length: tokens that its conversation holds. num_whole: of them, that whole passes have written.
+    length: tokens that the conversation holds. num_whole: of them, that whole passes have written.
     wanted: lengths at which its state is kept for others. tried: readings it has waited for.
     """
 
-    def __init__(self, cache: PromptCache, prompt: Sequence[int]) -> None:
-        self.tokens = np.array(prompt, np.int32)
-        self.length = self.num_whole = 0
-        self.is_waiting = False
-        self.wanted: set[int] = set()
-        self.tried: list[PromptReading] = []
-        self._cache = cache
-        self._taken: list[KeptState] = []
+    prompt: np.ndarray
+    length: int = 0
+    num_whole: int = 0
+    is_waiting: bool = False
+    wanted: set[int] = field(default_factory=set)
+    tried: list[Reading] = field(default_factory=list)
 
-    def place_for(self, other: PromptReading, held: int) -> int:
+    def place_for(self, other: Reading, held: int, can_cut: bool) -> int:
         """Return the length at which this one can give the other one, which holds `held` tokens,
-        more of its prompt; 0 where it cannot."""
+        more of its prompt; 0 where it cannot. can_cut: whether a part of a beginning is of use."""
         if self is other or self.is_waiting or self in other.tried:
             return 0
-        shared = whole_passes(common(self.tokens[:-1], other.tokens[:-1]))
+        shared = whole_passes(common(self.prompt[:-1], other.prompt[:-1]))
         place = max(shared, self.length + PREFILL_TOKENS)
         is_ahead = self.num_whole == self.length >= held and shared > held
-        is_of_use = place < len(self.tokens) and (self._cache.can_cut or place == shared)
+        is_of_use = place < len(self.prompt) and (can_cut or place == shared)
         return place if is_ahead and is_of_use else 0
-
-    def recall(
-        self, target: Session, num_whole: int, cancelled: Callable[[], bool] = lambda: False
-    ) -> int:
-        """Give the target the longest beginning that is kept, or that another conversation is
-        reading, if that is longer than what it holds. num_whole: of what it holds, by whole passes;
-        returns that of what it then holds. Raises SessionError."""
-        cache = self._cache
-        is_shared = cache.is_shared and not collects(target)
-        if not isinstance(target, Restorable) or not (is_shared or cache.files):
-            return num_whole
-        self.length, self.num_whole = target.length, num_whole
-        has_taken = self._take_over(target, is_shared)
-        # A little that others cannot have is given up, so that they can have what is read now.
-        little = self.num_whole + _AGAIN * (len(self.tokens) - target.length)
-        given_up = self.num_whole < min(target.length, len(self.tokens) - LONGEST_TAIL)
-        may_cut = target.length <= little and place_before(target, num_whole) == num_whole
-        if not has_taken and given_up and may_cut:
-            self._cut(target, num_whole)
-        if is_shared:
-            cache.add(self)
-            while not cancelled() and cache.wait(self, target.length, cancelled):
-                self._take_over(target, is_shared)
-        missing = cache.missing(self.tokens[:-1])
-        with cache.changed:
-            self.wanted |= missing
-        self.take(target, self.num_whole)
-        return self.num_whole
-
-    def take(self, target: Session, num_whole: int) -> None:
-        """Keep the target's state where it is wanted, between passes. num_whole: tokens at the
-        beginning that whole passes have written."""
-        length = target.length
-        with self._cache.changed:
-            self.num_whole = num_whole
-            if length != num_whole or length not in self.wanted:
-                self._reach(length)  # now: it may be wanted by others as soon as the lock is free
-                return
-        assert isinstance(target, Restorable)  # else nothing is wanted of it
-        try:
-            with translate_errors:
-                state = target.state()
-            kept = KeptState(self.tokens[:length], state, num_whole=num_whole)
-            if state and self._cache.is_shared:
-                self._cache.keep(kept)
-            if state and self._cache.files is not None:
-                self._taken.append(kept)
-        finally:
-            with self._cache.changed:
-                self.wanted.discard(length)
-                self._reach(length)
-
-    def finish(self) -> None:
-        """Write what was taken, after the answer."""
-        if self._cache.files is not None:
-            self._cache.files.write(self._taken)
-
-    def _reach(self, length: int) -> None:
-        """Tell those that wait that what they want at `length` was kept, or cannot be."""
-        self.length = length
-        self._cache.changed.notify_all()
-
-    def _take_over(self, target: Session, in_memory: bool) -> bool:
-        """Return whether the target has taken what is kept."""
-        found = self._cache.beginning(self.tokens[:-1], target.length, in_memory)
-        if found is None:
-            return False
-        kept, length = found
-        assert isinstance(target, Restorable) and kept.state is not None
-        try:
-            with TranslatedErrors(ValueError):
-                target.restore(kept.state, len(kept.tokens))
-        except ValueError as error:
-            self._cache.refuse(kept, error)
-            return False
-        if self._cut(target, length) < length:
-            self._cache.cut_in_vain()
-        return True
-
-    def _cut(self, target: Session, length: int) -> int:
-        """Roll back to `length` tokens, all by whole passes, or to none; return how many are
-        left."""
-        self.length = self.num_whole = roll_back(target, length)
-        return self.length

@@ -12,7 +12,7 @@ from edge_spec.core.sampling_params import is_whole
 from edge_spec.drafters.lookup.corpus_index import text_tokens
 from edge_spec.drafters.lookup.suffix import ForcedDrafter, PredictionDrafter, num_appeared
 from edge_spec.drafters.protocol import Drafter
-from edge_spec.engine.components import EngineComponents, TargetComponents
+from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import GenerationLimits
 from edge_spec.engine.generation import Request
 from edge_spec.engine.results import GenerationResult, PredictionCounts
@@ -81,7 +81,7 @@ ANSWER_NAMES = (
 )
 
 
-def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOptions) -> Request:
+def request_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOptions) -> Request:
     """Raises UsageError for what there is no option for or this model cannot be asked,
     ContextFullError for a prompt that does not fit."""
     _check_options(options)
@@ -154,7 +154,7 @@ def _constraint(parts: EngineComponents, options: AnswerOptions) -> Constraint |
     return ThoughtConstraint(form, form.thought, parts.text.pieces, size, ends, inner)
 
 
-def context_length_of(parts: TargetComponents) -> int:
+def context_length_of(parts: EngineComponents) -> int:
     """Tokens of prompt and answer: the last pass, too, has to fit the context with all its rows."""
     return parts.model.config.context_length - parts.min_rows + 1
 
@@ -199,7 +199,7 @@ def _require_tokens(prompt: Any) -> None:
         )
 
 
-def _check_tokens(parts: TargetComponents, where: str, tokens: Iterable[int]) -> None:
+def _check_tokens(parts: EngineComponents, where: str, tokens: Iterable[int]) -> None:
     vocab_size = parts.model.config.vocab_size
     if not all(0 <= token < vocab_size for token in tokens):
         raise UsageError(
@@ -223,7 +223,7 @@ class AnswerDrafters:
 
 
 def answer_drafters(
-    parts: TargetComponents, sampler: Sampler, options: AnswerOptions
+    parts: EngineComponents, sampler: Sampler, options: AnswerOptions
 ) -> AnswerDrafters:
     """Returns those that the options of an answer ask for."""
     drafters: list[Drafter] = [] if sampler.constraint is None else [ForcedDrafter()]

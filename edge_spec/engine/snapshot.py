@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.model import Restorable
-from edge_spec.core.session_errors import TranslatedErrors, translate_errors
+from edge_spec.core.session_errors import translate_errors
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
-from edge_spec.engine.prompt_cache import PREFILL_TOKENS
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS, KeptState
 from edge_spec.engine.snapshot_file import Description, Snapshot
 from edge_spec.engine.speculation import Speculation
 from edge_spec.errors import ContextFullError, EdgeSpecError, SnapshotError, UsageError
@@ -150,15 +150,8 @@ def _restore_target(
     """Takes the kept cache, or reads the text again. Raises ValueError for what is no cache."""
     tokens, target = snapshot.tokens.tolist(), conversation.decoder.target
     if isinstance(target, Restorable) and _is_usable(snapshot, parts, conversation.decoder):
-        held, conversation.tokens = conversation.tokens, []  # an interrupt may come in between
-        conversation.num_whole = 0
-        try:
-            with TranslatedErrors(ValueError):
-                target.restore(snapshot.cache, len(tokens))
-        except ValueError:
-            conversation.tokens = held
-            raise
-        conversation.tokens, conversation.noise = tokens, snapshot.description.noise
+        conversation.restore(KeptState(snapshot.tokens, snapshot.cache))
+        conversation.noise = snapshot.description.noise
         return
     conversation.reuse(tokens)
     try:

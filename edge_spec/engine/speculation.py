@@ -27,13 +27,7 @@ from edge_spec.scheduler.adaptive import AdaptivePolicy
 from edge_spec.scheduler.batch_invariance import BatchInvariance
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.lossless import ExactPolicy, Losslessness
-from edge_spec.scheduler.policy import (
-    AlwaysVerifyPolicy,
-    Concurrency,
-    FixedPolicy,
-    Policy,
-    SharedPolicy,
-)
+from edge_spec.scheduler.policy import AlwaysVerifyPolicy, FixedPolicy, Policy
 
 if TYPE_CHECKING:
     from edge_spec.drafters.draft.draft_model import Draft
@@ -98,9 +92,6 @@ class SpeculationFactory:
     lossless: Losslessness = field(default_factory=Losslessness)
     overlap: bool = False  # drafts have a device of their own
     draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
-    load: Concurrency = field(default_factory=Concurrency)  # of the target
-    parallel_rows: int | None = None  # that all conversations together may score a pass
-    shares_passes: bool = False  # whether they may have passes together
     costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
     # Every draft token is verified, whether or not that pays; what happens is counted here.
     always_verify: Counter[str] | None = None
@@ -141,8 +132,6 @@ class SpeculationFactory:
             # Only what was asked for drafts with passes of a model.
             asked = {each.name for each in guarded if _is_costly(each)}
             policy = AdaptivePolicy(costs, draft_token_s, free, limit, branches, trees, named=asked)
-        if self.parallel_rows is not None or self.shares_passes:
-            policy = SharedPolicy(policy, self.load, self.parallel_rows)
         if widths:
             policy = ExactPolicy(policy, widths, self.batch_invariance.probe_invariant)
         return Speculation(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from contextvars import copy_context
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,15 +19,15 @@ from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
 from edge_spec.core.model import HasWays, Model
-from edge_spec.core.runtime_protocols import OpensBeside, SharesPasses
+from edge_spec.core.runtime_protocols import OpensBeside
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
 from edge_spec.drafters.protocol import Drafter
+from edge_spec.engine.batch import Batch
 from edge_spec.engine.components import EngineComponents, IdleWork, InTurns, TakesAnswers
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, StateFiles
-from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import (
     DeviceError,
@@ -334,11 +335,11 @@ def compose_engine(
 ) -> Engine:
     """opened: closes what is started for the engine where the rest fails. measures: runtimes, while
     the engine is idle. learning: from answers, where that was asked for."""
-    target, key = prepared.target, models.key
-    factory = _speculation_factory(models, prepared.options)
+    target, key, options = prepared.target, models.key, prepared.options
+    factory = _speculation_factory(models, options)
     speculation = factory.compose(models.drafters)
     speculation.load_stats(load_learnt(key))
-    model, timeout_s = models.target, prepared.options.call_timeout_s
+    model, timeout_s = models.target, options.call_timeout_s
     if timeout_s is not None:
         from edge_spec.core.watchdog import FIRST_S, WatchedModel
 
@@ -349,7 +350,7 @@ def compose_engine(
         name=target.name,
         runtime=target.runtime.name,
         model=model,
-        passes=SharedPasses(model, factory.lossless, factory.load),
+        batch=Batch(model, factory.lossless, deepcopy(models.costs()), options.parallel_rows),
         text=target.text,
         batch_invariance=factory.batch_invariance,
         speculation=speculation,
@@ -357,7 +358,7 @@ def compose_engine(
         grammars=GrammarCompiler(
             target.text.tokenizer, target.config.vocab_size, target.text.eos_ids
         ),
-        drafter=prepared.options.drafter,
+        drafter=options.drafter,
         plan=prepared.plan,
         min_rows=factory.lossless.plain_width,
         drafts=models.drafts,
@@ -404,8 +405,6 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
         lossless=lossless,
         overlap=options.drafts_elsewhere,
         draft_overlap=options.overlap,
-        parallel_rows=options.parallel_rows,
-        shares_passes=isinstance(models.target, SharesPasses),
         costs=models.costs,
     )
 

@@ -179,18 +179,6 @@ def agreeing_width(model: Model) -> int:
     return found.invariant_widths[-1] if found.plain_width == 1 else 1
 
 
-def agreeing_beyond(model: Model, widths: Sequence[int], num_rows: int) -> tuple[int, ...]:
-    """Returns `widths`, ascending, whose rows agree, and wider ones of up to `num_rows` rows that
-    agree with them, for passes that several conversations share."""
-    wider = measured_widths(model, [each for each in _WIDER if widths[-1] < each <= num_rows])
-    for prompt_tokens in _prompts(model, wider[-1]) if wider else ():
-        tried = [widths[-1], *wider]
-        with closing(model.open_session()) as session:
-            digests = _score_widths(model, session, prompt_tokens, tried, tried[-1]).digests
-        wider = [each for each in wider if _agree(digests[widths[-1]], digests[each])]
-    return (*widths, *wider)
-
-
 def _prompts(model: Model, widest: int) -> list[int]:
     """Returns the lengths after which to measure; of a large model only the longer one, to which
     most kernels are common: its passes take seconds."""
@@ -229,10 +217,9 @@ def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:
 
 
 def _score_widths(
-    model: Model, session: Session, prompt_tokens: int, widths: Sequence[int], least: int = 0
+    model: Model, session: Session, prompt_tokens: int, widths: Sequence[int]
 ) -> _Scores:
-    """Scores tokens at each width, and leaves the prompt in the session. least: tokens to score,
-    where they fill passes of that width."""
+    """Scores tokens at each width, and leaves the prompt in the session."""
     num_rows = widths[-1]
     num_compared = _num_compared(model.config)
     drawn = np.random.default_rng(0).integers(0, model.config.vocab_size, prompt_tokens + num_rows)
@@ -243,7 +230,7 @@ def _score_widths(
     for width in widths[:-1]:
         session.rollback(prompt_tokens)
         found: list[bytes] = []
-        compared = max(width, least, min(num_rows, num_compared))
+        compared = max(width, min(num_rows, num_compared))
         for start in range(0, compared - width + 1, width):
             part = tokens[start : start + width]
             logits = session.forward(TokenTree.chain(part[0], part[1:])).logits

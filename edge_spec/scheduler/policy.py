@@ -3,30 +3,20 @@
 The best static tree of sampled draft tokens (Chen et al. 2024, Sequoia: Scalable and Robust
 Speculative Decoding, section 3.1), by dynamic programming over measured acceptance and costs; and
 how many rows of any proposal are worth their time, by t(k) and the chance of each.
-
-The more conversations decode at once on one target, the less each drafts. Rows that are spare in a
-pass of one conversation are not spare when others need the same machine: speculation wins less as a
-batch grows (Liu et al. 2024, Optimizing Speculative Decoding for Serving Large Language Models
-Using Goodput). Row costs that are corrected by every round show that by themselves; an upper bound
-on the rows of all holds before anything was measured. Another one is what fits a pass that they
-share: who does not fit it would have to wait for the next one. Rows that the pass itself deals out
-to all, by what they are worth, need no equal parts (pass_requests.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from threading import Lock
 from typing import NamedTuple, Protocol
 
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.modes import DEFAULT_DRAFT_TOKENS
 from edge_spec.core.tree import TokenTree, chain_first, likeliest
-from edge_spec.drafters.protocol import Budget, Cost, Drafter
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.scheduler.cost import RowCosts
 
 # A draft token is the likeliest of several, so on average its chance is overestimated a little (the
@@ -276,31 +266,6 @@ class AlwaysVerifyPolicy(FixedPolicy):
         return plan
 
 
-class Concurrency:
-    """Counts the generations that are decoding on one target now. Any thread may use it.
-
-    rows_each: how many rows each may have in a pass that all share; None where there is none.
-    rows_most: how many one may have where all others have one.
-    """
-
-    def __init__(self) -> None:
-        self.active = 0
-        self.rows_each: Callable[[], int | None] = lambda: None
-        self.rows_most: Callable[[], int | None] = lambda: None
-        self._lock = Lock()
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Counts one more within the block."""
-        with self._lock:
-            self.active += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.active -= 1
-
-
 class WithinPolicy:
     """Narrows down what another policy chooses, and leaves all else to it."""
 
@@ -318,35 +283,3 @@ class WithinPolicy:
 
     def beliefs(self) -> str:
         return self._policy.beliefs()
-
-
-class SharedPolicy(WithinPolicy):
-    """Another policy's plans within this conversation's part of `num_rows` rows, equal for all that
-    are active, one row at least: that is plain decoding; and within what fits shared passes."""
-
-    def __init__(self, policy: Policy, load: Concurrency, num_rows: int | None = None) -> None:
-        super().__init__(policy)
-        self._load = load
-        self._num_rows = num_rows
-        self._is_divisible = False  # of its last plan that drafted, a pass may take the first rows
-
-    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
-        rows, left = budget.num_rows, budget.num_draft_tokens
-        if self._num_rows is not None:
-            rows = min(rows, max(1, self._num_rows // max(1, self._load.active)))
-        if (fitting := self._fitting(drafters)) is not None:
-            rows = min(rows, fitting)
-        if rows < budget.num_rows:
-            budget = replace(budget, num_rows=rows, num_draft_tokens=min(left, rows - 1))
-        plan = self._policy.choose(drafters, pending, budget)
-        if len(plan.tree) > 1:
-            self._is_divisible = bool(plan.values)
-        if plan.plain_reason is PlainReason.BUDGET and left > 0:
-            return plan._replace(plain_reason=PlainReason.SHARED)
-        return plan
-
-    def _fitting(self, drafters: Sequence[Drafter]) -> int | None:
-        """More than an equal part only where it costs nothing to draft what is not scored then."""
-        if self._is_divisible and all(each.traits.cost is not Cost.PASS for each in drafters):
-            return self._load.rows_most()
-        return self._load.rows_each()

@@ -179,9 +179,9 @@ def test_a_text_does_not_depend_on_who_is_served_beside(model: LlamaCppModel) ->
         with engine.without_drafting():
             alone = [engine.generate(each, max_tokens=24).text for each in prompts]
         engines = [engine, *(engine.fork() for _ in range(3))]
-        engine.parts.passes.prepare_for(4)
-        engine.parts.passes.settle()
-        assert engine.parts.passes.most > 1
+        engine.parts.batch.prepare_for(4)
+        engine.parts.batch.settle()
+        assert engine.parts.batch.most > 1
 
         def answer(number: int) -> list[str]:
             mine = prompts[number::4]

@@ -19,7 +19,6 @@ from edge_spec.core.model import Forward
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.runtimes.llamacpp import LlamaCppModel, cache
 from fixtures import heads
 from fixtures.head_drafting import oblige_each
@@ -199,10 +198,9 @@ def test_texts_of_heads_are_plain_whoever_is_beside(
 
     monkeypatch.setattr(LlamaCppModel, "forward_together", noted)
     with drafting() as engine, forks(engine, num_clients) as engines:
-        passes = engine.parts.passes
-        assert isinstance(passes, SharedPasses)
-        passes.prepare_for(num_clients)
-        passes.settle()
+        batch = engine.parts.batch
+        batch.prepare_for(num_clients)
+        batch.settle()
         [head] = engine.generate(PROMPTS[0], max_tokens=8).stats.drafters
         asked, expected = PROMPTS[:num_clients], plain[:num_clients]
         for drafter in ("suffix", head):

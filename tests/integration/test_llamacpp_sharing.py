@@ -70,8 +70,8 @@ def test_scores_are_bit_identical_whoever_comes_and_goes(
     whatever the others do. Where chains were measured to score alike, from one row or two on, these
     do too; elsewhere they are within the tolerance. A small cache moves all the time."""
     monkeypatch.setattr(cache, "FIRST_TOKENS", first_cells)
-    score, widths = model.forward_together, (tuple(range(rows, 17)) for rows in (1, 2))
-    least = next((each[0] for each in widths if shares_alike(model, each, score)), None)
+    widths = (tuple(range(rows, 17)) for rows in (1, 2))
+    least = next((each[0] for each in widths if shares_alike(model, each)), None)
     pairs = [(model.open_session(), model.open_session()) for _ in range(4)]
     drawn: Any = np.random.RandomState(first_cells)
     undecided: dict[int, int] = {}  # rows of the last pass, by pair

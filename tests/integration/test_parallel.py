@@ -25,7 +25,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.scheduler.policy import FixedPolicy, SharedPolicy
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.axes import pairwise
 
@@ -44,7 +44,7 @@ class Always(SpeculationFactory):
     """Asks every drafter, whether or not it pays."""
 
     def choose(self, names: str) -> Speculation:
-        policy = SharedPolicy(FixedPolicy(4, min_confidence=0.1, branches=False), self.load, 12)
+        policy = FixedPolicy(4, min_confidence=0.1, branches=False)
         return replace(super().choose(names), policy=policy)
 
 
@@ -66,6 +66,7 @@ def open_engine(
             draft=(str(hf(draft)),),
             draft_runtime=request.param,
             threads=1,
+            parallel_rows=12,
             **RUNTIMES[request.param],
             **options,
         )

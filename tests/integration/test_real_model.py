@@ -116,9 +116,9 @@ def test_three_conversations_at_once_write_what_each_writes_alone(
         pytest.skip("the kernels were not compiled here, or this llama.cpp does not take them")
     engine.set_drafter("auto")
     engines = [engine, engine.fork(), engine.fork()]
-    engine.parts.passes.prepare_for(3)
-    engine.parts.passes.settle()
-    assert engine.parts.passes.most > 1
+    engine.parts.batch.prepare_for(3)
+    engine.parts.batch.settle()
+    assert engine.parts.batch.most > 1
 
     def answer(number: int) -> list[list[int]]:
         results = [engines[number].chat(each, max_tokens=NUM_TOKENS) for each in PROMPTS]

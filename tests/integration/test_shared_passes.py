@@ -15,7 +15,6 @@ from edge_spec.core.runtime_protocols import PassPart, SharesPasses
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError
 from edge_spec.exporters.onnx import attention
 from edge_spec.exporters.onnx.export import OnnxExporter
@@ -94,13 +93,12 @@ def test_a_text_does_not_depend_on_who_else_is_served(
     if runtime in MODULES:
         pytest.importorskip(MODULES[runtime])
     with opened(runtime, drafter="suffix") as engine:
-        passes = engine.parts.passes
-        assert isinstance(passes, SharedPasses)
+        batch = engine.parts.batch
         model = engine.parts.model
         assert isinstance(model, SharesPasses)
         alone = [engine.generate(each, max_tokens=24, **sampling).text for each in QUESTIONS]
-        passes.prepare_for(len(QUESTIONS))
-        passes.settle()
+        batch.prepare_for(len(QUESTIONS))
+        batch.settle()
         engines = [engine, *(engine.fork() for _ in QUESTIONS[1:])]
         for _ in range(3):
             together = answers_of(engines, sampling)

@@ -16,11 +16,11 @@ import pytest
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
+from edge_spec.core.spaced_retries import SpacedRetries
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine import pass_requests, sharing_times, speculation
+from edge_spec.engine import batch, speculation
+from edge_spec.engine.batch import Batch, Wish
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.pass_requests import Wish
-from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
@@ -56,7 +56,7 @@ def opened(
     """An engine whose forks share passes."""
     pytest.importorskip(MODULES[request.param])
     monkeypatch.setattr(speculation, "AdaptivePolicy", Divisible)
-    monkeypatch.setattr(SharedPasses, "_worth_waiting_s", until_another_comes)
+    monkeypatch.setattr(Batch, "_worth_waiting_s", until_another_comes)
     engines: list[Engine] = []
 
     def load(**options: Any) -> Engine:
@@ -69,9 +69,9 @@ def opened(
         engine.close()
 
 
-def until_another_comes(passes: SharedPasses) -> float:
+def until_another_comes(each: Batch) -> float:
     """However busy the machine is: passes are shared as long as two answer."""
-    return 0.2 if passes.num_waiting < 2 and passes._load.active > 1 else 0.0
+    return 0.2 if len(each._queue) < 2 and each.active > 1 else 0.0
 
 
 def texts(engines: Sequence[Engine], **options: Any) -> list[str]:
@@ -88,8 +88,7 @@ def texts(engines: Sequence[Engine], **options: Any) -> list[str]:
 
 
 def forks(engine: Engine) -> list[Engine]:
-    passes = engine.parts.passes
-    assert isinstance(passes, SharedPasses)
+    passes = engine.parts.batch
     passes.prepare_for(len(QUESTIONS))
     passes.settle()
     if passes.most < 2:
@@ -113,7 +112,7 @@ def test_no_text_depends_on_how_rows_are_dealt_out(
         cut.extend(rows < len(w.values) for w, rows in zip(wishes, dealt, strict=True))
         return dealt
 
-    monkeypatch.setattr(pass_requests, "deal_rows", by_chance)
+    monkeypatch.setattr(batch, "deal_rows", by_chance)
     engines = forks(engine)
     reasons: set[str] = set()
     for _ in range(3):
@@ -146,7 +145,7 @@ def test_a_device_that_fails_within_a_shared_pass_is_nobodys_failure(
         return found
 
     monkeypatch.setattr(model, "forward_together", failing)
-    monkeypatch.setattr(sharing_times.SharingTimes, "rest", lambda times: None)
+    monkeypatch.setattr(SpacedRetries, "rest", lambda rests: None)
     assert texts(engines) == alone
     assert failed
     for each in engines[1:]:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_spec.core.metrics import PlainRate
 from edge_spec.engine import prompt_cache
+from edge_spec.engine.conversation import Conversation
+from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.prompt_cache import KeptState, PromptCache
+from edge_spec.scheduler.policy import FixedPolicy
+from edge_spec.testing import ScriptedModel, random_logits
 
 BYTES = 1000
 
@@ -33,6 +38,19 @@ def test_the_one_that_a_prompt_goes_on_from_is_taken_and_no_longer_kept() -> Non
     assert conversations.conversation(prompt, 600) is None  # no more than what is held
     assert conversations.conversation(prompt, 500) == (one, 600)
     assert conversations.num_bytes == BYTES and conversations.conversation(prompt, 0) is None
+
+
+@pytest.mark.parametrize("noise, is_taken", [(0.0, True), (0.5, False)])
+def test_what_goes_on_from_a_kept_one_is_as_noisy_as_its_decoder(
+    noise: float, is_taken: bool
+) -> None:
+    """And never as quiet as what it goes on from."""
+    session = ScriptedModel(random_logits(9), 9, context_length=4096).open_session()
+    conversation = Conversation(Decoder(session, [], FixedPolicy(), tie_margin=0.1), PlainRate())
+    state = {"committed": tokens(1)}
+    conversation.prompts.keep(KeptState(tokens(1), state, num_prompted=600, noise=noise))
+    conversation.reuse([*tokens(1).tolist(), 5])
+    assert (session.length, conversation.noise) == (600 * is_taken, 0.1)
 
 
 def test_those_that_were_used_last_stay_within_the_bytes() -> None:

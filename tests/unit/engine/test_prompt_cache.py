@@ -10,8 +10,12 @@ from threading import Event
 import numpy as np
 import pytest
 
-from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, PromptReading
+from edge_spec.core.metrics import PlainRate
+from edge_spec.engine.conversation import Conversation
+from edge_spec.engine.decoder import Decoder
+from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache
 from edge_spec.errors import SessionError
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing.scripted import ScriptedModel, ScriptedSession
 
 BEGINNING = list(range(600))
@@ -38,26 +42,26 @@ def sharing() -> PromptCache:
     return sharing
 
 
-def read(
-    reading: PromptReading, session: ScriptedSession, end: int | None = None, num_whole: int = 0
-) -> int:
+def conversation(sharing: PromptCache, session: ScriptedSession) -> Conversation:
+    return Conversation(Decoder(session, [], FixedPolicy()), PlainRate(), sharing)
+
+
+def read(reader: Conversation, tokens: list[int], end: int | None = None) -> int:
     """Passes over its prompt, up to `end`; returns how many tokens they had."""
+    session = reader.decoder.target
     start = session.length
-    end = len(reading.tokens) - 1 if end is None else end
+    end = len(tokens) - 1 if end is None else end
     while session.length < end:
-        before = session.length
-        step = min(PREFILL_TOKENS, end - before)
-        session.prefill(reading.tokens[before : before + step].tolist())
-        if before == num_whole and step == PREFILL_TOKENS:
-            num_whole = session.length
-        reading.take(session, num_whole)
+        reader.read(tokens, min(session.length + PREFILL_TOKENS, end))
     return session.length - start
 
 
 def answer(sharing: PromptCache, session: ScriptedSession, tokens: list[int]) -> int:
     """How many tokens of the prompt were read."""
-    with sharing.reading(tokens) as reading:
-        count = read(reading, session, num_whole=reading.recall(session, 0))
+    reader = conversation(sharing, session)
+    with reader.reading(tokens):
+        reader.recall()
+        count = read(reader, tokens)
     assert session.committed == tokens[:-1]
     return count
 
@@ -81,8 +85,10 @@ class Waiting:
                 self._waits.set()
             return self.cancelled
 
-        with sharing.reading(tokens) as reading:
-            return reading.recall(session, 0, cancelled)
+        reader = conversation(sharing, session)
+        with reader.reading(tokens):
+            reader.recall(cancelled)
+            return reader.num_whole
 
     def __enter__(self) -> Waiting:
         assert self._waits.wait(30)
@@ -118,13 +124,13 @@ def test_those_that_were_not_used_for_longest_go_first(model: ScriptedModel) -> 
 def test_one_that_comes_meanwhile_waits_for_what_they_share(
     sharing: PromptCache, model: ScriptedModel
 ) -> None:
-    first, second = model.open_session(), model.open_session()
-    with sharing.reading(prompt(1, 900)) as reading:
-        reading.recall(first, 0)
-        read(reading, first, PREFILL_TOKENS)
+    first, second = conversation(sharing, model.open_session()), model.open_session()
+    with first.reading(prompt(1, 900)):
+        first.recall()
+        read(first, prompt(1, 900), PREFILL_TOKENS)
         with Waiting(sharing, second, prompt(2)) as waiting:
             assert not waiting.recalled.done()
-            read(reading, first, WHOLE, PREFILL_TOKENS)
+            read(first, prompt(1, 900), WHOLE)
             assert waiting.recalled.result(30) == WHOLE  # though the first one reads on
     assert second.committed == BEGINNING[:WHOLE]
 
@@ -135,18 +141,19 @@ def test_who_waited_in_vain_reads_by_itself(model: ScriptedModel, how: str) -> N
     sharing.join()
     sharing.join()
     first, second = model.open_session(), model.open_session()
+    reader = conversation(sharing, first)
     with ExitStack() as rest:
-        reading = rest.enter_context(sharing.reading(prompt(1)))
-        reading.recall(first, 0)
+        rest.enter_context(reader.reading(prompt(1)))
+        reader.recall()
         waiting = rest.enter_context(Waiting(sharing, second, prompt(2)))
         if how == "ends":
-            sharing.remove(reading)
+            sharing.remove(reader._reading)
         elif how == "fails":
             first.state = _failing  # type: ignore[method-assign]
             with pytest.raises(SessionError, match="disk on fire"):
-                read(reading, first)
+                read(reader, prompt(1))
         else:
-            read(reading, first)
+            read(reader, prompt(1))
         assert waiting.recalled.result(30) == 0
     assert second.length == 0
     assert answer(sharing, second, prompt(2)) == 649
@@ -157,8 +164,9 @@ def _failing() -> dict[str, np.ndarray]:
 
 
 def test_who_waits_can_be_cancelled(sharing: PromptCache, model: ScriptedModel) -> None:
-    with sharing.reading(prompt(1)) as reading:
-        reading.recall(model.open_session(), 0)
+    reader = conversation(sharing, model.open_session())
+    with reader.reading(prompt(1)):
+        reader.recall()
         with Waiting(sharing, model.open_session(), prompt(2)) as waiting:
             waiting.cancelled = True
             assert waiting.recalled.result(30) == 0

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edge_spec.engine.pass_requests import Wish, deal_rows
+from edge_spec.engine.batch import Wish, deal_rows
 
 
 def linear(rows: int) -> float:
@@ -55,4 +55,4 @@ def test_no_other_way_commits_more_tokens_a_second(
 def test_no_row_comes_before_those_above_it() -> None:
     """Whatever rounding has made of the chances."""
     wishes = [Wish((1.0, 0.1, 0.9)), Wish((1.0, 0.2))]
-    assert deal_rows(wishes, 3, None) == [1, 2]
+    assert deal_rows(wishes, 3, lambda rows: 1.0) == [1, 2]

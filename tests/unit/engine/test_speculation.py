@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from edge_spec.core.metrics import PlainReason
+from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.modes import DraftOverlap, LosslessMode
+from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget
+from edge_spec.engine.batch import Batch
+from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import UsageError
 from edge_spec.loader import check_capabilities
 from edge_spec.models.options import LoadOptions
 from edge_spec.scheduler.batch_invariance import BY_CONSTRUCTION, BatchInvariance
 from edge_spec.scheduler.lossless import ExactPolicy, keep_promise
-from edge_spec.scheduler.policy import SharedPolicy
 from edge_spec.testing import ScriptedModel, random_logits
 
 NOISY_BRANCHES = BatchInvariance(0.0, (1, 4), branch_invariant=False)
@@ -140,18 +142,21 @@ def test_an_option_that_would_do_nothing_is_refused(options: dict[str, Any], tol
         LoadOptions(**options)
 
 
-@pytest.mark.parametrize("mode", [LosslessMode.TIES, LosslessMode.ALWAYS])
-def test_conversations_share_rows_where_a_limit_is_given(mode: LosslessMode) -> None:
-    """Within the widths that agree, which pad what is left."""
-    limited = replace(speculation_factory(EXACT_BRANCHES, mode), parallel_rows=4)
-    limited.load.active = 4
-    speculation = limited.choose("suffix")
-    [drafter] = speculation.drafters
-    drafter.begin([1, 2, 3, 1, 2, 3, 1, 2])
-    plan = speculation.policy.choose([drafter], 2, Budget(8, 16))
-    assert plan.plain_reason is PlainReason.SHARED and len(plan.tree) == 1
-    ties = mode is LosslessMode.TIES
-    assert isinstance(speculation.policy, SharedPolicy if ties else ExactPolicy)
-    unlimited = speculation_factory(EXACT_BRANCHES, mode)
-    unlimited.load.active = 4
-    assert len(unlimited.choose("suffix").policy.choose([drafter], 2, Budget(8, 16)).tree) > 1
+@pytest.mark.parametrize("widths", [(1, 4), (2, 4)])
+@pytest.mark.parametrize(
+    ("active", "reason", "rows"), [(1, None, 4), (2, None, 2), (4, PlainReason.SHARED, 1)]
+)
+def test_conversations_share_rows_where_a_limit_is_given(
+    widths: tuple[int, ...], active: int, reason: PlainReason | None, rows: int
+) -> None:
+    """Within the widths that agree, which pad what is left: a plain step has its rows."""
+    factory = speculation_factory(BatchInvariance(0.125, widths), LosslessMode.ALWAYS)
+    speculation, session = factory.choose("suffix"), MODEL.open_session()
+    batch, prompt = Batch(MODEL, factory.lossless, parallel_rows=4), [1, 2, 3, 1, 2, 3, 1, 2]
+    batch.active = active
+    session.prefill(prompt[:-1])
+    limits = GenerationLimits(9, frozenset(), 512, 16, min_rows=widths[0])
+    decoder = Decoder(session, speculation.drafters, speculation.policy, batch=batch)
+    rounds: list[RoundStats] = []
+    next(decoder.decode(prompt, Sampler(SamplingParams(), prompt), limits, rounds.append))
+    assert rounds[0].plain_reason is reason and rounds[0].num_rows == rows

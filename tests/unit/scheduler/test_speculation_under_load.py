@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 
 from edge_spec.core.metrics import PlainReason, RoundStats
+from edge_spec.core.model import Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine.pass_requests import Wish, deal_rows
-from edge_spec.engine.sharing_times import SharingTimes
+from edge_spec.engine.batch import Batch, Wish, charge, deal_rows
 from edge_spec.scheduler.adaptive import AdaptivePolicy
 from edge_spec.scheduler.cost import RowCosts
-from edge_spec.scheduler.lossless import ExactPolicy
-from edge_spec.scheduler.policy import Concurrency, RoundPlan, SharedPolicy
+from edge_spec.scheduler.lossless import ExactPolicy, Losslessness
+from edge_spec.scheduler.policy import RoundPlan
+from edge_spec.testing import ScriptedModel, random_logits
 
+MODEL = ScriptedModel(random_logits(4), 4)
 ROUNDS, WARM_UP = 300, 60
 BUDGET = Budget(15, 16)
 CONFIDENCES = (0.0, 0.15, 0.3, 0.5, 0.7, 0.9, 0.97)  # of a text's next draft tokens, by turns
@@ -80,21 +82,45 @@ class Drafting(Drafter):
 class Conversation:
     drafter: Drafting
     policy: ExactPolicy
+    session: Session
     rows: int = 0
     reasons: Counter[PlainReason | None] = field(default_factory=Counter)
 
+    def plan(self, batch: Batch, drafts: bool) -> RoundPlan:
+        budget = batch.limit(BUDGET, self.session, [self.drafter])
+        return self.policy.choose([self.drafter] if drafts else [], 0, budget)
 
-def conversation(machine: Machine, load: Concurrency, seed: int) -> Conversation:
-    alone = {rows: machine.pass_ms([rows]) / 1e3 for rows in (1, 2, 4, 8)}
+
+def costs_alone(machine: Machine) -> RowCosts:
+    return RowCosts({rows: machine.pass_ms([rows]) / 1e3 for rows in (1, 2, 4, 8)})
+
+
+def conversation(machine: Machine, seed: int) -> Conversation:
     adaptive = AdaptivePolicy(
-        RowCosts(alone).padded(machine.widths),
+        costs_alone(machine).padded(machine.widths),
         {},
         {Drafting.name},
         branches=False,
         clock=lambda: 0.0,
     )
-    policy = ExactPolicy(SharedPolicy(adaptive, load), machine.widths)
-    return Conversation(Drafting(seed), policy)
+    policy = ExactPolicy(adaptive, machine.widths)
+    return Conversation(Drafting(seed), policy, MODEL.open_session())
+
+
+class Shared(Batch):
+    """Deals out rows and charges for them; the passes themselves are simulated."""
+
+    def __init__(self, machine: Machine, num: int, equal_parts: bool) -> None:
+        widths = tuple(range(1, machine.widest_shared + 1))
+        super().__init__(MODEL, Losslessness(widths=widths), costs_alone(machine))
+        self.active = self.most = num
+        self._equal_parts = equal_parts
+
+    def note(self, session: Session, plan: RoundPlan) -> None:
+        if len(plan.tree) > 1 and plan.values and not self._equal_parts:
+            self._divisible.add(session)
+        elif len(plan.tree) > 1:
+            self._divisible.discard(session)
 
 
 @cache
@@ -103,24 +129,21 @@ def rate(
 ) -> tuple[float, list[Conversation]]:
     """Tokens a millisecond of all together, after a warm-up. equal_parts: nobody has more rows of a
     pass than another one may have."""
-    load, times = Concurrency(), SharingTimes()
-    load.active = num
-    load.rows_each = lambda: machine.widest_shared // num if num > 1 else None
-    load.rows_most = lambda: machine.widest_shared - num + 1 if num > 1 else None
-    if equal_parts:
-        load.rows_most = load.rows_each
-    talks = [conversation(machine, load, seed) for seed in range(num)]
+    batch, costs = Shared(machine, num, equal_parts), costs_alone(machine)
+    talks = [conversation(machine, seed) for seed in range(num)]
     tokens, spent_ms = 0, 0.0
     for number in range(ROUNDS):
-        plans = [talk.policy.choose([talk.drafter] if drafts else [], 0, BUDGET) for talk in talks]
+        plans = [talk.plan(batch, drafts) for talk in talks]
+        for talk, plan in zip(talks, plans, strict=True):
+            batch.note(talk.session, plan)
         if num > 1 and not equal_parts:
-            plans = dealt(plans, machine, times)
+            plans = dealt(plans, machine, costs)
         rows = [len(plan.tree) for plan in plans]
         assert sum(rows) <= machine.widest_shared  # or somebody waits for another pass
         width = rows if num > 1 else [plans[0].num_rows or 1]
         pass_ms = machine.pass_ms(width)
-        times.observe_shared(rows, pass_ms / 1e3)
-        charged = times.charges(rows, pass_ms / 1e3)
+        costs.observe(sum(rows), pass_ms / 1e3)
+        charged = charge(costs, rows, pass_ms / 1e3)
         for talk, plan, charged_s in zip(talks, plans, charged, strict=True):
             accepted = talk.drafter.accepted(len(plan.tree) - 1)
             talk.policy.observe(round_stats(plan.tree, accepted, pass_ms / 1e3, charged_s, num))
@@ -132,11 +155,10 @@ def rate(
     return tokens / spent_ms, talks
 
 
-def dealt(plans: list[RoundPlan], machine: Machine, times: SharingTimes) -> list[RoundPlan]:
+def dealt(plans: list[RoundPlan], machine: Machine, costs: RowCosts) -> list[RoundPlan]:
     """As shared passes deal their rows out."""
     wishes = [Wish(plan.values) if plan.values else Wish((1.0,), len(plan.tree)) for plan in plans]
-    known = times.all.num_observed > 1
-    counts = deal_rows(wishes, machine.widest_shared, times.all.at if known else None)
+    counts = deal_rows(wishes, machine.widest_shared, costs.at)
     return [
         plan._replace(
             tree=plan.tree.first_rows(count),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,14 +16,16 @@ from edge_spec.core.model import Forward, Session
 from edge_spec.core.modes import LosslessMode
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
-from edge_spec.engine.shared_passes import SharedPasses
+from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
+from edge_spec.engine.batch import Batch, _Returns, charge
 from edge_spec.errors import SessionError
+from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.lossless import Losslessness
-from edge_spec.scheduler.policy import Concurrency
 from edge_spec.testing import ScriptedModel, random_logits
 
 VOCAB = 50
 TIMEOUT_S = 60  # a test that hangs fails
+BUDGET = Budget(15, 16)
 LOST = SessionError("lost", remedy="Ask again.")
 
 
@@ -73,21 +76,21 @@ class Recording(ScriptedModel):
 
 
 class Served:
-    """Shared passes that are ready, and clients that ask in threads of their own."""
+    """A batch that is ready, and clients that ask in threads of their own."""
 
     def __init__(
         self,
         lossless: Losslessness | None = None,
         prepared: int = 4,
         model: Recording | None = None,
+        active: int = 2,
     ) -> None:
         self.model = model or Recording()
-        self.load = Concurrency()
-        self.passes = SharedPasses(
-            self.model, lossless or Losslessness(), self.load, lambda: self.model.now
-        )
-        self.passes.prepare_for(prepared)
-        self.passes.settle()
+        costs = RowCosts({rows: self.model.costs(rows) for rows in (1, 2, 4, 8)})
+        self.batch = Batch(self.model, lossless, costs, clock=lambda: self.model.now)
+        self.batch.active = active
+        self.batch.prepare_for(prepared)
+        self.batch.settle()
         self.model.passes.clear()
         self.model.widths.clear()
         self.threads: list[Thread] = []
@@ -108,10 +111,10 @@ class Served:
         values: Sequence[float] = (),
     ) -> None:
         asked = chain(tree) if isinstance(tree, int) else tree
-        self.start(name, lambda: self.passes.forward(session, asked, width, values))
+        self.start(name, lambda: self.batch.forward(session, asked, width, values))
 
     def read(self, name: str, session: Session, count: int) -> None:
-        self.start(name, lambda: self.passes.prefill(session, list(range(count))))
+        self.start(name, lambda: self.batch.prefill(session, list(range(count))))
 
     def start(self, name: str, call: Callable[[], Any]) -> None:
         def run() -> None:
@@ -122,10 +125,12 @@ class Served:
 
         thread = Thread(target=run)
         self.threads.append(thread)
-        waiting = self.passes.num_waiting
+        queue = self.batch._queue
+        waiting = len(queue)
         thread.start()
         if self.is_held:  # it can only queue
-            assert self.passes.wait_for_requests(waiting + 1, TIMEOUT_S)
+            with self.batch._turn:
+                assert self.batch._turn.wait_for(lambda: len(queue) > waiting, TIMEOUT_S)
 
     def hold(self) -> Event:
         """Returns an event until which the pass of a conversation of its own runs."""
@@ -201,19 +206,24 @@ def test_each_gets_the_scores_of_its_own_pass(case: str) -> None:
     assert passes == expected
     counts = [(rows, len(each)) for each in passes for rows in each]
     found = [served.found[str(at)] for at in range(len(asked))]
+    spent_s = sum(map(served.model.costs, served.model.widths[1:]))
+    assert sum(each.charged_s for each in found) == pytest.approx(spent_s)
     assert sorted((each.num_rows, each.num_sharing) for each in found) == sorted(counts)
     for session, scored, (rows, _) in zip(sessions, found, asked, strict=True):
         assert scored.charged_s > 0
         assert np.array_equal(scored.out.logits, logits(session, rows)[: scored.num_rows])
 
 
-@pytest.mark.parametrize("row_s, counts", [(1e-4, [4, 4]), (4e-3, [1, 4]), (0.1, [1, 1])])
+@pytest.mark.parametrize(
+    "row_s, replays, counts",
+    [(1e-4, False, [4, 4]), (4e-3, False, [1, 4]), (0.1, False, [1, 1]), (0.1, True, [2, 3])],
+)
 def test_rows_that_do_not_pay_for_everybodys_time_are_not_scored(
-    row_s: float, counts: list[int]
+    row_s: float, replays: bool, counts: list[int]
 ) -> None:
-    served = Served(model=Recording(lambda rows: 8e-3 + rows * row_s))
+    served = Served(exact(replays=replays), model=Recording(lambda rows: 8e-3 + rows * row_s))
     for rows in (2, 4, 8) * 40:  # what passes take is learnt from those before
-        served.passes.forward(served.session(), chain(rows), 0)
+        served.batch.forward(served.session(), chain(rows), 0)
     served.model.passes.clear()
     released = served.hold()
     served.ask("unlikely", served.session(), 4, values=UNLIKELY)
@@ -261,7 +271,8 @@ class Invariant(Recording):
 
 
 @pytest.mark.parametrize(
-    "shares, passes", [(True, [[3, 4, 32], [-78]]), (False, [[-28], [3], [-28], [4], [-54]])]
+    "shares, passes",
+    [(True, [[3, 4, 57], [-27], [-26]]), (False, [[-28], [3], [-28], [4], [-27], [-27]])],
 )
 def test_who_collects_features_joins_where_shared_passes_give_them(
     shares: bool, passes: list[list[int]]
@@ -276,6 +287,126 @@ def test_who_collects_features_joins_where_shared_passes_give_them(
     served.ask("b", sessions[2], 4)
     released.set()
     assert served.end() == passes
+
+
+@pytest.mark.parametrize("row_s, count", [(1e-4, 60), (3e-4, 30), (8e-3, 8)])
+def test_a_slice_of_a_prompt_makes_a_pass_of_others_twice_as_long(row_s: float, count: int) -> None:
+    """At most: as far as there is room; 8 tokens in any case."""
+    served = Served(model=Invariant(row_s))
+    released = served.hold()
+    served.read("prompt", served.session(0), 200)
+    served.ask("a", served.session(), 4)
+    released.set()
+    assert served.end()[0] == [4, count]
+
+
+def test_sharing_rests_after_it_has_failed() -> None:
+    """For as long again where it has worked in between."""
+    served = Served()
+    shared = []
+    for number in range(48):
+        served.model.fails = LOST if number in (0, 23) else None
+        released = served.hold()
+        served.ask("a", served.session(), 1)
+        served.ask("b", served.session(), 1)
+        released.set()
+        shared += [number for each in served.end() if len(each) > 1]
+        served.model.passes.clear()
+        served.threads.clear()
+        if number == 0:
+            assert served.batch.limit(BUDGET, served.session(), []) is BUDGET
+    assert shared == [0, 21, 22, 23, 44, 45, 46, 47]  # else three passes, in which nobody shared
+
+
+def test_a_pass_waits_for_those_that_came_back_in_time_before() -> None:
+    """Half as long as the last pass took."""
+    returns, (a, b) = _Returns(), (Recording().open_session() for _ in range(2))
+    assert returns.wait_s(0.0) == 0.0
+    for each in (a, b):
+        returns.left(each, 1.0, pass_s=0.2)
+    returns.arrived(a, 1.05)
+    assert returns.wait_s(1.05) == 0.0  # nothing is known of b
+    returns.arrived(b, 1.06)
+    for each in (a, b):
+        returns.left(each, 2.0, pass_s=0.2)
+    returns.arrived(a, 2.01)
+    assert returns.wait_s(2.02) == pytest.approx(0.08)
+    assert returns.wait_s(2.2) == 0.0
+    returns.arrived(b, 2.3)  # too late: it is not waited for the next time
+    for each in (a, b):
+        returns.left(each, 3.0, pass_s=0.2)
+    returns.arrived(a, 3.01)
+    assert returns.wait_s(3.02) == 0.0
+
+
+def test_a_conversation_that_is_due_is_in_the_next_pass() -> None:
+    served = Served()
+    a, b = served.session(), served.session()
+    for session in (a, b):
+        served.batch._returns.left(session, served.model.now, 2000.0)
+        served.batch._returns.arrived(session, served.model.now)
+    for session in (a, b):
+        served.batch._returns.left(session, served.model.now, 2000.0)
+    served.ask("a", a, 2)
+    with served.batch._turn:
+        assert served.batch._turn.wait_for(lambda: served.batch._queue, TIMEOUT_S)
+    time.sleep(0.02)
+    served.ask("b", b, 3)
+    served.end()
+    assert served.model.passes == [[2, 3]]
+
+
+@pytest.mark.parametrize("rows", [[1, 1], [1, 3], [4, 2, 8]])
+def test_a_shared_pass_is_charged_by_rows_beside_what_all_have_in_common(rows: list[int]) -> None:
+    costs = RowCosts({each: 8e-3 + each * 1e-3 for each in (1, 2, 4, 8, 16)})
+    charged = charge(costs, rows, 2 * costs.at(sum(rows)))
+    expected = [2 * (8e-3 / len(rows) + each * 1e-3) for each in rows]
+    assert charged == pytest.approx(expected)
+
+
+def test_a_conversation_without_company_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served()
+    monkeypatch.setattr(served.batch, "_turn", None)  # of a lock or a queue nothing is seen
+    with pytest.raises(TypeError):
+        served.batch.forward(served.session(), chain(2))
+    served.batch.active = 1
+    for _ in range(4):  # others may be about to come back
+        with pytest.raises(TypeError):
+            served.batch.prefill(served.session(), [1])
+    served.batch.prefill(served.session(), [1])
+    assert served.batch.forward(served.session(), chain(2)).charged_s is None
+    assert served.model.passes == [[-1], [2]]
+
+
+class Drafting(Drafter):
+    """Is asked for nothing but its traits."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.traits = DrafterTraits(cost=cost)
+
+
+@pytest.mark.parametrize(
+    "cost, values, rows", [(Cost.LOOKUP, (), 4), (Cost.LOOKUP, LIKELY, 13), (Cost.PASS, LIKELY, 4)]
+)
+def test_a_round_has_its_part_of_a_pass_and_more_of_what_can_be_left_out(
+    cost: Cost, values: Sequence[float], rows: int
+) -> None:
+    served = Served(exact(*range(1, 17)), active=4)
+    asked = served.session()
+    served.batch.forward(asked, chain(4), values=values)
+    limited = served.batch.limit(BUDGET, asked, [Drafting(cost)])
+    assert (limited.num_draft_tokens, limited.num_rows) == (rows - 1, 16)
+    assert not limited.probes  # rows beside the chain would be cut from it
+    served.batch.active = 1
+    assert served.batch.limit(BUDGET, asked, [Drafting(cost)]) is BUDGET
+
+
+@pytest.mark.parametrize("active, rows", [(1, 6), (2, 3), (4, 1), (9, 1)])
+def test_rows_that_are_limited_are_divided_without_sharing_passes(active: int, rows: int) -> None:
+    batch = Batch(parallel_rows=6)
+    batch.active = active
+    limited = batch.limit(BUDGET, Recording().open_session(), [])
+    assert (limited.num_draft_tokens, limited.num_rows) == (rows - 1, rows)
 
 
 @pytest.mark.parametrize("slices_agree", [True, False])
@@ -300,8 +431,8 @@ def test_prompts_are_divided_only_where_that_changes_no_bit(slices_agree: bool) 
             return session
 
     served = Served(exact(1, 2, 4, 8, 16), model=Kept())
-    with served.load.entered(), served.load.entered():
-        served.passes.prefill(served.session(0), list(range(70)))
+    with served.batch.entered():
+        served.batch.prefill(served.session(0), list(range(70)))
     assert served.model.passes == ([[-24], [-23], [-23]] if slices_agree else [[-70]])
 
 
@@ -313,22 +444,22 @@ def test_what_changes_a_bit_is_not_shared(is_noisy: bool) -> None:
             return [Forward(np.nextafter(out.logits, np.float32(9e9))) for out in outs]
 
     served = Served(exact(1, 2, 4, 8, 16), model=Noisy() if is_noisy else Recording())
-    assert served.passes.most == (1 if is_noisy else 4)
+    assert served.batch.most == (1 if is_noisy else 4)
 
 
 def test_an_interrupt_takes_a_request_back() -> None:
     """Ctrl-C while another conversation's pass runs: nothing is left in the queue."""
     served = Served()
     released = served.hold()
-    with interrupted_while_it_waits(served.passes, released), pytest.raises(KeyboardInterrupt):
-        served.passes.forward(served.session(), TokenTree.chain(1), 0)
+    with interrupted_while_it_waits(served.batch, released), pytest.raises(KeyboardInterrupt):
+        served.batch.forward(served.session(), TokenTree.chain(1), 0)
     assert served.end() == []
-    assert not served.passes.num_waiting
+    assert not served.batch._queue
 
 
 @contextmanager
-def interrupted_while_it_waits(passes: SharedPasses, released: Event) -> Any:
-    wait, raised = passes._turn.wait, []
+def interrupted_while_it_waits(batch: Batch, released: Event) -> Any:
+    wait, raised = batch._turn.wait, []
 
     def interrupted(timeout: float | None = None) -> bool:
         if not raised:
@@ -337,5 +468,5 @@ def interrupted_while_it_waits(passes: SharedPasses, released: Event) -> Any:
         released.set()
         return wait(timeout)
 
-    passes._turn.wait = interrupted  # type: ignore[method-assign]
+    batch._turn.wait = interrupted  # type: ignore[method-assign]
     yield

@@ -1,0 +1,580 @@
+"""Every pass over a target is its batch's: of one conversation, or of several that share it.
+
+A pass takes most of its time for the weights, which it reads once for all rows, so rows of several
+conversations are scored side by side (Yu et al. 2022, Orca: iteration-level scheduling). A
+conversation joins and leaves with each pass. Where kernels make rows cheap, a prompt is read beside
+the rows of those who write, as many of its tokens a pass as make it last twice as long (Agrawal et
+al. 2024, Sarathi-Serve). Elsewhere prompts have passes of their own, which take turns with those of
+the others: slices of a few tokens beside these took longer a token.
+
+No text depends on who else is there. Where kernels compute a row alike by construction, passes may
+be shared and prompts divided in any way. Elsewhere shared passes keep to the widths that passes of
+one conversation keep to, and only after it was measured that sharing changes no bit; prompts are
+divided only where that was measured, too.
+
+On onnxruntime each conversation attends to its own cache, by an operator of its own in one graph
+(runtimes/ort/joint_graph.py), which holds another copy of the packed weights. On llama.cpp all are
+in one cache (runtimes/llamacpp/cache.py) where our kernels compute. Models with a sliding window
+take turns there: their sequences cannot be moved whole.
+
+A conversation is charged for its rows' part of a pass, so it drafts less as others make rows
+dearer. Before anything is learnt, it drafts within its part of the rows: speculation wins less as a
+batch grows (Liu et al. 2024, Optimizing Speculative Decoding for Serving Large Language Models
+Using Goodput). Beginnings that prompts share are read once (prompt_cache.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
+from threading import Condition, Lock, Thread
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
+
+from edge_spec.core.features import collects_alone
+from edge_spec.core.model import Forward, Model, Session
+from edge_spec.core.runtime_protocols import PassPart, SharesPasses
+from edge_spec.core.spaced_retries import SpacedRetries
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.protocol import Budget, Cost, Drafter
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.lossless import (
+    SLICE_TOKENS,
+    Losslessness,
+    shares_alike,
+    slices_alike,
+    wider,
+)
+
+_ANY_ROWS = 64  # of a shared pass, where widths need not agree
+_LEAST_SLICE = 8  # tokens of a prompt beside rows of others, however long that takes
+_ALONE = 4  # passes without company, after which a conversation no longer looks for any
+# Passes without sharing, after a shared one has failed. The longest rests are half a minute or so.
+_FIRST_REST, _LONGEST_REST = 64, 4096
+# Of the last pass: without who is waited for, the next one takes nearly as long.
+_WAITING_SHARE = 0.5
+_UNKNOWN_COSTS = {1: 1.0, 16: 2.0}  # proportions, until passes tell
+
+_log = logging.getLogger(__name__)
+
+
+class Scored(NamedTuple):
+    """num_rows: that `out` should have. charged_s: what of a pass that others shared is this
+    conversation's part, without the time that it waited for its turn; None where it had the model
+    to itself. num_sharing: conversations in the pass. tree: what was scored of the one that was
+    asked for, where that may be less."""
+
+    out: Forward
+    num_rows: int
+    charged_s: float | None = None
+    num_sharing: int = 1
+    tree: TokenTree | None = None
+
+
+class Wish(NamedTuple):
+    """Rows that one conversation would have scored.
+
+    values: of each row, the chance that it and all rows above it are right; the first is 1. least:
+    rows that it has in any case, at least 1."""
+
+    values: Sequence[float]
+    least: int = 1
+
+
+def deal_rows(wishes: Sequence[Wish], room: int, seconds: Callable[[int], float]) -> list[int]:
+    """Return how many of its first rows each has scored, by what they are likely to bring (Liu et
+    al. 2024, Optimizing Speculative Decoding for Serving Large Language Models Using Goodput; Li et
+    al. 2025, AdaServe: verification by token, across requests): of all ways to fill at most `room`
+    rows, the one that commits most tokens a second. Of equally likely rows those that are less deep
+    come first, then those of earlier wishes. The same arguments give the same answer.
+
+    seconds: of a pass by its rows.
+    """
+    if not wishes:
+        return []
+    dealt = [wish.least for wish in wishes]
+    rows = sum(dealt)
+    ordered = sorted(
+        (-value, row, number)
+        for number, wish in enumerate(wishes)
+        for row, value in enumerate(accumulate(wish.values, min))  # no row before those above it
+        if row >= wish.least
+    )
+    ordered = ordered[: max(0, room - rows)]
+    tokens = sum(sum(wish.values[: wish.least]) for wish in wishes)
+    for _, _, number in ordered[: _fastest(ordered, tokens, rows, seconds)]:
+        dealt[number] += 1
+    return dealt
+
+
+def _fastest(
+    ordered: Sequence[tuple[float, int, int]],
+    tokens: float,
+    rows: int,
+    seconds: Callable[[int], float],
+) -> int:
+    """Return how many rows to add to `rows`, which bring `tokens`, for most tokens a second."""
+    best, best_rate = 0, tokens / seconds(rows)
+    for added, (lost, _, _) in enumerate(ordered, start=1):
+        tokens -= lost
+        rate = tokens / seconds(rows + added)
+        if rate > best_rate:
+            best, best_rate = added, rate
+    return best
+
+
+class _Request:
+    """What one session asks for. num_rows: that it has in the next pass. is_done: it was carried
+    out, or failed with `error`. must_be_alone: a shared pass with it has failed."""
+
+    def __init__(self, session: Session, num_rows: int) -> None:
+        self.session = session
+        self.num_rows = num_rows
+        self.is_done = False
+        self.must_be_alone = False
+        self.error: Exception | None = None
+
+    @contextmanager
+    def keeping_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.error, self.is_done = error, True
+
+
+class _TreeRequest(_Request):
+    """A tree to score: all of it, or its first rows where its `wish` leaves that open."""
+
+    def __init__(
+        self, session: Session, tree: TokenTree, width: int, values: Sequence[float], least: int
+    ) -> None:
+        """width: of a pass of its own, if more than the tree's rows. values: of the rows of a tree
+        of which at least the first `least` are to be scored; empty where it is not divided."""
+        super().__init__(session, len(tree))
+        self.tree = tree
+        self.wish = Wish(values, min(least, len(tree))) if values else Wish((1.0,), len(tree))
+        self.charged_s = 0.0
+        self.scored: Scored | None = None
+        self._width = width
+
+    def part(self) -> PassPart:
+        return PassPart(self.session, self.tree.first_rows(self.num_rows))
+
+    def run(self) -> int:
+        """Make a pass of its own; return its rows."""
+        padded = self.tree.padded(self._width)
+        self.finish(self.session.forward(padded), len(padded), 1)
+        return len(padded)
+
+    def finish(self, out: Forward, num_rows: int, num_sharing: int) -> None:
+        """Take what a pass gave, `num_rows` rows of scores."""
+        tree = self.tree.first_rows(self.num_rows)
+        self.scored = Scored(out, num_rows, None, num_sharing, tree)
+        self.is_done = True
+
+
+class _PromptRequest(_Request):
+    """Tokens to commit, in as many passes as it takes."""
+
+    def __init__(self, session: Session, tokens: Sequence[int]) -> None:
+        super().__init__(session, len(tokens))
+        self._tokens = tokens
+        self._start = session.length
+
+    @property
+    def left(self) -> Sequence[int]:
+        """The tokens that are not committed yet."""
+        return self._tokens[self.session.length - self._start :]
+
+    def part(self) -> PassPart:
+        taken = self.left[: self.num_rows]
+        return PassPart(self.session, TokenTree.chain(taken[0], taken[1:]), is_scored=False)
+
+    def run(self) -> int:
+        """Read its next rows in a pass of their own; return how many these are."""
+        self.session.prefill(self.left[: self.num_rows])
+        self.is_done = not len(self.left)
+        return self.num_rows
+
+    def finish(self, num_tokens: int) -> None:
+        """Commit what a shared pass has read."""
+        self.session.commit(range(num_tokens))
+        self.is_done = not len(self.left)
+
+
+class _Returns:
+    """Tells how long a pass is to wait for conversations that came back in time before: without
+    them it would take nearly as long, and they would need another one. In seconds on one clock."""
+
+    def __init__(self) -> None:
+        self._patience_s = 0.0
+        self._left_s: WeakKeyDictionary[Session, float] = WeakKeyDictionary()
+        self._soon: WeakSet[Session] = WeakSet()  # that came in time, the last time
+
+    def left(self, session: Session, now: float, pass_s: float) -> None:
+        """Note that a conversation has had its pass, which took so long."""
+        self._patience_s = _WAITING_SHARE * pass_s
+        self._left_s[session] = now
+
+    def arrived(self, session: Session, now: float) -> None:
+        """Note that it wants another one."""
+        left_s = self._left_s.pop(session, None)
+        if left_s is None or now - left_s > self._patience_s:
+            self._soon.discard(session)
+        else:
+            self._soon.add(session)
+
+    def wait_s(self, now: float) -> float:
+        """Return how much longer to wait for those that are due; 0 where there are none."""
+        due = [self._left_s[session] for session in self._soon if session in self._left_s]
+        return max(0.0, max(due, default=now - self._patience_s) + self._patience_s - now)
+
+
+class Batch:
+    """The passes of all conversations on one model. Any thread may call, each with its own session.
+
+    A conversation without company makes its pass itself, at once. Of several, one pass is made at a
+    time, by whichever of their threads is first to find none running, for as many as fit.
+
+    active: generations that are being decoded now. most: conversations that may share a pass, 1
+    for none.
+    """
+
+    def __init__(
+        self,
+        model: Model | None = None,
+        lossless: Losslessness | None = None,
+        costs: RowCosts | None = None,
+        parallel_rows: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """model: None for one that shares no passes. costs: of its rows, for the batch alone to
+        correct. parallel_rows: that all conversations together may have in their rounds."""
+        self.active = 0
+        self.most = 1
+        # None where no passes are shared, or sharing would change texts.
+        self._model = model if model is not None and isinstance(model, SharesPasses) else None
+        self._lossless = lossless or Losslessness()
+        self._widths = self._lossless.widths
+        self._costs = costs or RowCosts(_UNKNOWN_COSTS, is_measured=False)
+        self._parallel_rows = parallel_rows
+        self._clock = clock
+        self._slices = False  # prompts may be read in passes of SLICE_TOKENS and fewer
+        self._counting = Lock()
+        self._preparing: Thread | None = None
+        self._prepared_for = 1  # conversations
+        self._num_alone = 0  # passes in a row without company
+        self._turn = Condition(Lock())
+        self._queue: list[_TreeRequest | _PromptRequest] = []  # the oldest first
+        self._is_running = False
+        self._is_prompts_turn = True
+        self._returns = _Returns()
+        self._rests = SpacedRetries(_FIRST_REST, _LONGEST_REST)  # in passes
+        self._divisible: WeakSet[Session] = WeakSet()  # a pass may take first rows of the last tree
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Count one more generation as active within the block."""
+        with self._counting:
+            self.active += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self.active -= 1
+
+    def limit(self, budget: Budget, session: Session, drafters: Sequence[Drafter]) -> Budget:
+        """Return what of a budget the others leave for a session's next round: one row at least,
+        which is plain decoding. The budget itself where they leave all of it."""
+        most = self._most_rows(session, drafters)
+        if most is None or most >= budget.num_rows:
+            return budget
+        num_draft_tokens = min(budget.num_draft_tokens, most - 1)
+        if self._widths:  # a pass of its own may be wider, by rows that hold nothing
+            return replace(budget, num_draft_tokens=num_draft_tokens, probes=False)
+        return replace(budget, num_draft_tokens=num_draft_tokens, num_rows=most)
+
+    def _most_rows(self, session: Session, drafters: Sequence[Drafter]) -> int | None:
+        """Return how many rows a session's next round may have; None for any number.
+
+        An equal part of what fits a shared pass: who does not fit would have to wait for the next
+        one. More, so that others have one row each, only where the pass can leave rows out that
+        bring less than those of others, and where it costs nothing to draft them in vain.
+        """
+        num_active, most = max(1, self.active), self._parallel_rows
+        if most is not None:
+            most = max(1, most // num_active)
+        if num_active < 2 or self.most < 2 or self._rests.resting:
+            return most
+        sharing = min(num_active, self.most)
+        fitting = self._widest // sharing
+        drafts_free = all(each.traits.cost is not Cost.PASS for each in drafters)
+        if drafts_free and session in self._divisible:
+            fitting = self._widest - sharing + 1
+        return max(1, fitting if most is None else min(most, fitting))
+
+    def forward(
+        self, session: Session, tree: TokenTree, num_rows: int = 0, values: Sequence[float] = ()
+    ) -> Scored:
+        """Score every row of the tree, at least; or its first ones, if it comes with `values` of
+        its rows (`RoundPlan`). num_rows: of a pass of its own, if more. Raises what the session's
+        own pass raises."""
+        if self._is_alone():
+            padded = tree.padded(num_rows)
+            return Scored(session.forward(padded), len(padded))
+        if len(tree) > 1:
+            (self._divisible.add if values else self._divisible.discard)(session)
+        # A single row of several would be taken for a plain step, which decides near ties.
+        least = 2 if self._lossless.replays else 1
+        request = _TreeRequest(session, tree, num_rows, values, least)
+        self._submit(request)
+        assert request.scored is not None
+        return request.scored._replace(charged_s=request.charged_s)
+
+    def prefill(self, session: Session, tokens: Sequence[int]) -> None:
+        """Commit tokens. Raises what the session's own `prefill` raises."""
+        if self._is_alone():
+            session.prefill(tokens)
+        elif len(tokens):
+            self._submit(_PromptRequest(session, tokens))
+
+    def _is_alone(self) -> bool:
+        """Tell whether a pass has no company: it is made without lock and queue then. A reader
+        that takes a piece of text out of a generation leaves it for a moment, which is no end."""
+        if self.active > self._prepared_for:
+            self.prepare_for(self.active)
+        if self.most < 2:
+            return True
+        self._num_alone = 0 if self.active > 1 else self._num_alone + 1
+        return self._num_alone > _ALONE
+
+    def prepare_for(self, num_conversations: int) -> None:
+        """Begin to make ready for that many conversations, in another thread, unless that has
+        begun."""
+        with self._counting:
+            if num_conversations <= self._prepared_for:
+                return
+            self._prepared_for = num_conversations
+            if self._model is not None:
+                asked = (num_conversations, self._preparing)
+                self._preparing = Thread(target=self._prepare, args=asked, daemon=True)
+                self._preparing.start()
+
+    def settle(self) -> None:
+        """Return when nothing is being prepared."""
+        with self._counting:
+            preparing = self._preparing
+        if preparing is not None:
+            preparing.join()
+
+    def _prepare(self, num_conversations: int, before: Thread | None) -> None:
+        if before is not None:
+            before.join()
+        model = self._model
+        if model is None:
+            return
+        try:
+            most = model.prepare_sharing(num_conversations)
+            if most > 1 and self.most < 2:  # nobody else makes a shared pass yet
+                if self._widths and not shares_alike(model, self._widths):
+                    _log.info("passes are not shared: that would change texts on this machine")
+                    self._model = None
+                    return
+                self._slices = not self._widths or slices_alike(model)
+            self.most = most
+        except Exception as error:  # whatever the library raises: all goes on as before
+            _log.info("shared passes are not made ready: %s", error)
+
+    @property
+    def _widest(self) -> int:
+        """Rows of a shared pass, at most."""
+        if self._widths:
+            return self._widths[-1]
+        assert self._model is not None
+        return min(_ANY_ROWS, self._model.capabilities.verified_rows)
+
+    def _submit(self, request: _TreeRequest | _PromptRequest) -> None:
+        """Return when the request is done; raise what it failed with."""
+        with self._turn:
+            self._returns.arrived(request.session, self._clock())
+            self._queue.append(request)
+            self._turn.notify_all()  # who waits for company may go
+            nobody_came = False
+            try:
+                while not request.is_done:
+                    if self._is_running:
+                        self._turn.wait()
+                    elif not nobody_came and (wait_s := self._worth_waiting_s()) > 0:
+                        nobody_came = not self._turn.wait(wait_s)
+                    else:
+                        nobody_came = False
+                        self._lead()
+            except BaseException:
+                while self._is_running:  # the pass may write to this session's cache
+                    self._turn.wait()
+                if request in self._queue:
+                    self._queue.remove(request)
+                self._turn.notify_all()
+                raise
+        if request.error is not None:
+            raise request.error
+
+    def _worth_waiting_s(self) -> float:
+        """Return how long the next pass waits for conversations that are due; 0 for not at all."""
+        trees, prompts = self._waiting()
+        if prompts and self._take_turns(prompts[0]) and (self._is_prompts_turn or not trees):
+            return 0.0
+        if len(trees) >= self.most or not all(map(self._joins, trees[:1])):
+            return 0.0
+        return self._returns.wait_s(self._clock())
+
+    def _lead(self) -> None:
+        """Make the next pass, without the lock meanwhile."""
+        chosen = self._choose()
+        self._is_running = True
+        self._turn.release()
+        started = ended = self._clock()
+        try:
+            self._make(chosen)
+            ended = self._clock()
+        finally:
+            self._turn.acquire()
+            self._is_running = False
+            for request in self._queue:
+                if request.is_done and isinstance(request, _TreeRequest):
+                    self._returns.left(request.session, ended, ended - started)
+            self._queue = [request for request in self._queue if not request.is_done]
+            self._turn.notify_all()
+
+    def _choose(self) -> list[_TreeRequest | _PromptRequest]:
+        """Return what the next pass is of: trees, the oldest one in any case; a prompt; or both.
+        Prompts and trees that share no pass take turns."""
+        trees, prompts = self._waiting()
+        prompt = prompts[0] if prompts else None
+        if prompt is not None and trees and (self._take_turns(prompt) or not self._joins(trees[0])):
+            if self._is_prompts_turn:
+                trees = []
+            else:
+                prompt = None
+        self._is_prompts_turn = bool(trees)
+        if prompt is not None and not trees:
+            prompt.num_rows = self._own_slice(len(prompt.left), len(prompts))
+            return [prompt]
+        self._rests.count()
+        chosen = self._deal(list(filter(self._joins, trees)), self._widest - (prompt is not None))
+        if trees[0] not in chosen or (len(chosen) < 2 and prompt is None):
+            trees[0].num_rows = len(trees[0].tree)
+            return [trees[0]]
+        if prompt is None:
+            return [*chosen]
+        rows = sum(each.num_rows for each in chosen)
+        prompt.num_rows = min(len(prompt.left), self._slice_beside(rows))
+        return [*chosen, prompt]
+
+    def _waiting(self) -> tuple[list[_TreeRequest], list[_PromptRequest]]:
+        trees = [request for request in self._queue if isinstance(request, _TreeRequest)]
+        return trees, [request for request in self._queue if isinstance(request, _PromptRequest)]
+
+    def _joins(self, request: _Request) -> bool:
+        """Tell whether it may share a pass. Features may be given by own passes alone. Near ties
+        that plain steps decide are left to passes of a single row, which are nobody else's. A tree
+        on an empty cache may take one more pass."""
+        if self._rests.resting or request.must_be_alone or collects_alone(request.session):
+            return False
+        if not isinstance(request, _TreeRequest):
+            return True
+        is_plain = self._lossless.replays and len(request.tree) == 1
+        return not is_plain and (request.session.length > 0 or request.tree.is_chain)
+
+    def _take_turns(self, prompt: _PromptRequest) -> bool:
+        """Tell whether a prompt is read in passes without the rows of others."""
+        assert self._model is not None
+        return not (
+            self._model.capabilities.invariant_rows and not self._widths and self._joins(prompt)
+        )
+
+    def _deal(self, waiting: Sequence[_TreeRequest], room: int) -> list[_TreeRequest]:
+        """Return the oldest that fit a pass of `room` rows, and deal its rows out to them by what
+        these are worth over all."""
+        chosen: list[_TreeRequest] = []
+        rows = 0
+        for request in waiting:
+            if len(chosen) < self.most and rows + request.wish.least <= room:
+                chosen.append(request)
+                rows += request.wish.least
+        counts = deal_rows([request.wish for request in chosen], room, self._seconds)
+        for request, num_rows in zip(chosen, counts, strict=True):
+            request.num_rows = num_rows
+        return chosen
+
+    def _seconds(self, rows: int) -> float:
+        """Return what a shared pass takes, widened as it is."""
+        return self._costs.at(wider(rows, self._widths) or rows)
+
+    def _own_slice(self, num_left: int, num_prompts: int) -> int:
+        """Return how many tokens of a prompt its own pass reads: all, unless others wait or write.
+        Passes are of about one length then: none has a token or two."""
+        if not self._slices or max(len(self._queue), self.active) <= num_prompts:
+            return num_left
+        return -(-num_left // -(-num_left // SLICE_TOKENS))
+
+    def _slice_beside(self, rows: int) -> int:
+        """Return how many tokens of a prompt make a pass of these rows twice as long, so that those
+        who write keep half of their rate; at most as many as there is room for."""
+        room, most_s = self._widest - rows, 2 * self._costs.at(rows)
+        fitting = (n for n in range(room, _LEAST_SLICE, -1) if self._costs.at(rows + n) <= most_s)
+        return next(fitting, min(room, _LEAST_SLICE))
+
+    def _make(self, requests: Sequence[_TreeRequest | _PromptRequest]) -> None:
+        """Make a pass. An error of a pass of one conversation is kept for it."""
+        if len(requests) > 1:
+            self._make_together(requests)
+            return
+        [request] = requests
+        started = self._clock()
+        with request.keeping_error():
+            rows = request.run()
+            if isinstance(request, _TreeRequest):
+                request.charged_s = self._clock() - started
+                self._costs.observe(rows, request.charged_s)
+
+    def _make_together(self, requests: Sequence[_TreeRequest | _PromptRequest]) -> None:
+        """Make a shared pass. Where it fails, each of its conversations makes its own."""
+        parts = [request.part() for request in requests]
+        rows = [len(part.tree) for part in parts]
+        width = wider(sum(rows), self._widths)
+        assert width is not None and self._model is not None
+        started = self._clock()
+        try:
+            outs = self._model.forward_together(parts, width)
+        except Exception as error:
+            _log.info("a pass of several conversations failed, each is made alone: %s", error)
+            for request in requests:
+                request.must_be_alone = True
+            self._rests.rest()
+            return
+        seconds = self._clock() - started
+        self._rests.reset()
+        self._costs.observe(width, seconds)
+        charges = charge(self._costs, rows, seconds)
+        for request, out, count, charged_s in zip(requests, outs, rows, charges, strict=True):
+            if isinstance(request, _TreeRequest):
+                request.charged_s = charged_s
+                request.finish(out, count, len(requests))
+            else:
+                with request.keeping_error():
+                    request.finish(count)
+
+
+def charge(costs: RowCosts, rows: Sequence[int], seconds: float) -> list[float]:
+    """Return what of a shared pass each conversation is charged for: what its rows take, and an
+    equal part of what none of them takes. So a row is worth it to a conversation where it is to
+    all. rows: of each conversation."""
+    total = costs.at(sum(rows))
+    fixed = min(costs.at(0), total)
+    row = (total - fixed) / sum(rows)
+    return [seconds * (fixed / len(rows) + row * each) / total for each in rows]
