@@ -8,7 +8,7 @@ the head reads. Float16 is widened to float32 once; the embedding, from which ro
 not.
 
 What a GPU's own memory will hold was not measured on one: it is added up from what is copied there
-(graph_forms.py, device_passes.py), and CUDA's own part is an assumption.
+(graph_forms.py, device_memory.py), and CUDA's own part is an assumption.
 """
 
 from __future__ import annotations
