@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import platform
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from importlib.metadata import distributions
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,19 +18,15 @@ from edge_spec.runtimes.ort.cuda_driver import CudaDevice, cuda_driver, prepare_
 from edge_spec.runtimes.ort.library import import_onnxruntime
 
 _SUFFIX = "executionprovider"
-_AZURE = "azure"  # calls a service and takes no graph
-# Packages with get_library_path() and get_ep_name().
-_PLUGIN = re.compile(r"onnxruntime[-_.](ep[-_.]webgpu|qnn)", re.IGNORECASE)
+_PACKAGES = ("onnxruntime_ep_webgpu", "onnxruntime_qnn")  # get_library_path() and get_ep_name()
 _CUDA = "cuda"
 QNN = "qnn"
 # Of which its HTP is the NPU. Elsewhere the provider brings an emulator of it, and its compiler.
 _ARM = ("aarch64", "arm64")
-# Providers that edge-spec uses. QNN's may name the processor that compiles for its NPU.
+# Providers that edge-spec uses: others compute the attention of drafts wrong, compile a graph again
+# for each new shape of a pass, or have a runtime of their own. QNN's may name the processor that
+# compiles for its NPU.
 _KINDS: Mapping[str, str] = {CPU: CPU, _CUDA: GPU, "webgpu": GPU, QNN: NPU}
-_NOT_USED = (
-    f"of onnxruntime's providers edge-spec uses {', '.join(_KINDS)}; for other devices there are "
-    "--runtime openvino, coreml and llamacpp"
-)
 _NO_OPTIONS: Mapping[str, str] = {}
 
 
@@ -67,10 +62,8 @@ def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
         known = choices(onnxruntime)
     for name in names:
         if name not in known:
-            is_unused = name.partition(":")[0] in unused(onnxruntime)
             raise UsageError(
-                f"onnxruntime has no device {name!r} here"
-                + (f": {_NOT_USED}" if is_unused else ""),
+                f"onnxruntime has no device {name!r} here",
                 remedy=f"There are: {', '.join(sorted(known))}; edge-spec devices says more.",
             )
     chosen = [known[name] for name in dict.fromkeys(names)]
@@ -99,12 +92,6 @@ def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderCho
     return {choice.name: choice for choice in found}
 
 
-def unused(onnxruntime: Any) -> dict[str, str]:
-    """Returns the available providers that edge-spec does not use, by name, and why not."""
-    names = map(_short, onnxruntime.get_available_providers())
-    return {name: _NOT_USED for name in names if name not in _KINDS and name != _AZURE}
-
-
 @cache
 def load_packages() -> Mapping[str, str]:
     """Registers the providers of installed packages, once; says why for those that fail.
@@ -113,10 +100,11 @@ def load_packages() -> Mapping[str, str]:
     """
     onnxruntime = import_onnxruntime()
     faults = {}
-    names = {distribution.metadata["Name"] or "" for distribution in distributions()}
-    for package in filter(_PLUGIN.fullmatch, sorted(names)):
+    for package in _PACKAGES:
+        if find_spec(package) is None:
+            continue
         try:
-            plugin: Any = import_module(re.sub(r"[-.]", "_", package.lower()))
+            plugin: Any = import_module(package)
             provider = plugin.get_ep_name()
             onnxruntime.register_execution_provider_library(provider, plugin.get_library_path())
         except Exception as error:  # of the package, or onnxruntime's, which share no base class

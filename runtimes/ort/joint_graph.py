@@ -86,47 +86,35 @@ class _Region:
     """The nodes of one attention, from the rows that it attends to what it gives for them.
 
     end: the node that comes after them all. result: what it takes, in place of which it gets those
-    of all places."""
+    of all places. rows: of an `If` of both forms, what it reads of the rows of the pass."""
 
     nodes: list[NodeProto]
     produced: set[str]
     result: str = ""
     end: str = ""
-
-    def repeat(self, num_places: int) -> Iterator[NodeProto]:
-        for place in range(num_places):
-            for node in self.nodes:
-                yield _placed(node, place_suffix(place), self.produced)
-        parts = [self.result + place_suffix(place) for place in range(num_places)]
-        yield helper.make_node("Concat", parts, [self.result], self.result, axis=1)
-
-
-@dataclass
-class _Form(_Region):
-    """An `If` of both forms, which read the same rows."""
-
     rows: str = ""
 
     def repeat(self, num_places: int) -> Iterator[NodeProto]:
-        parts = []
-        for place in range(num_places):
-            suffix = place_suffix(place)
-            own = f"{self.result}.{OWN_ROWS}{suffix}"
-            yield helper.make_node("Gather", [self.rows, OWN_ROWS + suffix], [own], own, axis=1)
-            renamed = {self.rows: own, _ENDS: _ENDS + suffix}
+        suffixes = [place_suffix(place) for place in range(num_places)]
+        for suffix in suffixes:
+            renamed = {}
+            if self.rows:
+                own = f"{self.result}.{OWN_ROWS}{suffix}"
+                yield helper.make_node("Gather", [self.rows, OWN_ROWS + suffix], [own], own, axis=1)
+                renamed = {self.rows: own, _ENDS: _ENDS + suffix}
             for node in self.nodes:
                 yield _placed(node, suffix, self.produced, renamed)
-            parts.append(self.result + suffix)
-        joined = f"{self.result}.joined"
+        joined = f"{self.result}.joined" if self.rows else self.result
+        parts = [self.result + suffix for suffix in suffixes]
         yield helper.make_node("Concat", parts, [joined], joined, axis=1)
-        yield helper.make_node("Gather", [joined, _ENDS], [self.result], self.result, axis=1)
+        if self.rows:
+            yield helper.make_node("Gather", [joined, _ENDS], [self.result], self.result, axis=1)
 
 
 def _placed(
-    node: NodeProto, suffix: str, produced: set[str], renamed: Mapping[str, str] | None = None
+    node: NodeProto, suffix: str, produced: set[str], renamed: Mapping[str, str]
 ) -> NodeProto:
     """A copy for one place: what is produced there, and a session's inputs, get the suffix."""
-    renamed = renamed or {}
     copy = NodeProto()
     copy.CopyFrom(node)
     copy.name += suffix
@@ -170,7 +158,7 @@ def _repeated_nodes(
         if own.intersection(node.input) or any(map(_is_own, node.input)):
             own.update(node.output)
             for place in range(num_places):
-                yield _placed(node, place_suffix(place), own)
+                yield _placed(node, place_suffix(place), own, {})
         else:
             yield node
 
@@ -192,13 +180,13 @@ def _regions(graph: GraphProto) -> Iterator[_Region]:
                 region.produced.update(node.output)
 
 
-def _forms(graph: GraphProto) -> Iterator[_Form]:
+def _forms(graph: GraphProto) -> Iterator[_Region]:
     """The `If` of each layer, whose first branch begins with the rows of the pass."""
     for at, node in enumerate(graph.node):
         if STACKED in node.input:
             branch = next(each.g for each in node.attribute if each.name == "then_branch")
             after = graph.node[at + 1].name
-            yield _Form([node], set(node.output), node.output[0], after, branch.node[0].input[0])
+            yield _Region([node], set(node.output), node.output[0], after, branch.node[0].input[0])
 
 
 def _repeated_values(

@@ -99,8 +99,6 @@ def listed() -> Iterator[Device]:
         faults = dict(zip(found, pool.map(fault, found), strict=True))
     for name, choice in found.items():
         yield _described(choice, faults[name])
-    for name, reason in devices.unused(onnxruntime).items():
-        yield Device(_RUNTIME, name, None, "not used", fault=reason)
     for package, reason in packages.items():
         yield Device(_RUNTIME, package, None, "package", fault=reason)
 

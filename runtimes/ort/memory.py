@@ -8,7 +8,7 @@ the head reads. Float16 is widened to float32 once; the embedding, from which ro
 not.
 
 What a GPU's own memory will hold was not measured on one: it is added up from what is copied there
-(graph_forms.py, device_passes.py), and CUDA's own part is an assumption.
+(graph_forms.py, device_memory.py), and CUDA's own part is an assumption.
 """
 
 from __future__ import annotations
@@ -45,22 +45,26 @@ _BLOCK_SCALE_BITS = 1  # of a weight: 32 of a block share 32
 
 def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
     """Raises BundleError where the bundle has no weights, UsageError for an unknown device."""
-    config = bundle.config
+    config, kind = bundle.config, bundle.manifest.kv_cache
     length, used = context_tokens(config.context_length, options, num_tokens)
-    device = _own_memory(options)
-    if device is not None and bundle.manifest.kv_cache != "growing":
+    is_growing = kind == "growing"
+    device = None if is_growing else _own_memory(options)
+    if device is not None:
         return _device_memory(bundle, device, length, used)
     steps = -(-used // GROWTH_TOKENS)
-    if bundle.manifest.kv_cache == "growing":
-        return _growing_memory(bundle, config, min(steps * GROWTH_TOKENS, length))
-    capacity = min(steps * GROWTH_TOKENS, length + 1)
-    return Memory(
-        weights=_weights(bundle, config),
-        cache=config.cached_elements * capacity * _FLOAT,
-        work=_work(config, capacity)
-        + (_stacked(config, capacity) if bundle.manifest.kv_cache == "whole" else 0),
-        library=LIBRARY_BYTES,
-    )
+    capacity = min(steps * GROWTH_TOKENS, length + (0 if is_growing else 1))
+    cache = config.cached_elements * capacity * _FLOAT
+    if is_growing:
+        # Matrices are copied and unmapped like ours. Of an embedding only the rows in use are read,
+        # but which tensor is one is not known here: for the demo model as int4 408 MB are forecast,
+        # 267 were found.
+        heads = 2 * config.query_size + PREFILL_ROWS * config.num_heads  # of one layer at a time
+        work = _FLOAT * _ARENA * (heads * capacity + PREFILL_ROWS * config.vocab_size)
+        return Memory(bundle.num_bytes, 2 * cache, work, LIBRARY_BYTES)  # past and present
+    work = _work(config, capacity)
+    if kind == "whole":  # scores of all heads, as a round of many rows has them
+        work += _FLOAT * _SCORE_BUFFERS * _ROUND_ROWS * config.num_heads * capacity
+    return Memory(_weights(bundle, config), cache, work, LIBRARY_BYTES)
 
 
 def _own_memory(options: RuntimeOptions) -> str | None:
@@ -77,7 +81,8 @@ def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memor
     stored = bundle.file(DATA_FILE).stat().st_size
     if bundle.manifest.quantization == "fp32":
         stored //= 2
-    matrices = int(layer_weights(config) * _matrix_bytes(bundle))
+    bits = re.match(r"int(\d+)", bundle.manifest.quantization)
+    matrices = int(layer_weights(config) * (_HALF if bits is None else int(bits[1]) / 8))
     beside = max(0, stored - matrices)  # scales, norms, an embedding
     num_graphs = 2 if config.experts is None else 1
     capacity = capacity_for(used, 0, length)
@@ -98,25 +103,6 @@ def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memor
             + heads
             + _CUDA_BYTES
         },
-    )
-
-
-def _matrix_bytes(bundle: Bundle) -> float:
-    """Returns the bytes of one weight of a layer's matrices on a device."""
-    bits = re.match(r"int(\d+)", bundle.manifest.quantization)
-    return _HALF if bits is None else int(bits[1]) / 8
-
-
-def _growing_memory(bundle: Bundle, config: ModelConfig, capacity: int) -> Memory:
-    """Forecasts the memory of a graph that exporters/optimum wrote. Its matrices are copied and
-    unmapped like ours. Of an embedding only the rows in use are read, but which tensor is one is
-    not known here: for the demo model as int4 408 MB are forecast, 267 were found."""
-    heads = 2 * config.query_size + PREFILL_ROWS * config.num_heads  # of one layer at a time
-    return Memory(
-        weights=bundle.num_bytes,
-        cache=2 * 2 * config.num_layers * config.kv_size * capacity * _FLOAT,  # past and present
-        work=_FLOAT * _ARENA * (heads * capacity + PREFILL_ROWS * config.vocab_size),
-        library=LIBRARY_BYTES,
     )
 
 
@@ -145,12 +131,6 @@ def layer_weights(config: ModelConfig) -> int:
     return config.hidden_size * (attention * config.num_layers + 3 * inner)
 
 
-def _stacked(config: ModelConfig, capacity: int) -> int:
-    """Forecasts the scores of all heads and tokens, as a round of many rows has them (exporters/
-    onnx/attention.py)."""
-    return _FLOAT * _SCORE_BUFFERS * _ROUND_ROWS * config.num_heads * capacity
-
-
 def _work(config: ModelConfig, capacity: int) -> int:
     """Activations of a prefill, its mask three times, and the scores of narrow passes."""
     layers = range(config.num_layers)
@@ -166,19 +146,14 @@ def _work(config: ModelConfig, capacity: int) -> int:
 
 def static_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
     """Forecasts the same for any number of tokens: a session has all of its slots at once."""
-    config = bundle.config
+    config, manifest = bundle.config, bundle.manifest
     states, scores = session_bytes(bundle, options, num_tokens)
-    weights = sum(entry.num_bytes for entry in bundle.manifest.files.values())
-    if bundle.manifest.compiled is None:  # else one binary, which the NPU maps as it is stored
-        graphs = [name for name in bundle.manifest.files if name.endswith(".onnx")]
+    weights = sum(entry.num_bytes for entry in manifest.files.values())
+    if manifest.compiled is None:  # else one binary, which the NPU maps as it is stored
+        graphs = [name for name in manifest.files if name.endswith(".onnx")]
         num_scoring = sum(not name.startswith("prefill") for name in graphs)
-        embedding = config.vocab_size * config.hidden_size * _FLOAT
-        matrices = layer_weights(config) * _static_matrix_bytes(bundle)
-        weights += int(len(graphs) * matrices) + num_scoring * embedding
-    return Memory(weights=weights, cache=states, work=scores, library=LIBRARY_BYTES)
-
-
-def _static_matrix_bytes(bundle: Bundle) -> float:
-    """Returns the bytes of one weight of a layer's matrices, in one function."""
-    bits = re.match(r"int(\d+) block", bundle.manifest.quantization)
-    return _FLOAT if bits is None else _COPIED * (int(bits[1]) + _BLOCK_SCALE_BITS) / 8
+        bits = re.match(r"int(\d+) block", manifest.quantization)
+        each = _FLOAT if bits is None else _COPIED * (int(bits[1]) + _BLOCK_SCALE_BITS) / 8
+        weights += int(len(graphs) * layer_weights(config) * each)
+        weights += num_scoring * config.vocab_size * config.hidden_size * _FLOAT
+    return Memory(weights, states, scores, LIBRARY_BYTES)

@@ -190,19 +190,6 @@ class Slots:
         """A copy of the taken slots alone."""
         return np.take(state, self._taken, axis=axis)
 
-    def compacted(self, state: np.ndarray, axis: int) -> np.ndarray:
-        """A state whose taken slots stand side by side at its beginning."""
-        moved = state.copy()
-        front = (slice(None),) * axis
-        moved[(*front, slice(0, len(self)))] = self.taken(state, axis)
-        return moved
-
-    def compact(self) -> None:
-        """Closes the holes; call it once every state is `compacted`."""
-        length = len(self)
-        self.forget(0)
-        self.take(range(length))
-
 
 _FRONT = (slice(None),) * SLOT_AXIS
 
@@ -266,20 +253,14 @@ class StaticSession:
         }
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
-        fresh = self._program.make_state()
-        empty = {name: self._program.read_state(fresh, name) for name in self._layout.states}
         expected = {}
-        for name, array in empty.items():
+        for name in self._layout.states:
+            array = self._program.read_state(self._state, name)
             shape = list(array.shape)
             shape[SLOT_AXIS] = length
             expected[name] = (shape, array.dtype)
         require_state(state, expected, length, self._context_length)
-        for name, array in empty.items():
-            array[(*_FRONT, slice(0, length))] = state[name]
-            self._program.write_state(fresh, name, array)
-        self._state = fresh
-        self._slots.forget(0)
-        self._slots.take(range(length))
+        self._hold(state, length)
 
     def interrupt(self) -> None:
         """No other pass begins; the one that runs goes on, which is one of few rows."""
@@ -297,19 +278,21 @@ class StaticSession:
         """
         wanted = next((each for each in shapes if each.rows >= rows), shapes[-1])
         if not self._slots.fits(wanted.rows) and self._slots.has_holes:
-            self._compact()
+            self._hold(self.state(), self.length)
         fitting = [each for each in shapes if self._slots.fits(each.rows)]
         return next((each for each in fitting if each.rows >= rows), fitting[-1])
 
-    def _compact(self) -> None:
-        """Moves the committed tokens' keys and values together, in a new state: whatever fails on
-        the way, the old one still holds all."""
-        state = self._program.make_state()
+    def _hold(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        """Takes a new state, whose first slots are these: whatever fails on the way, the old one
+        still holds all."""
+        fresh = self._program.make_state()
         for name in self._layout.states:
-            scattered = self._program.read_state(self._state, name)
-            self._program.write_state(state, name, self._slots.compacted(scattered, SLOT_AXIS))
-        self._state = state
-        self._slots.compact()
+            array = self._program.read_state(fresh, name)
+            array[(*_FRONT, slice(0, length))] = state[name]
+            self._program.write_state(fresh, name, array)
+        self._state = fresh
+        self._slots.forget(0)
+        self._slots.take(range(length))
 
     def _run(
         self, shape: PassShape, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray

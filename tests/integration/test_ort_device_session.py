@@ -152,6 +152,15 @@ def test_a_cache_that_cannot_grow_stays_as_it_was(
     np.testing.assert_array_equal(scores(session, [1, 2]), expected)
 
 
+def test_a_full_context_has_room_for_the_second_row_of_a_single_one(
+    opened: Opened, tokens: Tokens, scores: Any
+) -> None:
+    with closing(opened(context=40).open_session()) as session:
+        session.prefill(tokens(39))
+        scores(session, [1])
+        assert session._passes.cache.capacity == 41
+
+
 def test_sessions_of_one_model_run_at_the_same_time(
     model: OrtModel, tokens: Tokens, random_tree: RandomTree
 ) -> None:

@@ -72,6 +72,14 @@ def test_it_says_that_it_takes_chains_only(model: Model, session: Session) -> No
     assert not measure_batch_invariance(model, USUAL_WIDTHS).branch_invariant
 
 
+def test_rows_of_a_pass_before_a_rollback_are_not_committed(session: Session) -> None:
+    session.prefill([1, 2, 3])
+    session.forward(TokenTree.chain(4, [5]))
+    session.rollback(2)
+    with pytest.raises(ValueError, match="not the first"):
+        session.commit([0])
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_drafting_changes_no_token(name: str, exact: bool) -> None:

@@ -55,6 +55,8 @@ def test_a_failure_inside_onnxruntime_is_one_line_and_leaves_the_session_usable(
     with pytest.raises(SessionError, match="6 rows at 8 tokens") as caught:
         both.sessions[0].forward(tree)
     assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="the rows to commit are gone"):
+        both.sessions[0].commit([0])
     both.chain(tokens(6))
     both.forward(random_tree(6, seed=1))
 
