@@ -1,5 +1,11 @@
 """What all exporters do: they check what is asked for before anything is written, name another
-runtime for what they cannot compute, and write what a bundle says of itself."""
+runtime for what they cannot compute, and write what a bundle says of itself.
+
+`export` raises UsageError for unknown options and where `out` must not be replaced,
+UnsupportedModelError for a model that cannot be written, ModelFileError for a file that changes
+while it is read, ExportError beyond the quantization's bound; then, or when interrupted, `out` is
+left as it was.
+"""
 
 from __future__ import annotations
 

@@ -93,12 +93,7 @@ class CoreMlExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the bundle `out` and compares it with the reference where Core ML runs.
-
-        Raises UsageError for unknown options and where `out` must not be replaced,
-        UnsupportedModelError for a model that Core ML cannot run, ExportError beyond the
-        quantization's bound; then, or when interrupted, `out` is left as it was.
-        """
+        """Writes the bundle `out` and compares it with the reference where Core ML runs."""
         out = out.absolute()
         compute, name = _checked(checkpoint, out, options)
         checkpoint = first_layers(checkpoint, options.num_layers)

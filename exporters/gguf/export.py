@@ -94,19 +94,27 @@ class GgufExporter:
     format = "gguf"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        require_writable(checkpoint)
+        """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
+        config, other = checkpoint.config, other_runtime(checkpoint, "llamacpp")
+        remedy = f"Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime {other}."
+        if config.encoder is not None:  # which no runtime here reads from GGUF
+            remedy = f"Use --runtime {other}."
+        require_plain(checkpoint, "GGUF", remedy)
+        problem = architecture_problem(config)
+        if problem is not None:
+            raise UnsupportedModelError(
+                f"llama.cpp does not run {checkpoint.path} as a {gguf_architecture(config)!r} "
+                f"model: {problem}",
+                remedy=other_export(checkpoint, "llamacpp"),
+            )
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the file `out` and compares it with the reference.
-
-        Raises UsageError for unknown options and where `out` must not be replaced,
-        ModelFileError for a file that changes while it is read, ExportError beyond the
-        quantization's bound; then, or when interrupted, `out` is left as it was.
-        """
+        """Writes the file `out` and compares it with the reference."""
         out = out.absolute()
         name = _checked(checkpoint, out, options)
+        self.require_exportable(checkpoint)
         file_type, kind = _types(name)
         checkpoint = first_layers(checkpoint, options.num_layers)
         stated = stated_metadata(checkpoint.path)
@@ -125,10 +133,8 @@ class GgufExporter:
                     quantize(whole, work, file_type, progress)
             written = open_model_info(work)  # notices a file that is not complete
             if options.check:
-                runtime, bound = (
-                    "llamacpp" if find_spec(LIBRARY) else "reference",
-                    QUANTIZATIONS[name],
-                )
+                runtime = "llamacpp" if find_spec(LIBRARY) else "reference"
+                bound = QUANTIZATIONS[name]
                 compared = against_reference(checkpoint, runtime, bound, progress, _REMEDY)
                 parity = compared(written)._asdict()
         return ExportReport(out, out.stat().st_size, parity)
@@ -246,18 +252,10 @@ def run_library(source: str, target: str, file_type: str, outputs: str = "") -> 
 
 
 _COMPUTED = ("architecture", "alignment", "file_type", "quantization_version")
-_NUMBERS = {
-    "|b1": GGUFValueType.BOOL,
-    "|u1": GGUFValueType.UINT8,
-    "|i1": GGUFValueType.INT8,
-    "<u2": GGUFValueType.UINT16,
-    "<i2": GGUFValueType.INT16,
-    "<u4": GGUFValueType.UINT32,
-    "<i4": GGUFValueType.INT32,
-    "<u8": GGUFValueType.UINT64,
-    "<i8": GGUFValueType.INT64,
-    "<f4": GGUFValueType.FLOAT32,
-    "<f8": GGUFValueType.FLOAT64,
+_NUMBERS: dict[str, GGUFValueType] = {
+    np.dtype(kind.name.lower()).str: kind
+    for kind in GGUFValueType
+    if kind not in (GGUFValueType.STRING, GGUFValueType.ARRAY)
 }
 _SCALARS = {
     bool: GGUFValueType.BOOL,
@@ -279,30 +277,13 @@ def stated_metadata(path: Path) -> Metadata:
     return stated
 
 
-def require_writable(checkpoint: StoredCheckpoint) -> None:
-    """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
-    config, other = checkpoint.config, other_runtime(checkpoint, "llamacpp")
-    remedy = f"Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime {other}."
-    if config.encoder is not None:  # which no runtime here reads from GGUF
-        remedy = f"Use --runtime {other}."
-    require_plain(checkpoint, "GGUF", remedy)
-    problem = architecture_problem(config)
-    if problem is not None:
-        raise UnsupportedModelError(
-            f"llama.cpp does not run {checkpoint.path} as a {gguf_architecture(config)!r} model: "
-            f"{problem}",
-            remedy=other_export(checkpoint, "llamacpp"),
-        )
-
-
 def model_metadata(
     checkpoint: StoredCheckpoint, file_type: LlamaFileType, stated: Metadata
 ) -> Metadata:
-    """Everything but the tokenizer. Raises UnsupportedModelError for what llama.cpp cannot run.
+    """Everything but the tokenizer.
 
     stated: what the source says of its name, authors and licence, which is carried over.
     """
-    require_writable(checkpoint)
     config = checkpoint.config
     architecture = gguf_architecture(config)
     path = checkpoint.path.resolve()

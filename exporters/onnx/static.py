@@ -31,8 +31,11 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
-from edge_spec.exporters import block_quantize
-from edge_spec.exporters.block_quantize import BlockQuantized, input_importance
+from edge_spec.exporters.block_quantize import (
+    BlockQuantized,
+    input_importance,
+    quantize_stored,
+)
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx.emitter import EMBEDDING, Emitter, FloatWeights, output_of
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes, tensor
@@ -116,10 +119,8 @@ class StaticIntegers:
 
     def quantized(self, name: str) -> BlockQuantized:
         """Symmetric 4-bit blocks."""
-        stored = self._checkpoint.tensors[name]
-        carried = block_quantize.carried([stored], 4, BLOCK_SIZE)
-        importance = self._importance.get(name)
-        return carried or block_quantize.quantize(stored.float32(), 4, BLOCK_SIZE, True, importance)
+        stored, importance = [self._checkpoint.tensors[name]], self._importance.get(name)
+        return quantize_stored(stored, 4, BLOCK_SIZE, importance, symmetric=True)
 
     def _table(self, name: str, is_turned: bool = False) -> list[str]:
         """Levels [out, in], or [in, out], and scales [out]: of embedding and head, which may be
@@ -364,12 +365,7 @@ class StaticOnnxExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the bundle `out` and compares it with the reference.
-
-        Raises UsageError for unknown options and where `out` must not be replaced,
-        UnsupportedModelError for a model that it cannot write, ExportError beyond the
-        quantization's bound; then, or when interrupted, `out` is left as it was.
-        """
+        """Writes the bundle `out` and compares it with the reference."""
         out = out.absolute()
         name = _checked(checkpoint, out, options)
         checkpoint = first_layers(checkpoint, options.num_layers)

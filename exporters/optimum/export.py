@@ -249,9 +249,8 @@ class OptimumExporter:
     ) -> ExportReport:
         """Write the bundle `out` and compare it with transformers.
 
-        Raises UsageError for unknown options, ExportError where optimum fails, such as for an
-        architecture that it does not know, or the graph scores otherwise than transformers do;
-        then, or when interrupted, `out` is left as it was.
+        Raises ExportError, too, where optimum fails, such as for an architecture that it does not
+        know.
         """
         out = out.absolute()
         options.require_only("optimum")
