@@ -39,7 +39,7 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.families.family import LAYER_NAMES, MODEL_NAMES
-from edge_spec.exporters.gguf.vocabulary import Metadata, tokenizer_metadata
+from edge_spec.exporters.gguf.vocabulary import Pairs, tokenizer_metadata
 from edge_spec.exporters.gguf_model_info import MODEL_KEYS, SAMPLING_KEYS, open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC, GgufFile
 from edge_spec.exporters.parity import against_reference
@@ -265,21 +265,19 @@ _SCALARS = {
 _DTYPES = {kind: dtype for dtype, kind in _NUMBERS.items()}
 
 
-def stated_metadata(path: Path) -> Metadata:
+def stated_metadata(path: Path) -> Pairs:
     """Reads what a GGUF file says, its numbers in their stored types; of a directory, nothing."""
     if path.is_dir():
         return {}
     file = GgufFile(path)
-    stated: Metadata = {}
+    stated: Pairs = {}
     for key, value in file.metadata.items():
         dtype = _DTYPES.get(GGUFValueType(file.kinds[key]))
         stated[key] = value if dtype is None else np.array(value, dtype)[()]
     return stated
 
 
-def model_metadata(
-    checkpoint: StoredCheckpoint, file_type: LlamaFileType, stated: Metadata
-) -> Metadata:
+def model_metadata(checkpoint: StoredCheckpoint, file_type: LlamaFileType, stated: Pairs) -> Pairs:
     """Everything but the tokenizer.
 
     stated: what the source says of its name, authors and licence, which is carried over.
@@ -289,7 +287,7 @@ def model_metadata(
     path = checkpoint.path.resolve()
     computed = {f"general.{key}" for key in _COMPUTED}
     described = {k: v for k, v in stated.items() if k.startswith("general.") and k not in computed}
-    metadata: Metadata = {
+    metadata: Pairs = {
         "general.type": "model",
         "general.name": readable(path.stem if path.is_file() else path.name),
         **_sampling(checkpoint),
@@ -297,22 +295,22 @@ def model_metadata(
         "general.file_type": int(file_type),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
     }
-    of_model: Metadata = {key: getattr(config, field) for key, field in MODEL_KEYS.items()}
+    of_model: Pairs = {key: getattr(config, field) for key, field in MODEL_KEYS.items()}
     if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
         of_model["rope.scaling.type"] = "linear"
         of_model["rope.scaling.factor"] = config.rope_scaling.factor
     return metadata | {f"{architecture}.{key}": value for key, value in of_model.items()}
 
 
-def _sampling(checkpoint: StoredCheckpoint) -> Metadata:
+def _sampling(checkpoint: StoredCheckpoint) -> Pairs:
     """Returns what its makers recommend, in the types that llama.cpp's conversion writes."""
     stated = checkpoint.sampling.stated
-    values: Metadata = {key: stated[name] for key, name in SAMPLING_KEYS.items() if name in stated}
+    values: Pairs = {key: stated[name] for key, name in SAMPLING_KEYS.items() if name in stated}
     top_k = "general.sampling.top_k"
     return values | ({top_k: np.int32(values[top_k])} if top_k in values else {})
 
 
-def _add_metadata(writer: gguf.GGUFWriter, metadata: Metadata) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, metadata: Pairs) -> None:
     """Python's numbers as 32 bits; empty arrays, which gguf cannot write, not at all."""
     for key, value in metadata.items():
         if isinstance(value, np.ndarray) and value.size:
@@ -427,7 +425,7 @@ def _row_order(config: ModelConfig, name: str, source: StoredTensor) -> np.ndarr
 def write_gguf(
     path: Path,
     architecture: str,
-    metadata: Metadata,
+    metadata: Pairs,
     tensors: Sequence[GgufTensor],
     progress: Progress,
 ) -> None:

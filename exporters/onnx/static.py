@@ -1,4 +1,4 @@
-"""Writes the static layout (exporters/static_layout.py) as ONNX graphs, a graph a function.
+"""Writes the static layout (exporters/requests.py) as ONNX graphs, a graph a function.
 
 Only standard operators, with every shape fixed. A graph does not write the cache, which no ONNX
 operator does in place: it takes the states, attends to them and to its own rows side by side, and
@@ -41,22 +41,20 @@ from edge_spec.exporters.onnx.emitter import EMBEDDING, Emitter, FloatWeights, o
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes, tensor
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
-    BlockQuantization,
-    chosen_quantization,
-    describe,
-    other_export,
-    report_bundle,
-    require_plain,
-    require_replaceable,
-    require_unchanged,
-)
-from edge_spec.exporters.static_layout import (
     BLOCK_SIZE,
+    BlockQuantization,
     StaticFunction,
     StaticShape,
     chosen_context,
+    chosen_quantization,
+    describe,
     functions,
+    other_export,
+    report_bundle,
     require_block_size,
+    require_plain,
+    require_replaceable,
+    require_unchanged,
     require_whole_blocks,
 )
 from edge_spec.storage.atomic import atomic_directory

@@ -47,8 +47,13 @@ from edge_spec.exporters.onnx.static import (
     StaticOnnxExporter,
     channels,
 )
-from edge_spec.exporters.requests import chosen_quantization, report_bundle, require_replaceable
-from edge_spec.exporters.static_layout import BLOCK_SIZE, require_whole_blocks
+from edge_spec.exporters.requests import (
+    BLOCK_SIZE,
+    chosen_quantization,
+    report_bundle,
+    require_replaceable,
+    require_whole_blocks,
+)
 from edge_spec.models.bundle import (
     TOKENIZER,
     Bundle,
