@@ -124,19 +124,13 @@ def is_carried(stored: Sequence[StoredTensor], bits: int, block_size: int) -> bo
     return block_size == 32 and all(tensor.kind == kind for tensor in stored)
 
 
-def carried(stored: Sequence[StoredTensor], bits: int, block_size: int) -> BlockQuantized | None:
-    """Tensors of the same columns, above each other, where their file has them in this form."""
-    if not is_carried(stored, bits, block_size):
-        return None
-    return quantize_stored(stored, bits, block_size)
-
-
 def quantize_stored(
     stored: Sequence[StoredTensor],
     bits: int,
     block_size: int,
     importance: np.ndarray | None = None,
     correction: np.ndarray | None = None,
+    symmetric: bool = False,
 ) -> BlockQuantized:
     """Tensors of the same columns, above each other: bit for bit where their file has them in this
     form, else as `quantize` finds them, multiplied with `correction` [columns, columns] before.
@@ -154,7 +148,7 @@ def quantize_stored(
         weights = part.float32()
         if correction is not None:
             weights = weights @ correction
-        return quantize(weights, bits, block_size, importance=importance)
+        return quantize(weights, bits, block_size, symmetric, importance)
 
     step = max(1, _SLICE_WEIGHTS // columns)
     parts = [

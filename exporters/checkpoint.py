@@ -12,10 +12,8 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig, config_problem
 from edge_spec.core.model_info import SpecialTokens
-from edge_spec.core.model_parts import HeadSizes
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.exporters.families.family import OF_KEYS_AND_VALUES
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 Shapes = dict[str, tuple[int, ...]]
@@ -41,7 +39,7 @@ def expected_shapes(config: ModelConfig) -> Shapes:
         for layer in range(config.encoder.num_layers):
             prefix = f"encoder.layers.{layer}."
             shapes |= _vectors(prefix, ("input_layernorm", "post_attention_layernorm"), hidden)
-            shapes |= _attention_shapes(config, prefix + "self_attn.", config.heads(0))
+            shapes |= _attention_shapes(config, prefix + "self_attn.", 0)
             shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
     if config.layer_embeddings is not None:
         all_layers = config.num_layers * config.layer_embeddings.size
@@ -85,40 +83,32 @@ def _layer_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
         shapes[prefix + "conv.conv.weight"] = (hidden, kernel)
         shapes[prefix + "conv.out_proj.weight"] = (hidden, hidden)
         return shapes
-    shapes |= _self_attention_shapes(config, prefix + "self_attn.", layer)
+    shapes |= _attention_shapes(config, prefix + "self_attn.", layer)
     if config.attention_sinks:
         shapes[prefix + "self_attn.sinks"] = (config.num_heads,)
     if config.encoder is not None:
         shapes[prefix + "cross_attn.input_norm.weight"] = (hidden,)
-        shapes |= _attention_shapes(config, prefix + "cross_attn.", config.heads(layer))
+        shapes |= _attention_shapes(config, prefix + "cross_attn.", layer)
     return shapes
 
 
-def _self_attention_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
+def _attention_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
     """Lists its norms, too, and not what it takes of another layer, or of its keys."""
-    shapes = _attention_shapes(config, prefix, config.heads(layer))
-    if config.qk_norm:
-        for part, size in zip("qk", config.qk_norm_sizes(layer), strict=True):
-            shapes[f"{prefix}{part}_norm.weight"] = (size,)
-    lacked: tuple[str, ...] = ("v_proj",) if config.kind(layer).keys_as_values else ()
-    if config.kv_source(layer) != layer:
-        lacked = OF_KEYS_AND_VALUES
-    return {
-        name: shape
-        for name, shape in shapes.items()
-        if name.removeprefix(prefix).partition(".")[0] not in lacked
-    }
-
-
-def _attention_shapes(config: ModelConfig, prefix: str, heads: HeadSizes) -> Shapes:
-    hidden = config.hidden_size
-    sizes = {"q_proj": heads.query_size, "k_proj": heads.kv_size, "v_proj": heads.kv_size}
+    hidden, heads = config.hidden_size, config.heads(layer)
+    sizes = {"q_proj": heads.query_size}
+    if config.kv_source(layer) == layer:
+        sizes |= {"k_proj": heads.kv_size, "v_proj": heads.kv_size}
+        if config.kind(layer).keys_as_values:
+            del sizes["v_proj"]
     shapes: Shapes = {f"{prefix}{part}.weight": (size, hidden) for part, size in sizes.items()}
     shapes[prefix + "o_proj.weight"] = (hidden, heads.query_size)
     if config.qkv_bias:
         shapes |= {f"{prefix}{part}.bias": (size,) for part, size in sizes.items()}
     if config.output_bias:
         shapes[prefix + "o_proj.bias"] = (hidden,)
+    for part, size in zip("qk", config.qk_norm_sizes(layer), strict=True):
+        if config.qk_norm and f"{part}_proj" in sizes:
+            shapes[f"{prefix}{part}_norm.weight"] = (size,)
     return shapes
 
 

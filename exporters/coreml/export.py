@@ -31,18 +31,17 @@ from edge_spec.exporters.coreml.graph import (
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
+    BLOCK_SIZE,
+    StaticShape,
+    chosen_context,
     chosen_quantization,
     describe,
     other_runtime,
     report_bundle,
+    require_block_size,
     require_plain,
     require_replaceable,
-)
-from edge_spec.exporters.static_layout import (
-    BLOCK_SIZE,
-    StaticShape,
-    chosen_context,
-    require_block_size,
+    require_unchanged,
     require_whole_blocks,
 )
 from edge_spec.models.devices import devices_of
@@ -93,19 +92,14 @@ class CoreMlExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the bundle `out` and compares it with the reference where Core ML runs.
-
-        Raises UsageError for unknown options and where `out` must not be replaced,
-        UnsupportedModelError for a model that Core ML cannot run, ExportError beyond the
-        quantization's bound; then, or when interrupted, `out` is left as it was.
-        """
+        """Writes the bundle `out` and compares it with the reference where Core ML runs."""
         out = out.absolute()
         compute, name = _checked(checkpoint, out, options)
         checkpoint = first_layers(checkpoint, options.num_layers)
         shape = _shape(checkpoint, compute, options.context_length)
         config = replace(checkpoint.config, context_length=shape.context_length)
         quantization = QUANTIZATIONS[compute][name]
-        with atomic_directory(out) as work:
+        with atomic_directory(out) as work, require_unchanged(checkpoint.path):
             weighs = name != "fp16"
             importance = input_importance(checkpoint, progress) if weighs else {}
             weights = CoreMlWeights(

@@ -1,4 +1,4 @@
-"""Writes the static layout (exporters/static_layout.py) as functions of a Core ML program.
+"""Writes the static layout (exporters/requests.py) as functions of a Core ML program.
 
 There are two ways to lay a transformer out for Core ML: for the GPU and for the Neural Engine.
 
@@ -29,7 +29,7 @@ from coremltools.converters.mil.mil import types
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Var, constant
-from edge_spec.exporters.static_layout import StaticShape, functions
+from edge_spec.exporters.requests import StaticShape, functions
 
 ANE_MAX_SIZE = 16384  # of a dimension on the Neural Engine: a longer one leaves it
 

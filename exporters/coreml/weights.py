@@ -17,8 +17,7 @@ from coremltools.converters.mil import Builder as ops  # noqa: N813
 from coremltools.converters.mil.mil import types
 
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters import block_quantize
-from edge_spec.exporters.block_quantize import BlockQuantized
+from edge_spec.exporters.block_quantize import quantize_stored
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -111,29 +110,21 @@ def blocks(bits: int, block_size: int) -> Storage:
     bit (GGUF's Q4_0 and Q8_0)."""
 
     def store(tensor: StoredTensor, rows: slice, importance: np.ndarray | None) -> Stored:
-        carried = block_quantize.carried([tensor], bits, block_size)
-        if carried is not None:
-            return _blocks_of(carried, rows)
-        values = tensor.float32()[rows]
-        found = block_quantize.quantize(values, bits, block_size, True, importance)
-        return _blocks_of(found)
+        found = quantize_stored([tensor.rows(rows)], bits, block_size, importance, symmetric=True)
+        middle = 1 << (found.bits - 1)
+        levels = (found.levels().astype(np.int16) - middle).astype(_INTEGERS[found.bits])
+        scales = found.scales.astype(np.float16)
+
+        def add(name: str, shape: tuple[int, ...]) -> Var:
+            return ops.constexpr_blockwise_shift_scale(
+                data=constant(name + "_levels", levels.reshape(shape)),
+                scale=constant(name + "_scales", scales.reshape(*scales.shape, *shape[2:])),
+                name=name,
+            )
+
+        return add
 
     return store
-
-
-def _blocks_of(found: BlockQuantized, rows: slice = slice(None)) -> Stored:
-    middle = 1 << (found.bits - 1)
-    levels = (found.levels()[rows].astype(np.int16) - middle).astype(_INTEGERS[found.bits])
-    scales = found.scales[rows].astype(np.float16)
-
-    def add(name: str, shape: tuple[int, ...]) -> Var:
-        return ops.constexpr_blockwise_shift_scale(
-            data=constant(name + "_levels", levels.reshape(shape)),
-            scale=constant(name + "_scales", scales.reshape(*scales.shape, *shape[2:])),
-            name=name,
-        )
-
-    return add
 
 
 def palette(bits: int) -> Storage:

@@ -82,7 +82,7 @@ LAYER_NAMES = {
 }
 LAYER = "model.layers."
 # Of an attention: what a layer lacks that attends to the keys and values of another one.
-OF_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm")
+_OF_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm")
 _ALL_EXPERTS = ".mlp.experts."
 _LIBRARY_ONLY = Family((), ())  # of which no more is known than names
 
@@ -197,10 +197,17 @@ def without_unread(
     unread = tuple(
         f"{LAYER}{layer}.self_attn.{part}."
         for layer in range(len(config.kv_sources))
-        for part in OF_KEYS_AND_VALUES
+        for part in _OF_KEYS_AND_VALUES
         if config.kv_source(layer) != layer
     )
     return {name: each for name, each in tensors.items() if not name.startswith(unread or ("\0",))}
+
+
+def experts_of(name: str, tensor: StoredTensor, count: int) -> list[StoredTensor]:
+    """Returns what a tensor of all experts, [experts, ...], has of each. Raises ModelFileError."""
+    if tensor.shape[0] != count or len(tensor.shape) < 2:
+        raise damaged(f"tensor {name} has the shape {list(tensor.shape)}, expected {count} experts")
+    return [replace(tensor, shape=tensor.shape[1:], data=data) for data in tensor.data]
 
 
 def each_expert(
@@ -213,13 +220,7 @@ def each_expert(
         if part.count(".") != 1 or config.experts is None:
             found[name] = tensor
             continue
-        if tensor.shape[0] != config.num_experts or len(tensor.shape) < 2:
-            raise damaged(
-                f"tensor {name} has the shape {list(tensor.shape)}, expected "
-                f"{config.num_experts} experts"
-            )
-        for expert in range(config.num_experts):
-            own = replace(tensor, shape=tensor.shape[1:], data=tensor.data[expert])
+        for expert, own in enumerate(experts_of(name, tensor, config.num_experts)):
             found[f"{prefix}{_ALL_EXPERTS}{expert}.{part}"] = own
     return found
 

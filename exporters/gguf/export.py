@@ -39,7 +39,7 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.families.family import LAYER_NAMES, MODEL_NAMES
-from edge_spec.exporters.gguf.vocabulary import Metadata, tokenizer_metadata
+from edge_spec.exporters.gguf.vocabulary import Pairs, tokenizer_metadata
 from edge_spec.exporters.gguf_model_info import MODEL_KEYS, SAMPLING_KEYS, open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC, GgufFile
 from edge_spec.exporters.parity import against_reference
@@ -94,19 +94,27 @@ class GgufExporter:
     format = "gguf"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        require_writable(checkpoint)
+        """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
+        config, other = checkpoint.config, other_runtime(checkpoint, "llamacpp")
+        remedy = f"Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime {other}."
+        if config.encoder is not None:  # which no runtime here reads from GGUF
+            remedy = f"Use --runtime {other}."
+        require_plain(checkpoint, "GGUF", remedy)
+        problem = architecture_problem(config)
+        if problem is not None:
+            raise UnsupportedModelError(
+                f"llama.cpp does not run {checkpoint.path} as a {gguf_architecture(config)!r} "
+                f"model: {problem}",
+                remedy=other_export(checkpoint, "llamacpp"),
+            )
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the file `out` and compares it with the reference.
-
-        Raises UsageError for unknown options and where `out` must not be replaced,
-        ModelFileError for a file that changes while it is read, ExportError beyond the
-        quantization's bound; then, or when interrupted, `out` is left as it was.
-        """
+        """Writes the file `out` and compares it with the reference."""
         out = out.absolute()
         name = _checked(checkpoint, out, options)
+        self.require_exportable(checkpoint)
         file_type, kind = _types(name)
         checkpoint = first_layers(checkpoint, options.num_layers)
         stated = stated_metadata(checkpoint.path)
@@ -125,10 +133,8 @@ class GgufExporter:
                     quantize(whole, work, file_type, progress)
             written = open_model_info(work)  # notices a file that is not complete
             if options.check:
-                runtime, bound = (
-                    "llamacpp" if find_spec(LIBRARY) else "reference",
-                    QUANTIZATIONS[name],
-                )
+                runtime = "llamacpp" if find_spec(LIBRARY) else "reference"
+                bound = QUANTIZATIONS[name]
                 compared = against_reference(checkpoint, runtime, bound, progress, _REMEDY)
                 parity = compared(written)._asdict()
         return ExportReport(out, out.stat().st_size, parity)
@@ -246,18 +252,10 @@ def run_library(source: str, target: str, file_type: str, outputs: str = "") -> 
 
 
 _COMPUTED = ("architecture", "alignment", "file_type", "quantization_version")
-_NUMBERS = {
-    "|b1": GGUFValueType.BOOL,
-    "|u1": GGUFValueType.UINT8,
-    "|i1": GGUFValueType.INT8,
-    "<u2": GGUFValueType.UINT16,
-    "<i2": GGUFValueType.INT16,
-    "<u4": GGUFValueType.UINT32,
-    "<i4": GGUFValueType.INT32,
-    "<u8": GGUFValueType.UINT64,
-    "<i8": GGUFValueType.INT64,
-    "<f4": GGUFValueType.FLOAT32,
-    "<f8": GGUFValueType.FLOAT64,
+_NUMBERS: dict[str, GGUFValueType] = {
+    np.dtype(kind.name.lower()).str: kind
+    for kind in GGUFValueType
+    if kind not in (GGUFValueType.STRING, GGUFValueType.ARRAY)
 }
 _SCALARS = {
     bool: GGUFValueType.BOOL,
@@ -267,48 +265,29 @@ _SCALARS = {
 _DTYPES = {kind: dtype for dtype, kind in _NUMBERS.items()}
 
 
-def stated_metadata(path: Path) -> Metadata:
+def stated_metadata(path: Path) -> Pairs:
     """Reads what a GGUF file says, its numbers in their stored types; of a directory, nothing."""
     if path.is_dir():
         return {}
     file = GgufFile(path)
-    stated: Metadata = {}
+    stated: Pairs = {}
     for key, value in file.metadata.items():
         dtype = _DTYPES.get(GGUFValueType(file.kinds[key]))
         stated[key] = value if dtype is None else np.array(value, dtype)[()]
     return stated
 
 
-def require_writable(checkpoint: StoredCheckpoint) -> None:
-    """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
-    config, other = checkpoint.config, other_runtime(checkpoint, "llamacpp")
-    remedy = f"Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime {other}."
-    if config.encoder is not None:  # which no runtime here reads from GGUF
-        remedy = f"Use --runtime {other}."
-    require_plain(checkpoint, "GGUF", remedy)
-    problem = architecture_problem(config)
-    if problem is not None:
-        raise UnsupportedModelError(
-            f"llama.cpp does not run {checkpoint.path} as a {gguf_architecture(config)!r} model: "
-            f"{problem}",
-            remedy=other_export(checkpoint, "llamacpp"),
-        )
-
-
-def model_metadata(
-    checkpoint: StoredCheckpoint, file_type: LlamaFileType, stated: Metadata
-) -> Metadata:
-    """Everything but the tokenizer. Raises UnsupportedModelError for what llama.cpp cannot run.
+def model_metadata(checkpoint: StoredCheckpoint, file_type: LlamaFileType, stated: Pairs) -> Pairs:
+    """Everything but the tokenizer.
 
     stated: what the source says of its name, authors and licence, which is carried over.
     """
-    require_writable(checkpoint)
     config = checkpoint.config
     architecture = gguf_architecture(config)
     path = checkpoint.path.resolve()
     computed = {f"general.{key}" for key in _COMPUTED}
     described = {k: v for k, v in stated.items() if k.startswith("general.") and k not in computed}
-    metadata: Metadata = {
+    metadata: Pairs = {
         "general.type": "model",
         "general.name": readable(path.stem if path.is_file() else path.name),
         **_sampling(checkpoint),
@@ -316,22 +295,22 @@ def model_metadata(
         "general.file_type": int(file_type),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
     }
-    of_model: Metadata = {key: getattr(config, field) for key, field in MODEL_KEYS.items()}
+    of_model: Pairs = {key: getattr(config, field) for key, field in MODEL_KEYS.items()}
     if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
         of_model["rope.scaling.type"] = "linear"
         of_model["rope.scaling.factor"] = config.rope_scaling.factor
     return metadata | {f"{architecture}.{key}": value for key, value in of_model.items()}
 
 
-def _sampling(checkpoint: StoredCheckpoint) -> Metadata:
+def _sampling(checkpoint: StoredCheckpoint) -> Pairs:
     """Returns what its makers recommend, in the types that llama.cpp's conversion writes."""
     stated = checkpoint.sampling.stated
-    values: Metadata = {key: stated[name] for key, name in SAMPLING_KEYS.items() if name in stated}
+    values: Pairs = {key: stated[name] for key, name in SAMPLING_KEYS.items() if name in stated}
     top_k = "general.sampling.top_k"
     return values | ({top_k: np.int32(values[top_k])} if top_k in values else {})
 
 
-def _add_metadata(writer: gguf.GGUFWriter, metadata: Metadata) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, metadata: Pairs) -> None:
     """Python's numbers as 32 bits; empty arrays, which gguf cannot write, not at all."""
     for key, value in metadata.items():
         if isinstance(value, np.ndarray) and value.size:
@@ -446,7 +425,7 @@ def _row_order(config: ModelConfig, name: str, source: StoredTensor) -> np.ndarr
 def write_gguf(
     path: Path,
     architecture: str,
-    metadata: Metadata,
+    metadata: Pairs,
     tensors: Sequence[GgufTensor],
     progress: Progress,
 ) -> None:

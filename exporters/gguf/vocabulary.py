@@ -31,7 +31,8 @@ from edge_spec.text.tokenizer import Tokenizer
 
 # ruff: noqa: RUF001
 
-Metadata = dict[str, Any]  # text, lists of text, arrays of numbers, and scalars of Python or numpy
+# Of metadata: text, lists of text, arrays of numbers, and scalars of Python or numpy.
+Pairs = dict[str, Any]
 
 
 # What the ways to split differ in: contractions and their case, runs of digits, of punctuation and
@@ -93,7 +94,7 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _REMEDY = "Run the directory with --runtime ort, or use a GGUF file from the model's publisher."
 
 
-def vocabulary_of(checkpoint: StoredCheckpoint) -> Metadata:
+def vocabulary_of(checkpoint: StoredCheckpoint) -> Pairs:
     """Tokens, types, and merges or scores, with as many tokens as the model scores: added tokens
     beyond them, such as one that stands for an image, are left out.
 
@@ -161,9 +162,9 @@ class _Described:
             model=model,
         )
 
-    def candidates(self) -> Iterator[Metadata]:
+    def candidates(self) -> Iterator[Pairs]:
         """Every vocabulary in which llama.cpp might state this one."""
-        common: Metadata = {
+        common: Pairs = {
             "tokenizer.ggml.tokens": self.tokens,
             "tokenizer.ggml.token_type": self.kinds,
         }
@@ -197,7 +198,7 @@ class _Described:
 _PREFIX = "tokenizer."
 
 
-def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Metadata) -> Metadata:
+def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Pairs) -> Pairs:
     """The keys `tokenizer.*`, with as many tokens as the model scores.
 
     stated: the metadata of a GGUF source, whose keys are taken over as they are. Raises
@@ -210,7 +211,7 @@ def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Metadata) -> Metada
     return metadata | _padding(metadata, checkpoint.config.vocab_size)
 
 
-def _special_tokens(checkpoint: StoredCheckpoint) -> Metadata:
+def _special_tokens(checkpoint: StoredCheckpoint) -> Pairs:
     """Returns what begins and ends a text. Raises UnsupportedModelError for more ends than GGUF
     names, beside those that are found by their own names."""
     tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json())
@@ -227,7 +228,7 @@ def _special_tokens(checkpoint: StoredCheckpoint) -> Metadata:
             f"most {len(STOP_TOKENS)}",
             remedy="Leave the important ones in generation_config.json.",
         )
-    metadata: Metadata = {f"tokenizer.ggml.{name}_token_id": id for name, id in named.items()}
+    metadata: Pairs = {f"tokenizer.ggml.{name}_token_id": id for name, id in named.items()}
     metadata |= {
         f"tokenizer.ggml.{name}_token_id": stop
         for name, stop in zip(STOP_TOKENS, stops, strict=False)
@@ -252,13 +253,13 @@ def _named_tokens(checkpoint: StoredCheckpoint, tokenizer: tokenizers.Tokenizer)
     return {key: token for key, token in ids.items() if token is not None}
 
 
-def _padding(metadata: Metadata, vocab_size: int) -> Metadata:
+def _padding(metadata: Pairs, vocab_size: int) -> Pairs:
     """llama.cpp wants a token for each row of the embeddings."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or len(tokens) >= vocab_size:
         return {}
     missing = range(len(tokens), vocab_size)
-    padded: Metadata = {"tokenizer.ggml.tokens": tokens + [f"[PAD{at}]" for at in missing]}
+    padded: Pairs = {"tokenizer.ggml.tokens": tokens + [f"[PAD{at}]" for at in missing]}
     for key, filler in (("token_type", TokenType.UNUSED), ("scores", NO_SCORE)):
         values = metadata.get(f"tokenizer.ggml.{key}")
         if isinstance(values, np.ndarray):

@@ -82,7 +82,7 @@ EAGLE_GGUF_NAMES = replace(
         "output.weight": "head",
         "output_norm.weight": "norm",
     },
-    of_layers={**GGUF_LAYER, "attn_norm_2.weight": "hidden_norm", "ffn_norm.weight": "post_norm"},
+    of_layers={**GGUF_LAYER, "attn_norm_2.weight": "hidden_norm"},
     layer="blk.{}.",
 )
 _TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")  # how config.json calls the mask token

@@ -16,6 +16,7 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.families.family import LAYER_NAMES
 from edge_spec.exporters.families.stated import GgufKeys
 from edge_spec.exporters.gguf_reader import GgufFile, Metadata
 from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor, damaged
@@ -137,12 +138,10 @@ LAYER = {
     **{f"mlp.{part}_proj.weight": f"{part}.weight" for part in ("gate", "up", "down")},
 }
 GGUF_LAYER = {
-    "attn_norm.weight": "input_norm",
-    "attn_q_norm.weight": "q_norm",
-    "attn_k_norm.weight": "k_norm",
-    **{f"attn_{part}.{end}": f"{part}.{end}" for part in "qkv" for end in _ENDS},
-    "attn_output.weight": "o.weight",
-    **{f"ffn_{part}.weight": f"{part}.weight" for part in ("gate", "up", "down")},
+    f"{gguf}.{end}": LAYER[f"{hf}.{end}"]
+    for gguf, hf in LAYER_NAMES.items()
+    for end in _ENDS
+    if f"{hf}.{end}" in LAYER
 }
 
 Shapes = dict[str, tuple[int, ...]]

@@ -24,7 +24,7 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, HeadExperts
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.families.family import raised
+from edge_spec.exporters.families.family import experts_of, raised
 from edge_spec.exporters.gguf_reader import (
     GgufFile,
     Metadata,
@@ -218,16 +218,10 @@ def _each_expert(
         if every is None:
             yield name, tensor
             continue
-        if len(tensor.shape) != 3 or tensor.shape[0] != experts.count:
-            raise damaged(
-                f"{path}: the matrices of its experts have the shape {list(tensor.shape)}, "
-                f"expected {experts.count} of them"
-            )
         parts = {"gate": slice(experts.size), "up": slice(experts.size, None)}
         if every[1] != "gate_up":
             parts = {every[1]: slice(None)}
-        for expert in range(experts.count):
-            own = replace(tensor, shape=tensor.shape[1:], data=tensor.data[expert])
+        for expert, own in enumerate(experts_of(f"{name} of {path}", tensor, experts.count)):
             for part, rows in parts.items():
                 yield f"{_LAYER}experts.{expert}.{part}.weight", own.rows(rows)
 

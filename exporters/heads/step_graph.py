@@ -95,37 +95,39 @@ from edge_spec.exporters.onnx.nodes import (
 LIKELIEST = 4  # tokens of a row that are told: as many as a row of a tree has after it at most
 _RESCORED = 16  # likeliest tokens of a row in 4 bits, among which the likeliest one in 8 bits is
 _LARGEST_INT8 = 127
+BLOCK = 32  # weights that share a scale
 
 
 class HeadGraph(Nodes):
-    """The nodes of a graph, or of a branch of one, that reads a head's matrices."""
+    """The nodes of a graph, or of a branch of one, that reads a head's matrices.
+
+    matrices: all of the head's, as `core.heads.HeadBackend` names them; bits: 4 or 8, or FLOAT_BITS
+    for float32.
+    """
+
+    def __init__(
+        self, weights: Initializers, matrices: Mapping[str, HeadMatrix], bits: int
+    ) -> None:
+        super().__init__(weights)
+        self.matrices, self.bits = matrices, bits
 
     def branch(self) -> HeadGraph:
         """Nodes of their own, of a branch that reads the weights of this graph."""
-        return HeadGraph(self.weights)
+        return HeadGraph(self.weights, self.matrices, self.bits)
 
-    def multiply(self, x: str, name: str, matrix: HeadMatrix, bits: int, output: str) -> str:
-        """x: [..., in] -> [..., out], the bias added.
+    def multiply(self, x: str, name: str, output: str = "") -> str:
+        """x: [..., in] -> [..., out].
 
-        bits: 4 or 8, or FLOAT_BITS for float32. The matrix is read a part at a time, without zero
-        points: blocks of its weights lie around 0.
+        A matrix that scores tokens has 8 bits at least: that is where low precision harms most.
+        Where others have 4 it is read in 4 bits, half of what 8 would take, and the likeliest
+        tokens are scored again by rows of 8 bits.
         """
-        bias = None if matrix.bias is None else matrix.bias.astype(np.float32)
-        if bits == FLOAT_BITS:
-            return self._multiply_floats(x, name, matrix, bias, output)
-        columns, rows = self._write_blocks(name, matrix, bits)
-        inputs = [x, name, name + ".scales"]
-        if bias is not None:  # after zero points and group index
-            inputs += ["", "", self.weights.add(name + ".bias", bias)]
-        return self.multiply_blocks(inputs, (rows, columns), (bits, BLOCK), output)
-
-    def score(self, x: str, name: str, matrix: HeadMatrix, bits: int, output: str) -> str:
-        """The same of a matrix that scores tokens, which low precision harms most. Where `bits` are
-        4 it is read in 4 bits, half of what 8 would take, and the likeliest tokens are scored again
-        by rows of 8 bits."""
-        if bits != 4 or matrix.bias is not None:
-            return self.multiply(x, name, matrix, max(bits, 8), output)
-        scores = self.multiply(x, name, matrix, bits, output + ".rough")
+        matrix, output = self.matrices[name], output or name + ".output"
+        if not matrix.is_output:
+            return self.multiply_by(matrix, x, name, output, self.bits)
+        if self.bits != 4 or matrix.bias is not None:
+            return self.multiply_by(matrix, x, name, output, max(self.bits, 8))
+        scores = self.multiply_by(matrix, x, name, output + ".rough", self.bits)
         num_rows = sum(self._write_rows(name, matrix))
         kept = self.constant("rescored", [min(_RESCORED, num_rows)])
         rough, ids = output + ".rough.best", output + ".rough.ids"
@@ -139,6 +141,23 @@ class HeadGraph(Nodes):
         flat = self.add("Squeeze", [products, last], output + ".flat")
         exact = self.add("Mul", [flat, scales], output + ".exact")
         return self.add("ScatterElements", [scores, ids, exact], output, axis=-1)
+
+    def multiply_by(self, matrix: HeadMatrix, x: str, name: str, output: str, bits: int) -> str:
+        """The matrix is stored as `name`, a part at a time, without zero points: blocks of its
+        weights are around 0. Its bias is added."""
+        bias = None if matrix.bias is None else matrix.bias.astype(np.float32)
+        if bits == FLOAT_BITS:
+            whole = np.concatenate([read() for read in matrix.parts]).T
+            inputs = [x, self.weights.add(name, whole)]
+            if bias is None:
+                return self.add("MatMul", inputs, output)
+            product = self.add("MatMul", inputs, output + ".product")
+            return self.add("Add", [product, self.weights.add(name + ".bias", bias)], output)
+        columns, rows = self._write_blocks(name, matrix, bits)
+        inputs = [x, name, name + ".scales"]
+        if bias is not None:  # after zero points and group index
+            inputs += ["", "", self.weights.add(name + ".bias", bias)]
+        return self.multiply_blocks(inputs, (rows, columns), (bits, BLOCK), output)
 
     def _write_rows(self, name: str, matrix: HeadMatrix) -> list[int]:
         """Integers of 8 bits with a scale a row; returns how many rows each part has."""
@@ -172,16 +191,6 @@ class HeadGraph(Nodes):
         self.weights.add_parts(name + ".scales", [joined])
         return columns, len(joined)
 
-    def _multiply_floats(
-        self, x: str, name: str, matrix: HeadMatrix, bias: np.ndarray | None, output: str
-    ) -> str:
-        whole = np.concatenate([read() for read in matrix.parts]).T
-        inputs = [x, self.weights.add(name, whole)]
-        if bias is None:
-            return self.add("MatMul", inputs, output)
-        product = self.add("MatMul", inputs, output + ".product")
-        return self.add("Add", [product, self.weights.add(name + ".bias", bias)], output)
-
     def silu(self, x: str, output: str) -> str:
         return self.add("Mul", [x, self.add("Sigmoid", [x], x + ".sigmoid")], output)
 
@@ -200,65 +209,45 @@ class HeadGraph(Nodes):
             tensor("shares", TensorProto.FLOAT, ["scored", "count"]),
         ]
 
-
-BLOCK = 32  # weights that share a scale
-
-
-def add_mixture(
-    graph: HeadGraph,
-    matrices: Mapping[str, HeadMatrix],
-    experts: HeadExperts,
-    bits: int,
-    x: str,
-    prefix: str,
-) -> str:
-    """x: [1, rows, hidden], what router and experts read -> the same, what they add. matrices,
-    bits: as `HeadGraph.multiply` has them; prefix: of the names of the layer's matrices."""
-    router = np.concatenate([read() for read in matrices[prefix + "router"].parts])
-    hidden = router.shape[1]
-    rows = graph.reshape(x, "expert_rows_shape", [-1, hidden], prefix + "rows")
-    stored = graph.weights.add(prefix + "router", router)
-    scores = graph.add("Gemm", [rows, stored], prefix + "scores", transB=1)
-    up, down = (
-        _stacked(
-            graph,
-            prefix + name,
-            [matrices[f"{prefix}experts.{n}.{name}"] for n in range(experts.count)],
-            bits,
+    def mixture(self, x: str, experts: HeadExperts, prefix: str) -> str:
+        """x: [1, rows, hidden], what router and experts read -> the same, what they add. prefix: of
+        the names of the layer's matrices."""
+        router = np.concatenate([read() for read in self.matrices[prefix + "router"].parts])
+        hidden = router.shape[1]
+        rows = self.reshape(x, "expert_rows_shape", [-1, hidden], prefix + "rows")
+        stored = self.weights.add(prefix + "router", router)
+        scores = self.add("Gemm", [rows, stored], prefix + "scores", transB=1)
+        up, down = (
+            [*self._stacked(prefix, experts.count, part), ""] for part in ("gate_up", "down")
         )
-        for name in ("gate_up", "down")
-    )
-    attributes: dict[str, float] = {"activation_alpha": 1.0, "activation_beta": 0.0}
-    if bits == FLOAT_BITS:
-        attributes["normalize_routing_weights"] = 1
-    blocks = None if bits == FLOAT_BITS else (bits, BLOCK)
-    output, used = prefix + "mixed_rows", experts.used
-    mixed = add_moe(
-        graph, [rows, scores], ([*up, ""], [*down, ""]), output, blocks, k=used, **attributes
-    )
-    return graph.reshape(mixed, "pass_shape", [1, -1, hidden], prefix + "mixture")
+        attributes: dict[str, float] = {"activation_alpha": 1.0, "activation_beta": 0.0}
+        if self.bits == FLOAT_BITS:
+            attributes["normalize_routing_weights"] = 1
+        blocks = None if self.bits == FLOAT_BITS else (self.bits, BLOCK)
+        output, attributes["k"] = prefix + "mixed_rows", experts.used
+        mixed = add_moe(self, [rows, scores], (up, down), output, blocks, **attributes)
+        return self.reshape(mixed, "pass_shape", [1, -1, hidden], prefix + "mixture")
 
+    def _stacked(self, prefix: str, count: int, part: str) -> list[str]:
+        """Writes the matrices of all experts: one name of floats, else those of packed values,
+        scales and zero points. The rows of gate and up take turns, as the operator reads them."""
+        matrices = [self.matrices[f"{prefix}experts.{expert}.{part}"] for expert in range(count)]
+        weights, name = self.weights, f"{prefix}{part}.experts"
+        if self.bits == FLOAT_BITS:
+            return [weights.add_parts(name, (_in_turns(each)[None] for each in matrices))]
+        made: list[BlockQuantized] = []
 
-def _stacked(graph: HeadGraph, name: str, matrices: Sequence[HeadMatrix], bits: int) -> list[str]:
-    """Writes the matrices of all experts: one name of floats, else those of packed values, scales
-    and zero points. The rows of gate and up take turns, as the operator reads them."""
-    name += ".experts"
-    if bits == FLOAT_BITS:
-        graph.weights.add_parts(name, (_in_turns(each)[None] for each in matrices))
-        return [name]
-    made: list[BlockQuantized] = []
+        def packed() -> Iterator[np.ndarray]:
+            for each in matrices:
+                stored = quantize(_in_turns(each), self.bits, BLOCK, symmetric=True)
+                made.append(stored)
+                yield stored.packed.reshape(1, len(stored.packed), -1)
 
-    def packed() -> Iterator[np.ndarray]:
-        for each in matrices:
-            stored = quantize(_in_turns(each), bits, BLOCK, symmetric=True)
-            made.append(stored)
-            yield stored.packed.reshape(1, len(stored.packed), -1)
-
-    graph.weights.add_parts(name, packed())
-    graph.weights.add_parts(name + ".scales", [np.stack([each.scales for each in made])])
-    zeros = np.stack([each.stated_zero_points() for each in made])
-    graph.weights.add_parts(name + ".zero_points", [zeros])
-    return [name, name + ".scales", name + ".zero_points"]
+        weights.add_parts(name, packed())
+        weights.add_parts(name + ".scales", [np.stack([each.scales for each in made])])
+        zeros = np.stack([each.stated_zero_points() for each in made])
+        weights.add_parts(name + ".zero_points", [zeros])
+        return [name, name + ".scales", name + ".zero_points"]
 
 
 def _in_turns(matrix: HeadMatrix) -> np.ndarray:
@@ -271,11 +260,10 @@ def _in_turns(matrix: HeadMatrix) -> np.ndarray:
 _Head = TypeVar("_Head", EagleHead, DFlashHead)
 
 
-class LayersGraph(Generic[_Head]):
+class LayersGraph(HeadGraph, Generic[_Head]):
     """Writes what graphs of layers of heads have in common: the formulas of Llama and Qwen3.
 
-    matrices: all of the head's; bits: of layers, as `HeadGraph.multiply` has them, and of output
-    matrices as `HeadGraph.score` does.
+    bits: of layers; those of output matrices follow.
     """
 
     def __init__(
@@ -285,18 +273,17 @@ class LayersGraph(Generic[_Head]):
         bits: int,
         weights: BinaryIO,
     ) -> None:
+        super().__init__(Initializers(weights, WEIGHTS_FILE), matrices, bits)
         self._head: _Head = head
         self._config, self._tensors = head.config, head.tensors
         self._experts = head.experts if isinstance(head, EagleHead) else None
-        self._matrices, self._bits = matrices, bits
-        self._graph = HeadGraph(Initializers(weights, WEIGHTS_FILE))
         self._norms = {name: head.tensors[name] for name in head.tensors if "norm" in name}
 
     def _turned(self, x: str, heads: int, positions: str) -> str:
         """x: [1, rows, heads * head_dim] of queries or keys, normed where there is such a norm."""
         config = self._config
         partial = {"rotary_embedding_dim": config.rotary_dim} if config.rotary_dim else {}
-        return self._graph.add(
+        return self.add(
             "RotaryEmbedding",
             [self._norm_each(x), positions, "cos", "sin"],
             x + ".turned",
@@ -306,51 +293,41 @@ class LayersGraph(Generic[_Head]):
         )
 
     def _leave(self, stream: str, mixed: str, layer: int) -> str:
-        graph, prefix = self._graph, f"layers.{layer}."
-        attended = self._multiply(mixed, prefix + "o")
-        stream = graph.add("Add", [stream, attended], prefix + "attended")
+        prefix = f"layers.{layer}."
+        attended = self.multiply(mixed, prefix + "o")
+        stream = self.add("Add", [stream, attended], prefix + "attended")
         read = self._norm(stream, prefix + "post_norm")
-        joined = self._multiply(read, prefix + "gate_up")
+        joined = self.multiply(read, prefix + "gate_up")
         halves = [prefix + "gate", prefix + "up"]
-        graph.add("Split", [joined], halves, axis=-1, num_outputs=2)
-        gated = graph.silu(halves[0], prefix + "activated")
-        product = graph.add("Mul", [gated, halves[1]], prefix + "product")
-        update = self._multiply(product, prefix + "down")
+        self.add("Split", [joined], halves, axis=-1, num_outputs=2)
+        gated = self.silu(halves[0], prefix + "activated")
+        product = self.add("Mul", [gated, halves[1]], prefix + "product")
+        update = self.multiply(product, prefix + "down")
         if self._experts is not None:
-            shared = graph.add(
-                "Sigmoid", [self._multiply(read, prefix + "shared_gate")], prefix + "shared"
+            shared = self.add(
+                "Sigmoid", [self.multiply(read, prefix + "shared_gate")], prefix + "shared"
             )
-            own = graph.add("Mul", [update, shared], prefix + "own")
-            mixed = add_mixture(graph, self._matrices, self._experts, self._bits, read, prefix)
-            update = graph.add("Add", [own, mixed], prefix + "both")
-        return graph.add("Add", [stream, update], prefix + "stream")
-
-    def _multiply(self, x: str, name: str, output: str = "") -> str:
-        matrix = self._matrices[name]
-        multiply = self._graph.score if matrix.is_output else self._graph.multiply
-        return multiply(x, name, matrix, self._bits, output or name + ".output")
+            own = self.add("Mul", [update, shared], prefix + "own")
+            mixed = self.mixture(read, self._experts, prefix)
+            update = self.add("Add", [own, mixed], prefix + "both")
+        return self.add("Add", [stream, update], prefix + "stream")
 
     def _norm(self, x: str, name: str) -> str:
         """Root mean square normalization, where the head has such a norm."""
         weight = self._norms.get(name)
         if weight is None:
             return x
-        return self._graph.add(
-            "SimplifiedLayerNormalization",
-            [x, self._graph.weights.add(name, weight.astype(np.float32))],
-            f"{name}.output",
-            axis=-1,
-            epsilon=self._config.norm_epsilon,
-        )
+        stored = self.weights.add(name, weight.astype(np.float32))
+        return self.rms_norm(x, stored, self._config.norm_epsilon, name + ".output")
 
     def _norm_each(self, x: str) -> str:
         """The norm of each head of queries or keys, where there is one."""
         if f"{x}_norm" not in self._norms:
             return x
-        graph, size = self._graph, self._config.head_dim
-        split = graph.reshape(x, "head_shape", [1, 0, -1, size], x + ".heads")
+        size = self._config.head_dim
+        split = self.reshape(x, "head_shape", [1, 0, -1, size], x + ".heads")
         normed = self._norm(split, f"{x}_norm")
-        return graph.reshape(normed, "flat_shape", [1, 0, -1], x + ".flat")
+        return self.reshape(normed, "flat_shape", [1, 0, -1], x + ".flat")
 
     def _tables(self) -> list[ValueInfoProto]:
         """The inputs of rotary tables."""
@@ -375,22 +352,21 @@ class EagleGraph(LayersGraph[EagleHead]):
                 read = self._norm(stream, f"layers.{layer}.input_norm")
             stream = self._leave(stream, self._attend(read, layer), layer)
         self._score(stream)
-        return self._graph.model("head", self._inputs(), self._outputs())
+        return self.model("head", self._inputs(), self._outputs())
 
     def _enter(self) -> tuple[str, str]:
         """Returns what the first layer adds to, and what its attention reads."""
-        graph = self._graph
-        both = graph.add("Concat", [self._known(), "replaced"], "unordered", axis=1)
-        features = graph.add("Gather", [both, "order"], "features", axis=1)
+        both = self.add("Concat", [self._known(), "replaced"], "unordered", axis=1)
+        features = self.add("Gather", [both, "order"], "features", axis=1)
         if self._head.joins_embedding:
             embedded = self._norm("embedded", "embed_norm")
             beside = [embedded, self._norm(features, "state_norm")]
-            stream = self._multiply(graph.add("Concat", beside, "beside", axis=-1), "fc")
+            stream = self.multiply(self.add("Concat", beside, "beside", axis=-1), "fc")
             return stream, self._norm(stream, "layers.0.input_norm")
         normed = self._norm(features, "layers.0.hidden_norm")
         beside = [self._norm("embedded", "layers.0.input_norm"), normed]
         stream = normed if self._head.adds_to_normed else features
-        return stream, graph.add("Concat", beside, "beside", axis=-1)
+        return stream, self.add("Concat", beside, "beside", axis=-1)
 
     def _known(self) -> str:
         """Returns what features that were found enter as, [1, known, hidden]."""
@@ -399,20 +375,20 @@ class EagleGraph(LayersGraph[EagleHead]):
         normed, count = "found", len(self._head.feature_layers)
         if "feature_norm.0" in self._norms:
             parts = [f"found.{index}" for index in range(count)]
-            self._graph.add("Split", ["found"], parts, axis=-1, num_outputs=count)
+            self.add("Split", ["found"], parts, axis=-1, num_outputs=count)
             each = [self._norm(part, f"feature_norm.{i}") for i, part in enumerate(parts)]
-            normed = self._graph.add("Concat", each, "found.normed", axis=-1)
-        return self._multiply(self._norm(normed, "fc_norm"), "fc")
+            normed = self.add("Concat", each, "found.normed", axis=-1)
+        return self.multiply(self._norm(normed, "fc_norm"), "fc")
 
     def _attend(self, read: str, layer: int) -> str:
-        config, graph, prefix = self._config, self._graph, f"layers.{layer}."
+        config, prefix = self._config, f"layers.{layer}."
         sizes = [config.query_size, config.kv_size, config.kv_size]
         parts = [prefix + each for each in "qkv"]
         gate = prefix + "q_gate"
         if is_gated := f"{gate}.weight" in self._tensors:
             sizes, parts = [*sizes, config.query_size], [*parts, gate]
-        packed = self._multiply(read, prefix + "qkv")
-        graph.add("Split", [packed, graph.constant("qkv_sizes", sizes)], parts, axis=-1)
+        packed = self.multiply(read, prefix + "qkv")
+        self.add("Split", [packed, self.constant("qkv_sizes", sizes)], parts, axis=-1)
         turned = [
             self._turned(prefix + part, count, "position_ids")
             for part, count in (("q", config.num_heads), ("k", config.num_kv_heads))
@@ -422,7 +398,7 @@ class EagleGraph(LayersGraph[EagleHead]):
         )
         lengths = ["seqlens_k", "total_sequence_length"]
         inputs = [*turned, parts[2], *past, *lengths, "", "", "", "attention_bias"]
-        mixed = graph.add(
+        mixed = self.add(
             "GroupQueryAttention",
             inputs,
             [prefix + "mixed", *present],
@@ -432,16 +408,15 @@ class EagleGraph(LayersGraph[EagleHead]):
         )
         if not is_gated:
             return mixed
-        opened = graph.add("Sigmoid", [gate], gate + ".opened")
-        return graph.add("Mul", [mixed, opened], prefix + "gated")
+        opened = self.add("Sigmoid", [gate], gate + ".opened")
+        return self.add("Mul", [mixed, opened], prefix + "gated")
 
     def _score(self, stream: str) -> None:
-        graph = self._graph
         normed = self._norm(stream, "norm")
         goes_on = normed if self._head.returns_normed else stream
-        graph.add("Identity", [goes_on], "states")
-        picked = graph.add("Gather", [normed, "logit_rows"], "scored", axis=1)
-        self._multiply(picked, "head", "logits")
+        self.add("Identity", [goes_on], "states")
+        picked = self.add("Gather", [normed, "logit_rows"], "scored", axis=1)
+        self.multiply(picked, "head", "logits")
 
     def _inputs(self) -> list[ValueInfoProto]:
         kinds, size = TensorProto, self._config.hidden_size
@@ -469,80 +444,78 @@ class EagleGraph(LayersGraph[EagleHead]):
 
 class DFlashGraph(LayersGraph[DFlashHead]):
     def built(self) -> ModelProto:
-        graph = self._graph
-        context = self._norm(self._multiply("found", "fc"), "context_norm")
+        context = self._norm(self.multiply("found", "fc"), "context_norm")
         stream = "embedded"
         for layer in range(self._config.num_layers):
             read = self._norm(stream, f"layers.{layer}.input_norm")
             stream = self._leave(stream, self._attend(context, read, layer), layer)
-        picked = graph.add("Gather", [stream, "logit_rows"], "picked", axis=1)
+        picked = self.add("Gather", [stream, "logit_rows"], "picked", axis=1)
         normed = self._norm(picked, "norm")
-        scored = graph.reshape(normed, "rows_shape", [-1, self._config.hidden_size], "states")
-        logits = self._multiply(scored, "head", "logits")
+        scored = self.reshape(normed, "rows_shape", [-1, self._config.hidden_size], "states")
+        logits = self.multiply(scored, "head", "logits")
         ids, all_tokens = self._head.token_ids, self._config.vocab_size
         told = LIKELIEST if self._head.transitions is None else SHORTLIST
         num_scored = all_tokens if ids is None else len(ids)
-        outputs = graph.tell_likeliest(logits, num_scored, told)
+        outputs = self.tell_likeliest(logits, num_scored, told)
         if self._head.keeps_states:
             shape: list[int | str] = ["scored", self._config.hidden_size]
             outputs.append(tensor("states", TensorProto.FLOAT, shape))
         made = self._keys_values("made", "known")
-        return graph.model("block", self._inputs(), [*outputs, *made])
+        return self.model("block", self._inputs(), [*outputs, *made])
 
     def _attend(self, context: str, read: str, layer: int) -> str:
         """[1, block, heads * head_dim]"""
-        config, graph, prefix = self._config, self._graph, f"layers.{layer}."
-        whole = self._matrices[prefix + "qkv"]
+        config, prefix = self._config, f"layers.{layer}."
+        whole = self.matrices[prefix + "qkv"]
         query, beside = HeadMatrix(whole.parts[:1]), HeadMatrix(whole.parts[1:])
-        graph.multiply(read, prefix + "q.weight", query, self._bits, prefix + "q")
-        rows = graph.add("Concat", [context, read], prefix + "rows", axis=1)
-        packed = graph.multiply(rows, prefix + "kv", beside, self._bits, prefix + "kv.output")
+        self.multiply_by(query, read, prefix + "q.weight", prefix + "q", self.bits)
+        rows = self.add("Concat", [context, read], prefix + "rows", axis=1)
+        packed = self.multiply_by(beside, rows, prefix + "kv", prefix + "kv.output", self.bits)
         parts = [prefix + "k", prefix + "v"]
-        graph.add("Split", [packed], parts, axis=-1, num_outputs=2)
+        self.add("Split", [packed], parts, axis=-1, num_outputs=2)
         queries = self._turned(prefix + "q", config.num_heads, "block_position_ids")
         keys = self._turned(prefix + "k", config.num_kv_heads, "position_ids")
         size = config.head_dim
         shape = [1, config.num_kv_heads, -1, size]
-        stacked = graph.reshape(self._by_head(queries), "stacked", shape, prefix + "stacked")
+        stacked = self.reshape(self._by_head(queries), "stacked", shape, prefix + "stacked")
         made = [self._by_head(each) for each in (keys, prefix + "v")]
         for part, entries in zip(("key", "value"), made, strict=True):
             names = [f"made.{layer}.{part}", f"{prefix}{part}.block"]
-            graph.add("Split", [entries, "parts"], names, axis=2)
+            self.add("Split", [entries, "parts"], names, axis=2)
         mixed = self._mix(stacked, made, layer)
-        apart = graph.reshape(mixed, "apart", [1, config.num_heads, -1, size], prefix + "apart")
-        by_row = graph.add("Transpose", [apart], prefix + "by_row", perm=[0, 2, 1, 3])
-        return graph.reshape(by_row, "flat_shape", [1, 0, -1], prefix + "mixed")
+        apart = self.reshape(mixed, "apart", [1, config.num_heads, -1, size], prefix + "apart")
+        by_row = self.add("Transpose", [apart], prefix + "by_row", perm=[0, 2, 1, 3])
+        return self.reshape(by_row, "flat_shape", [1, 0, -1], prefix + "mixed")
 
     def _mix(self, queries: str, made: list[str], layer: int) -> str:
         """[1, kv_heads, stacked rows, head_dim] of what the cache has and what is made."""
-        graph, prefix = self._graph, f"layers.{layer}."
+        prefix = f"layers.{layer}."
         past = [f"past.{layer}.{part}" for part in ("key", "value")]
         scale = self._config.head_dim**-0.5
 
         def scores(keys: str, name: str) -> str:
             inputs, output = [queries, keys], prefix + name
-            return graph.add("FusedMatMul", inputs, output, domain=CONTRIB, transB=1, alpha=scale)
+            return self.add("FusedMatMul", inputs, output, domain=CONTRIB, transB=1, alpha=scale)
 
-        seen = graph.add(
+        seen = self.add(
             "Add", [scores(past[0], "past_scores"), "attention_bias"], prefix + "past_seen"
         )
         both = [seen, scores(made[0], "made_scores")]
-        beside = graph.add("Concat", both, prefix + "scores", axis=-1)
-        weights = graph.add("Softmax", [beside], prefix + "weights", axis=-1)
+        beside = self.add("Concat", both, prefix + "scores", axis=-1)
+        weights = self.add("Softmax", [beside], prefix + "weights", axis=-1)
         parts = [prefix + "past_weights", prefix + "made_weights"]
-        graph.add("Split", [weights, "widths"], parts, axis=-1)
+        self.add("Split", [weights, "widths"], parts, axis=-1)
         each = [
-            graph.add("MatMul", [part, values], part + ".mixed")
+            self.add("MatMul", [part, values], part + ".mixed")
             for part, values in zip(parts, (past[1], made[1]), strict=True)
         ]
-        return graph.add("Add", each, prefix + "stacked.mixed")
+        return self.add("Add", each, prefix + "stacked.mixed")
 
     def _by_head(self, x: str) -> str:
         """[1, rows, heads * head_dim] -> [1, heads, rows, head_dim]"""
-        graph = self._graph
         shape = [1, 0, -1, self._config.head_dim]
-        split = graph.reshape(x, "head_shape", shape, x + ".split")
-        return graph.add("Transpose", [split], x + ".by_head", perm=[0, 2, 1, 3])
+        split = self.reshape(x, "head_shape", shape, x + ".split")
+        return self.add("Transpose", [split], x + ".by_head", perm=[0, 2, 1, 3])
 
     def _inputs(self) -> list[ValueInfoProto]:
         kinds, size = TensorProto, self._config.hidden_size
@@ -560,29 +533,28 @@ class DFlashGraph(LayersGraph[DFlashHead]):
         ]
 
 
-class MedusaGraph:
-    """matrices: K.B of block B of head K, and output.K, or output.0 that they share; bits: as
-    `HeadGraph.multiply` has them."""
+class MedusaGraph(HeadGraph):
+    """matrices: K.B of block B of head K, and output.K, or output.0 that they share."""
 
     def __init__(
         self, head: MedusaHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
     ) -> None:
-        self._head, self._matrices, self._bits = head, matrices, bits
-        self._graph = HeadGraph(Initializers(weights, WEIGHTS_FILE))
+        super().__init__(Initializers(weights, WEIGHTS_FILE), matrices, bits)
+        self._head = head
 
     def built(self) -> ModelProto:
-        head, graph = self._head, self._graph
+        head = self._head
         shares = len(head.outputs) == 1
         if shares:
-            logits = self._score(graph, self._states(), 0, "logits")
+            logits = self.multiply(self._states(), "output.0", "logits")
         else:
             rows = [self._where_asked(index) for index in range(head.num_heads)]
-            logits = graph.add("Concat", rows, "logits", axis=0)
-        outputs = graph.tell_likeliest(logits, self._num_scored)
+            logits = self.add("Concat", rows, "logits", axis=0)
+        outputs = self.tell_likeliest(logits, self._num_scored)
         inputs = [tensor("state", TensorProto.FLOAT, [1, head.hidden_size])]
         if not shares:
             inputs.append(tensor("asked", TensorProto.BOOL, [head.num_heads]))
-        return graph.model("heads", inputs, outputs)
+        return self.model("heads", inputs, outputs)
 
     @property
     def _num_scored(self) -> int:
@@ -591,46 +563,43 @@ class MedusaGraph:
 
     def _states(self) -> str:
         """[heads, hidden] after the blocks of all heads."""
-        head, graph = self._head, self._graph
+        head = self._head
         count = range(head.num_heads)
         if all(len(blocks) == 1 for blocks in head.blocks):
-            return self._after_one_block([self._matrices[f"{index}.0"] for index in count])
-        states = [self._after_blocks(graph, index) for index in count]
-        return graph.add("Concat", states, "states", axis=0)
+            return self._after_one_block([self.matrices[f"{index}.0"] for index in count])
+        states = [self._after_blocks(self, index) for index in count]
+        return self.add("Concat", states, "states", axis=0)
 
     def _where_asked(self, index: int) -> str:
         """[1, tokens], or [0, tokens] where the head is not asked."""
-        graph, name = self._graph, f"{index}.logits"
-        scored, none = graph.branch(), graph.branch()
-        scored_rows = self._score(scored, self._after_blocks(scored, index), index, name + ".then")
-        nothing = graph.weights.add("no_rows", np.zeros((0, self._num_scored), np.float32))
+        name = f"{index}.logits"
+        scored, none = self.branch(), self.branch()
+        after = self._after_blocks(scored, index)
+        scored_rows = scored.multiply(after, f"output.{index}", name + ".then")
+        nothing = self.weights.add("no_rows", np.zeros((0, self._num_scored), np.float32))
         no_rows = none.add("Identity", [nothing], name + ".else")
-        place = graph.constant(f"{index}.place", [index])
-        asked = graph.add("Gather", ["asked", place], f"{index}.asked", axis=0)
+        place = self.constant(f"{index}.place", [index])
+        asked = self.add("Gather", ["asked", place], f"{index}.asked", axis=0)
         branches = scored.subgraph(scored_rows, [scored_rows]), none.subgraph(no_rows, [no_rows])
-        return graph.choose(asked, name, *branches)
-
-    def _score(self, graph: HeadGraph, states: str, output: int, name: str) -> str:
-        matrix = f"output.{output}"
-        return graph.score(states, matrix, self._matrices[matrix], self._bits, name)
+        return self.choose(asked, name, *branches)
 
     def _after_one_block(self, blocks: Sequence[HeadMatrix]) -> str:
         """All heads read the same state: their matrices are one."""
-        head, graph = self._head, self._graph
+        head = self._head
         biases = [each.bias for each in blocks if each.bias is not None]
         parts = tuple(part for each in blocks for part in each.parts)
         joined = HeadMatrix(parts, np.concatenate(biases))
-        inner = graph.multiply("state", "blocks", joined, self._bits, "blocks.inner")
-        shape, active = [head.num_heads, head.hidden_size], graph.silu(inner, "blocks.silu")
-        update = graph.reshape(active, "head_rows", shape, "update")
-        return graph.add("Add", ["state", update], "states")
+        inner = self.multiply_by(joined, "state", "blocks", "blocks.inner", self.bits)
+        shape, active = [head.num_heads, head.hidden_size], self.silu(inner, "blocks.silu")
+        update = self.reshape(active, "head_rows", shape, "update")
+        return self.add("Add", ["state", update], "states")
 
     def _after_blocks(self, graph: HeadGraph, index: int) -> str:
         """z + SiLU(A z + b), block after block."""
 
         def after(state: str, block: int) -> str:
             name = f"{index}.{block}"
-            inner = graph.multiply(state, name, self._matrices[name], self._bits, name + ".inner")
+            inner = graph.multiply(state, name, name + ".inner")
             return graph.add("Add", [state, graph.silu(inner, name + ".silu")], name + ".state")
 
         return reduce(after, range(len(self._head.blocks[index])), "state")

@@ -115,13 +115,7 @@ class Attention:
             output, *_ = self._grouped(graph, packed, layer, "")
         return graph.linear(output, prefix, ["o_proj"], config.output_bias)
 
-    def _branch(
-        self,
-        name: str,
-        form: Callable[[Emitter, str, int, str], list[str]],
-        packed: str,
-        layer: int,
-    ) -> GraphProto:
+    def _branch(self, name: str, form: _Form, packed: str, layer: int) -> GraphProto:
         """A form of attention, whose nodes' names end with its own."""
         inner = self._graph.branch()
         found = form(inner, packed, layer, f".{name}")
@@ -269,18 +263,11 @@ class Attention:
         flat = graph.constant("flat_shape", [1, 0, -1])
         split = graph.add("Reshape", [x, heads], name + ".heads")
         if name.endswith(".v"):
-            normed = self._unweighted(split, head_dim, name + ".normed")
+            ones = graph.weights.add(f"ones_{head_dim}", np.ones(head_dim, np.float32))
+            normed = graph.rms_norm(split, ones, self._config.norm_epsilon, name + ".normed")
         else:
             normed = graph.norm(split, name + "_norm", name + ".normed")
         return graph.add("Reshape", [normed, flat], name + ".flat")
-
-    def _unweighted(self, x: str, size: int, output: str) -> str:
-        """Normalization over the last axis, of this size, without a weight."""
-        ones = self._graph.weights.add(f"ones_{size}", np.ones(size, np.float32))
-        epsilon = self._config.norm_epsilon
-        return self._graph.add(
-            "SimplifiedLayerNormalization", [x, ones], output, axis=-1, epsilon=epsilon
-        )
 
 
 def relative_bias(graph: Emitter) -> str:

@@ -19,7 +19,7 @@ from onnx import GraphProto, TensorProto, helper
 
 from edge_spec.core.model_parts import LEAST_SUM, SWISH_SLOPE, Experts
 from edge_spec.exporters.onnx.emitter import Emitter
-from edge_spec.exporters.onnx.nodes import CONTRIB, NodeList, tensor
+from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes, tensor
 
 MAX_SINGLE_ROWS = 16  # up to which each row is computed by itself
 _NEVER, _LEAST = -1e30, 1e-37  # a score that is not chosen, and a weight that has a logarithm
@@ -250,7 +250,7 @@ class Mixture(_ExpertLayer):
 
 
 def add_moe(
-    nodes: NodeList,
+    nodes: Nodes,
     read: list[str],
     matrices: tuple[list[str], list[str]],
     output: str,

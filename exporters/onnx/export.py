@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -63,12 +64,7 @@ class OnnxExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes a bundle at `out` and compares it with the reference.
-
-        Raises UsageError for unknown options, ModelFileError for a file that changes while it is
-        read, ExportError beyond the quantization's bound; then, or when interrupted, `out` is left
-        as it was.
-        """
+        """Writes a bundle at `out` and compares it with the reference."""
         out = out.absolute()  # "." has neither a name nor a parent
         name, block_size = _checked(checkpoint, out, options)
         quantization = QUANTIZATIONS[name]
@@ -135,7 +131,7 @@ def _write_graph(
     block_size: int,
     progress: Progress,
 ) -> None:
-    graph = GraphBuilder(_emitter(checkpoint, weights, quantization, block_size))
+    graph = _with_matrices(GraphBuilder(weights, checkpoint), quantization, block_size)
 
     def written(layer: int) -> None:
         checkpoint.release_pages()
@@ -144,23 +140,19 @@ def _write_graph(
     model = graph.build(written)
     (work / GRAPH_FILE).write_bytes(model.SerializeToString())
     if checkpoint.config.encoder is not None:
-        own = _emitter(checkpoint, weights, quantization, block_size)
-        encoder = EncoderBuilder(own).build_encoder()
-        (work / ENCODER_FILE).write_bytes(encoder.SerializeToString())
+        encoder = _with_matrices(EncoderBuilder(weights, checkpoint), quantization, block_size)
+        (work / ENCODER_FILE).write_bytes(encoder.build_encoder().SerializeToString())
         return  # no part of it drafts
     (work / PARTIAL_FILE).write_bytes(graph.partial().SerializeToString())
 
 
-def _emitter(
-    checkpoint: StoredCheckpoint,
-    weights: Initializers,
-    quantization: BlockQuantization,
-    block_size: int,
-) -> Emitter:
-    graph = Emitter(weights, checkpoint)
+_Graph = TypeVar("_Graph", bound=Emitter)
+
+
+def _with_matrices(graph: _Graph, quantization: BlockQuantization, block_size: int) -> _Graph:
     if quantization.bits <= 8:
-        graph.matrices = IntegerWeights(checkpoint, graph, quantization.bits, block_size)
+        graph.matrices = IntegerWeights(graph.checkpoint, graph, quantization.bits, block_size)
     else:
         kind = np.float16 if quantization.bits == 16 else np.float32
-        graph.matrices = FloatWeights(checkpoint, graph, kind)
+        graph.matrices = FloatWeights(graph.checkpoint, graph, kind)
     return graph

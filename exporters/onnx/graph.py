@@ -52,6 +52,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Rotation
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.attention import (
     SCATTER_OPSET,
     Attention,
@@ -68,7 +69,7 @@ from edge_spec.exporters.onnx.attention import (
 )
 from edge_spec.exporters.onnx.emitter import Emitter, count_up, window_bias
 from edge_spec.exporters.onnx.experts import ComposedMixture, Mixture
-from edge_spec.exporters.onnx.nodes import OPSET, tensor
+from edge_spec.exporters.onnx.nodes import OPSET, Initializers, tensor
 from edge_spec.exporters.requests import is_composed
 
 
@@ -172,42 +173,42 @@ class Sublayer:
     layer: int | None  # whose part of the cache they write; None: an MLP's
 
 
-class GraphBuilder:
-    """Adds a whole model to `graph`."""
+class GraphBuilder(Emitter):
+    """A graph to which a whole model is added."""
 
-    def __init__(self, graph: Emitter) -> None:
-        self.config, self.graph = graph.config, graph
+    def __init__(self, weights: Initializers, checkpoint: StoredCheckpoint) -> None:
+        super().__init__(weights, checkpoint)
         self.sublayers: list[Sublayer] = []  # in the order they run in, filled by `build`
 
     def build(self, on_layer: Callable[[int], None]) -> ModelProto:
-        config, graph = self.config, self.graph
+        config = self.config
         tables = {each: self._rope_tables(i, each) for i, each in enumerate(config.rotations)}
-        attention = Attention(graph, tables, self._biases())
-        ancestors = nearest_first(graph) if config.convolving else []
+        attention = Attention(self, tables, self._biases())
+        ancestors = nearest_first(self) if config.convolving else []
         residual = self._embed("model", self._row_positions())
-        embeddings = LayerInputs(graph, residual)
+        embeddings = LayerInputs(self, residual)
         normed, residual = self._first_read(residual, "model.layers.0.input_layernorm")
         for layer in range(config.num_layers):
             prefix = f"model.layers.{layer}."
-            start = len(graph.protos)
+            start = len(self.protos)
             if config.kind(layer).convolution is None:
                 attended = self._update(attention.add(normed, layer), prefix + "self_attn.")
             else:
-                update = convolution(graph, normed, layer, ancestors)
+                update = convolution(self, normed, layer, ancestors)
                 attended = self._update(update, prefix + "conv.")
             self._ends_sublayer(start, attended, layer)
             if config.encoder is not None:
                 name = prefix + "cross_attn.input_norm"
                 normed, residual = self._add_and_norm(attended, residual, name)
-                attended = cross_attention(graph, normed, layer)
+                attended = cross_attention(self, normed, layer)
             name = prefix + "post_attention_layernorm"
             normed, residual = self._add_and_norm(attended, residual, name)
-            start = len(graph.protos)
+            start = len(self.protos)
             inner = prefix + "mlp."
             if config.mixes(layer):
-                update = mlp_of_experts(graph, normed, residual, inner)
+                update = mlp_of_experts(self, normed, residual, inner)
             else:
-                update = mlp(graph, normed, inner)
+                update = mlp(self, normed, inner)
             update = self._update(update, inner)
             self._ends_sublayer(start, update, None)
             update, residual = embeddings.end_layer(layer, update, residual)
@@ -220,85 +221,85 @@ class GraphBuilder:
 
     def _biases(self) -> dict[int | None, str]:
         """Returns what is added to scores, by the window of a layer; None: it sees all."""
-        graph, biases = self.graph, {None: "attention_bias"}
+        biases = {None: "attention_bias"}
         if self.config.relative_positions is not None:
-            biases[None] = relative_bias(graph)
-        return biases | {window: window_bias(graph, window) for window in self.config.windows}
+            biases[None] = relative_bias(self)
+        return biases | {window: window_bias(self, window) for window in self.config.windows}
 
     def _rope_tables(self, index: int, rotation: Rotation) -> list[str]:
         tables = rotation.tables(self.config.context_length)
         suffix = f".{index}" if index else ""
         return [
-            self.graph.weights.add(f"rope_{name}{suffix}", table)
+            self.weights.add(f"rope_{name}{suffix}", table)
             for name, table in zip(("cos", "sin"), tables, strict=True)
         ]
 
     def _embed(self, half: str, positions: str) -> str:
         """half: "model" or "encoder"; positions: the name of those of its rows, if it has a table
         of them."""
-        scale, graph = self.config.embedding_scale, self.graph
+        scale = self.config.embedding_scale
         placed = EMBEDDED + ".placed" if self.config.input_norm else EMBEDDED
         has_table = self.config.position_table
         scaled = EMBEDDED + ".tokens" if has_table else placed
         output = scaled if scale == 1.0 else EMBEDDED + ".stored"
-        graph.matrices.embed("input_ids", output)
-        embedded = graph.times(output, scale, scaled)
+        self.matrices.embed("input_ids", output)
+        embedded = self.times(output, scale, scaled)
         if has_table:
-            table = graph.vector(f"{half}.embed_positions.weight")
-            found = graph.add("Gather", [table, positions], EMBEDDED + ".positions", axis=0)
-            graph.add("Add", [embedded, found], placed)
+            table = self.vector(f"{half}.embed_positions.weight")
+            found = self.add("Gather", [table, positions], EMBEDDED + ".positions", axis=0)
+            self.add("Add", [embedded, found], placed)
         if placed == EMBEDDED:
             return placed
-        return graph.norm(placed, f"{half}.input_norm", EMBEDDED)
+        return self.norm(placed, f"{half}.input_norm", EMBEDDED)
 
     def _row_positions(self) -> str:
         """[1, rows] of a decoder with a table of them."""
         if not self.config.position_table:
             return ""
-        return self.graph.add("Gather", ["position_ids", "kept_rows"], "row_positions", axis=1)
+        return self.add("Gather", ["position_ids", "kept_rows"], "row_positions", axis=1)
 
     def _first_read(self, residual: str, name: str) -> tuple[str, str]:
         """Returns what the first sublayer reads, and the stream that goes on."""
         config = self.config
         if config.norm_places == "after" or not config.embedding_norm:
             return residual, residual
-        normed = self.graph.norm(residual, name)
+        normed = self.norm(residual, name)
         return normed, normed if config.norm_places == "stream" else residual
 
     def _ends_sublayer(self, start: int, update: str, layer: int | None) -> None:
-        self.sublayers.append(Sublayer(slice(start, len(self.graph.protos)), update, layer))
+        self.sublayers.append(Sublayer(slice(start, len(self.protos)), update, layer))
 
     def _update(self, update: str, prefix: str) -> str:
         """Returns what a sublayer adds to the residual stream, of what its last matrix makes."""
         if self.config.norm_places in ("around", "after"):
-            update = self.graph.norm(update, prefix + "post_norm")
-        return self.graph.times(update, self.config.residual_scale, prefix + "update")
+            update = self.norm(update, prefix + "post_norm")
+        return self.times(update, self.config.residual_scale, prefix + "update")
 
     def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
         """Returns what the next sublayer reads, x + residual or its norm, and that sum."""
         if self.config.norm_places == "after":
-            both = self.graph.add("Add", [x, residual], name + ".sum")
+            both = self.add("Add", [x, residual], name + ".sum")
             return both, both
         outputs = [name + ".output", "", "", name + ".sum"]
-        self.graph.skip_norm([x, residual], name, outputs)
+        self.skip_norm([x, residual], name, outputs)
         return outputs[0], outputs[0 if self.config.norm_places == "stream" else 3]
 
     def _scores(self, update: str, residual: str) -> None:
         """Final norm and head, for the asked rows only."""
-        graph, config, picked = self.graph, self.config, []
+        config, picked = self.config, []
         for name, stream in (("update", update), ("residual", residual)):
-            rows = graph.reshape(stream, "rows_shape", [-1, config.hidden_size], name + "_rows")
-            picked.append(graph.add("Gather", [rows, "logit_rows"], name + "_scored", axis=0))
-        graph.skip_norm(picked, "model.norm", "hidden")
+            rows = self.reshape(stream, "rows_shape", [-1, config.hidden_size], name + "_rows")
+            picked.append(self.add("Gather", [rows, "logit_rows"], name + "_scored", axis=0))
+        self.skip_norm(picked, "model.norm", "hidden")
         scaled = "logits" if config.logit_softcap is None else "logits.scaled"
         products = scaled if config.logit_scale == 1.0 else "logits.products"
         scores = "logits.unbiased" if config.logit_bias else products
-        graph.matrices.head("hidden", graph.head_name, scores)
+        self.matrices.head("hidden", self.head_name, scores)
         if config.logit_bias:
-            graph.add("Add", [scores, graph.vector("lm_head.bias")], products)
-        graph.times(products, config.logit_scale, scaled)
+            self.add("Add", [scores, self.vector("lm_head.bias")], products)
+        self.times(products, config.logit_scale, scaled)
         if config.logit_softcap is not None:
-            graph.softcap(scaled, config.logit_softcap, "logits")
+            self.softcap(scaled, config.logit_softcap, "logits")
 
     def partial(self) -> ModelProto:
         """Return the same model with sublayers that may be left out, for drafts that are a part of
@@ -318,22 +319,22 @@ class GraphBuilder:
         A sublayer that is left out passes its keys and values through, which are bound in place.
         The graph that verifies has none of this: an `If` costs time even where its branch is taken.
         """
-        graph, whole, done = self.graph, self.graph.protos, 0
-        graph.protos = []
-        weights = {proto.name for proto in graph.weights.protos}
+        whole, done = self.protos, 0
+        self.protos = []
+        weights = {proto.name for proto in self.weights.protos}
         for index, sublayer in enumerate(self.sublayers):
-            graph.protos += whole[done : sublayer.nodes.start]
+            self.protos += whole[done : sublayer.nodes.start]
             done = sublayer.nodes.stop
             own = whole[sublayer.nodes]
             # Widening a stored weight: outside of a branch it is done once, when the graph is
             # loaded.
-            graph.protos += [node for node in own if weights.issuperset(node.input)]
+            self.protos += [node for node in own if weights.issuperset(node.input)]
             inner = [node for node in own if not weights.issuperset(node.input)]
             self._add_optional(index, sublayer, inner)
-        graph.protos += whole[done:]
+        self.protos += whole[done:]
         updates = [f"update.{index}" for index in range(len(self.sublayers))]
         renamed = {each.update: name for each, name in zip(self.sublayers, updates, strict=True)}
-        for node in graph.protos:
+        for node in self.protos:
             node.input[:] = [renamed.get(name, name) for name in node.input]
         runs = [f"runs.{index}" for index in range(len(updates))]
         stream: list[int | str] = [1, "rows", self.config.hidden_size]
@@ -375,7 +376,7 @@ class GraphBuilder:
             "else_branch": branch("left", passed, ".left"),
         }
         node = helper.make_node("If", [f"runs.{index}"], list(shapes), update, **branches)
-        self.graph.protos.append(node)
+        self.protos.append(node)
 
     def _model(
         self,
@@ -405,7 +406,7 @@ class GraphBuilder:
             inputs, opset = inputs + convolution_inputs(config), SCATTER_OPSET
         inputs += [*self._cache("past"), *more_inputs]
         outputs = [*scored, *self._cache("present"), *more_outputs]
-        return self.graph.model("edge-spec", inputs, outputs, opset)
+        return self.model("edge-spec", inputs, outputs, opset)
 
     def _cache(self, when: str) -> list[ValueInfoProto]:
         return [
@@ -433,13 +434,13 @@ class EncoderBuilder(GraphBuilder):
     """Adds an encoder to a graph of its own, whose weights stand beside the decoder's."""
 
     def build_encoder(self) -> ModelProto:
-        encoder, config, graph = self.config.encoder, self.config, self.graph
+        encoder, config = self.config.encoder, self.config
         assert encoder is not None
         positions = ""
         if config.position_table or config.relative_positions is not None:
-            count = graph.add("Size", ["input_ids"], "source.count64")
-            count = graph.add("Cast", [count], "source.count", to=TensorProto.INT32)
-            positions = count_up(graph, count, "source.positions")
+            count = self.add("Size", ["input_ids"], "source.count64")
+            count = self.add("Cast", [count], "source.count", to=TensorProto.INT32)
+            positions = count_up(self, count, "source.positions")
         residual = self._embed("encoder", self._as_indices(positions))
         bias = self._relative_bias(positions)
         normed, residual = self._first_read(residual, "encoder.layers.0.input_layernorm")
@@ -450,7 +451,7 @@ class EncoderBuilder(GraphBuilder):
                 update, residual, prefix + "post_attention_layernorm"
             )
             inner = prefix + "mlp."
-            update = self._update(mlp(graph, normed, inner), inner)
+            update = self._update(mlp(self, normed, inner), inner)
             is_last = layer + 1 == encoder.num_layers
             following = f"encoder.layers.{layer + 1}.input_layernorm"
             normed, residual = self._add_and_norm(
@@ -459,42 +460,42 @@ class EncoderBuilder(GraphBuilder):
         for layer in range(config.num_layers):
             self._keys_and_values(normed, layer)
         source = [tensor("input_ids", TensorProto.INT64, [1, "source"])]
-        return graph.model("edge-spec-encoder", source, source_values(config))
+        return self.model("edge-spec-encoder", source, source_values(config))
 
     def _as_indices(self, positions: str) -> str:
         """Casts to int64: onnxruntime 1.32 makes a Slice that fails of a Gather by int32."""
         if not self.config.position_table:
             return ""
-        return self.graph.add("Cast", [positions], "source.indices", to=TensorProto.INT64)
+        return self.add("Cast", [positions], "source.indices", to=TensorProto.INT64)
 
     def _relative_bias(self, keys: str) -> str:
         """[1, heads, source, source], the same for all layers; "" where there is none. keys: the
         name of their positions."""
-        relative, graph = self.config.relative_positions, self.graph
+        relative = self.config.relative_positions
         if relative is None:
             return ""
-        rows = graph.add("Unsqueeze", [keys, graph.constant("last_axis", -1)], "source.rows")
-        far = graph.constant("source.far", relative.max_distance, np.int32)
-        shifted = graph.add("Add", [keys, far], "source.shifted")
-        after = graph.add("Sub", [shifted, rows], "source.after")
-        weight = graph.checkpoint.float32("encoder.relative_bias.weight")
-        return head_bias(graph, "source.", after, weight[relative.buckets(both_ways=True)])
+        rows = self.add("Unsqueeze", [keys, self.constant("last_axis", -1)], "source.rows")
+        far = self.constant("source.far", relative.max_distance, np.int32)
+        shifted = self.add("Add", [keys, far], "source.shifted")
+        after = self.add("Sub", [shifted, rows], "source.after")
+        weight = self.checkpoint.float32("encoder.relative_bias.weight")
+        return head_bias(self, "source.", after, weight[relative.buckets(both_ways=True)])
 
     def _self_attention(self, x: str, prefix: str, bias: str) -> str:
-        graph, config = self.graph, self.config
-        packed = graph.linear(x, prefix, ["q_proj", "k_proj", "v_proj"], config.qkv_bias)
+        config = self.config
+        packed = self.linear(x, prefix, ["q_proj", "k_proj", "v_proj"], config.qkv_bias)
         parts = [f"{prefix}{part}.split" for part in "qkv"]
-        graph.add("Split", [packed], parts, axis=-1, num_outputs=3)
+        self.add("Split", [packed], parts, axis=-1, num_outputs=3)
         mixed = multi_head_attention(
-            graph, [*parts, "", "", bias] if bias else parts, prefix + "mixed"
+            self, [*parts, "", "", bias] if bias else parts, prefix + "mixed"
         )
-        return graph.linear(mixed, prefix, ["o_proj"], config.output_bias)
+        return self.linear(mixed, prefix, ["o_proj"], config.output_bias)
 
     def _keys_and_values(self, x: str, layer: int) -> None:
         """Writes what one layer of the decoder attends to."""
-        graph, config, prefix = self.graph, self.config, f"model.layers.{layer}.cross_attn."
-        heads = graph.constant("source_shape", [1, -1, config.num_heads, config.head_dim])
+        config, prefix = self.config, f"model.layers.{layer}.cross_attn."
+        heads = self.constant("source_shape", [1, -1, config.num_heads, config.head_dim])
         for part, name in (("key", "k"), ("value", "v")):
-            projected = graph.linear(x, prefix, [f"{name}_proj"], config.qkv_bias)
-            split = graph.add("Reshape", [projected, heads], f"{prefix}{name}.heads")
-            graph.add("Transpose", [split], f"cross.{layer}.{part}", perm=[0, 2, 1, 3])
+            projected = self.linear(x, prefix, [f"{name}_proj"], config.qkv_bias)
+            split = self.add("Reshape", [projected, heads], f"{prefix}{name}.heads")
+            self.add("Transpose", [split], f"cross.{layer}.{part}", perm=[0, 2, 1, 3])

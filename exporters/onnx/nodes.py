@@ -26,11 +26,13 @@ IR_VERSION = 10
 _ACCURACY_INT8 = 4  # MatMulNBits quantizes its input to int8 on the fly
 
 
-class NodeList:
-    """Nodes in the order in which they run."""
+class Nodes:
+    """Collects the nodes of a graph, in the order in which they run, whose weights are stored
+    elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Initializers) -> None:
         self.protos: list[NodeProto] = []
+        self.weights = weights
 
     def add(
         self,
@@ -46,25 +48,28 @@ class NodeList:
         self.protos.append(node)
         return names[0]
 
-
-class Nodes(NodeList):
-    """Collects nodes of a graph whose weights are stored elsewhere."""
-
-    def __init__(self, weights: Initializers) -> None:
-        super().__init__()
-        self.weights = weights
-
     def constant(self, name: str, values: Any, kind: Any = None) -> str:
         return self.weights.add(name, np.array(values, kind))
 
     def reshape(self, x: str, shape_name: str, shape: Sequence[int], output: str) -> str:
         return self.add("Reshape", [x, self.constant(shape_name, shape)], output)
 
+    def rms_norm(self, x: str, weight: str, epsilon: float, output: str) -> str:
+        """Root mean square normalization over the last axis (Zhang and Sennrich 2019)."""
+        kind = "SimplifiedLayerNormalization"
+        return self.add(kind, [x, weight], output, axis=-1, epsilon=epsilon)
+
     def multiply_blocks(
-        self, inputs: list[str], shape: tuple[int, int], blocks: tuple[int, int], output: str
+        self,
+        inputs: list[str],
+        shape: tuple[int, ...],
+        blocks: tuple[int, int],
+        output: str,
+        rounds_inputs: bool = True,
     ) -> str:
         """A product with a matrix in blocks of integers. inputs: x, packed values, scales, maybe
-        zero points, group index and bias; shape: of the matrix; blocks: their bits and sizes."""
+        zero points, group index and bias; shape: of the matrix; blocks: their bits and sizes;
+        rounds_inputs: to int8; else the runtime decides."""
         rows, columns = shape
         bits, block_size = blocks
         return self.add(
@@ -76,7 +81,7 @@ class Nodes(NodeList):
             N=rows,
             bits=bits,
             block_size=block_size,
-            accuracy_level=_ACCURACY_INT8,
+            accuracy_level=_ACCURACY_INT8 if rounds_inputs else None,
         )
 
     def choose(self, condition: str, outputs: str | list[str], *branches: GraphProto) -> str:
@@ -167,7 +172,10 @@ class Initializers:
         """Adds what `make` returns, int8 from -8 to 7, as 4-bit integers, two in a byte."""
         if name not in self._names:
             self._names.add(name)
-            self.protos.append(self._written_int4(name, make()))
+            values = make()
+            pairs = values.reshape(-1, 2).view(np.uint8) & 15
+            proto = TensorProto(name=name, dims=values.shape, data_type=TensorProto.INT4)
+            self.protos.append(self._external(proto, pairs[:, 0] | pairs[:, 1] << 4))
         return name
 
     def _written(self, name: str, values: np.ndarray) -> TensorProto:
@@ -176,12 +184,6 @@ class Initializers:
             return numpy_helper.from_array(values, name)
         kind = helper.np_dtype_to_tensor_dtype(values.dtype)
         return self._external(TensorProto(name=name, dims=values.shape, data_type=kind), values)
-
-    def _written_int4(self, name: str, values: np.ndarray) -> TensorProto:
-        pairs = values.reshape(-1, 2).view(np.uint8) & 15
-        packed = pairs[:, 0] | pairs[:, 1] << 4
-        proto = TensorProto(name=name, dims=values.shape, data_type=TensorProto.INT4)
-        return self._external(proto, packed)
 
     def _external(self, proto: TensorProto, stored: np.ndarray) -> TensorProto:
         offset = self._aligned()

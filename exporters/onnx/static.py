@@ -1,4 +1,4 @@
-"""Writes the static layout (exporters/static_layout.py) as ONNX graphs, a graph a function.
+"""Writes the static layout (exporters/requests.py) as ONNX graphs, a graph a function.
 
 Only standard operators, with every shape fixed. A graph does not write the cache, which no ONNX
 operator does in place: it takes the states, attends to them and to its own rows side by side, and
@@ -31,29 +31,30 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
-from edge_spec.exporters import block_quantize
-from edge_spec.exporters.block_quantize import BlockQuantized, input_importance
+from edge_spec.exporters.block_quantize import (
+    BlockQuantized,
+    input_importance,
+    quantize_stored,
+)
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx.emitter import EMBEDDING, Emitter, FloatWeights, output_of
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes, tensor
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
-    BlockQuantization,
-    chosen_quantization,
-    describe,
-    other_export,
-    report_bundle,
-    require_plain,
-    require_replaceable,
-    require_unchanged,
-)
-from edge_spec.exporters.static_layout import (
     BLOCK_SIZE,
+    BlockQuantization,
     StaticFunction,
     StaticShape,
     chosen_context,
+    chosen_quantization,
+    describe,
     functions,
+    other_export,
+    report_bundle,
     require_block_size,
+    require_plain,
+    require_replaceable,
+    require_unchanged,
     require_whole_blocks,
 )
 from edge_spec.storage.atomic import atomic_directory
@@ -116,10 +117,8 @@ class StaticIntegers:
 
     def quantized(self, name: str) -> BlockQuantized:
         """Symmetric 4-bit blocks."""
-        stored = self._checkpoint.tensors[name]
-        carried = block_quantize.carried([stored], 4, BLOCK_SIZE)
-        importance = self._importance.get(name)
-        return carried or block_quantize.quantize(stored.float32(), 4, BLOCK_SIZE, True, importance)
+        stored, importance = [self._checkpoint.tensors[name]], self._importance.get(name)
+        return quantize_stored(stored, 4, BLOCK_SIZE, importance, symmetric=True)
 
     def _table(self, name: str, is_turned: bool = False) -> list[str]:
         """Levels [out, in], or [in, out], and scales [out]: of embedding and head, which may be
@@ -364,12 +363,7 @@ class StaticOnnxExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the bundle `out` and compares it with the reference.
-
-        Raises UsageError for unknown options and where `out` must not be replaced,
-        UnsupportedModelError for a model that it cannot write, ExportError beyond the
-        quantization's bound; then, or when interrupted, `out` is left as it was.
-        """
+        """Writes the bundle `out` and compares it with the reference."""
         out = out.absolute()
         name = _checked(checkpoint, out, options)
         checkpoint = first_layers(checkpoint, options.num_layers)

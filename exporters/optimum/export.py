@@ -42,6 +42,7 @@ from edge_spec.exporters.requests import (
     describe,
     report_bundle,
     require_replaceable,
+    require_unchanged,
 )
 from edge_spec.exporters.stored_tensor import damaged
 from edge_spec.models.bundle import Bundle
@@ -249,9 +250,8 @@ class OptimumExporter:
     ) -> ExportReport:
         """Write the bundle `out` and compare it with transformers.
 
-        Raises UsageError for unknown options, ExportError where optimum fails, such as for an
-        architecture that it does not know, or the graph scores otherwise than transformers do;
-        then, or when interrupted, `out` is left as it was.
+        Raises ExportError, too, where optimum fails, such as for an architecture that it does not
+        know.
         """
         out = out.absolute()
         options.require_only("optimum")
@@ -266,7 +266,8 @@ class OptimumExporter:
         def on_chunk(done: float) -> None:
             progress("Comparing with transformers", done)
 
-        with scratch_beside(out) as scratch, atomic_directory(out) as work:
+        unchanged = require_unchanged(source.path)
+        with scratch_beside(out) as scratch, atomic_directory(out) as work, unchanged:
             written = _write_graph(source, scratch, work, quantization.bits, block_size, progress)
 
             def compared(bundle: Bundle) -> Parity:

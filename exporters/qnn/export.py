@@ -40,15 +40,20 @@ from edge_spec.errors import (
 from edge_spec.exporters.block_quantize import BlockQuantized
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.emitter import output_of
-from edge_spec.exporters.onnx.nodes import CONTRIB, DATA_FILE
+from edge_spec.exporters.onnx.nodes import DATA_FILE
 from edge_spec.exporters.onnx.static import (
     StaticForm,
     StaticIntegers,
     StaticOnnxExporter,
     channels,
 )
-from edge_spec.exporters.requests import chosen_quantization, report_bundle, require_replaceable
-from edge_spec.exporters.static_layout import BLOCK_SIZE, require_whole_blocks
+from edge_spec.exporters.requests import (
+    BLOCK_SIZE,
+    chosen_quantization,
+    report_bundle,
+    require_replaceable,
+    require_whole_blocks,
+)
 from edge_spec.models.bundle import (
     TOKENIZER,
     Bundle,
@@ -88,17 +93,9 @@ class HtpIntegers(StaticIntegers):
         add = self._nodes.weights.add_made
         packed = add(f"{name}.blocks", lambda: found().packed)
         scales = add(f"{name}.block_scales", lambda: found().scales.reshape(-1))
-        rows, columns = self._checkpoint.tensors[name].shape
-        return self._nodes.add(
-            "MatMulNBits",
-            [x, packed, scales],
-            output,
-            domain=CONTRIB,
-            K=columns,
-            N=rows,
-            bits=bits,
-            block_size=BLOCK_SIZE,
-        )
+        shape, blocks = self._checkpoint.tensors[name].shape, (bits, BLOCK_SIZE)
+        inputs = [x, packed, scales]
+        return self._nodes.multiply_blocks(inputs, shape, blocks, output, rounds_inputs=False)
 
     def _channel_blocks(self, name: str) -> BlockQuantized:
         levels, scales = channels(self._checkpoint.float32(name))
@@ -123,10 +120,9 @@ class QnnExporter:
         """Writes the bundle `out` for the processor `options.compute`. What is compared with the
         reference is the static bundle that it is compiled from, on the CPU.
 
-        Raises MissingDependencyError without QNN's compiler, UsageError for unknown options and
-        where `out` must not be replaced, UnsupportedModelError for a model that it cannot write or
-        that an NPU cannot map, ExportError where the compiler fails or leaves attention or matrices
-        to the CPU; then, or when interrupted, `out` is left as it was.
+        Raises MissingDependencyError without QNN's compiler, UnsupportedModelError for a model that
+        an NPU cannot map, ExportError where the compiler fails or leaves attention or matrices to
+        the CPU.
         """
         out = out.absolute()
         require_compiler()

@@ -20,7 +20,7 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.coreml import CoreMlExporter, graph
 from edge_spec.exporters.coreml.graph import AneRecipe, GpuRecipe, ProgramBuilder
 from edge_spec.exporters.coreml.weights import CoreMlWeights, dense
-from edge_spec.exporters.static_layout import StaticShape
+from edge_spec.exporters.requests import StaticShape
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.coreml.native import package_of, read_specification
