@@ -32,7 +32,6 @@ from edge_spec.drafters.draft.draft_tree import (
     DraftChooser,
     Line,
     Path,
-    Reader,
     candidates_after,
     sample_shape,
 )
@@ -238,15 +237,14 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         """Row after row, the likeliest first; sampled ones in the shape that is asked for."""
         given = self.name, pending, budget, self._acceptance
         if self._chooser.samples:
-            reader = Reader(self._read_rows, self._text.max_rows)
-            return sample_shape(*given, reader, self._chooser.draw)
+            return sample_shape(*given, self._read_rows, self._text.max_rows, self._chooser.draw)
         root: Path = ()
         return grow(*given, root, self._expand, budget.num_draft_tokens)
 
     def _expand(self, path: Path) -> list[Candidate[Path]]:
         """Returns what may follow the text and these draft tokens."""
         if self._ahead is None:
-            return self._chooser.likeliest(self._score(path), path)
+            return candidates_after(path, self._chooser.ranked(self._score(path), path))
         reading = self._ahead.get(path)
         if reading is None:
             reading = self._read(path)
