@@ -32,12 +32,10 @@ from edge_spec.drafters.draft.draft_tree import (
     DraftChooser,
     Line,
     Path,
-    Reader,
     candidates_after,
     sample_shape,
 )
 from edge_spec.drafters.draft.synced_session import (
-    AheadChoice,
     DraftAheadCache,
     Reading,
     SyncedSession,
@@ -97,7 +95,7 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         self._level = level or Stage()
         self._trees = draft.capabilities.trees
         self._told_full = False
-        self._ahead = DraftAheadCache() if anticipates else None
+        self._ahead, self._anticipates = DraftAheadCache(), anticipates
         self.passes: int = 0
 
     @property
@@ -138,7 +136,7 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         else:
             self._growth = self._chain(pending, count, budget.min_reach)
         by_level = branches and self._chooser.samples
-        self.anticipates = self._ahead is not None and not by_level
+        self.anticipates = self._anticipates and not by_level
         self.rollback_draft(len(assumed))
         return self._growth.tree
 
@@ -147,13 +145,14 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         self._text.extend(self._readable(verdict.tokens))
         self._level.observe(tree, out, verdict)
         self.anticipates = False
-        if self._ahead is not None:
+        if self._anticipates:
             self._ahead.follow(verdict.tokens)
+        else:
+            self._ahead.clear()
 
     def anticipate(self, stopped: Callable[[], bool]) -> None:
-        if self._ahead is not None:
-            estimate, longest = self._acceptance.estimate, self._text.room - 1
-            self._ahead.grow(self._read, estimate, longest, stopped)
+        longest = self._text.room - 1
+        self._ahead.grow(self._read, self._acceptance.estimate, longest, stopped)
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
         """Returns what was learnt, the draft's cache, and the state of the level below."""
@@ -189,15 +188,14 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
     def _chain(self, pending: int, count: int, min_reach: float) -> Growth:
         """Returns what the draft writes, after what it has written while the target scored."""
         line = Line(count, min_reach, self._acceptance)
-        if self._ahead is not None:
-            self._take_over(line, self._ahead)
+        self._take_over(line)
         while line.goes_on:
             self._write(line)
         return line.growth(pending, self.name, self._chooser.samples)
 
-    def _take_over(self, line: Line, ahead: DraftAheadCache) -> None:
+    def _take_over(self, line: Line) -> None:
         while line.goes_on:
-            reading = ahead.get(self._text.draft_tokens)
+            reading = self._ahead.get(tuple(self._text.draft_tokens))
             if reading is None:
                 return
             line.add(reading.candidate)
@@ -216,7 +214,8 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         row: int | None = 0
         rows: list[int] = []
         while row is not None and line.goes_on:
-            choice = self._choose(logits[row], path)
+            reading = self._ahead[tuple(path)] = self._chooser.read(logits[row], path)
+            choice = reading.candidate
             path.append(choice.token)
             line.add(choice)
             rows.append(row)
@@ -226,30 +225,19 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         self._text.candidate(written)
         self._level.learn(ahead, logits, written)
 
-    def _choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
-        if self._ahead is None:
-            return self._chooser.choose(logits, path)
-        reading = self._chooser.read(logits, path)
-        self._ahead.add(path, reading)
-        return reading.candidate
-
     def _tree(self, pending: int, budget: Budget) -> Growth:
         """Row after row, the likeliest first; sampled ones in the shape that is asked for."""
         given = self.name, pending, budget, self._acceptance
         if self._chooser.samples:
-            reader = Reader(self._read_rows, self._text.max_rows)
-            return sample_shape(*given, reader, self._chooser.draw)
+            return sample_shape(*given, self._read_rows, self._text.max_rows, self._chooser.draw)
         root: Path = ()
         return grow(*given, root, self._expand, budget.num_draft_tokens)
 
     def _expand(self, path: Path) -> list[Candidate[Path]]:
         """Returns what may follow the text and these draft tokens."""
-        if self._ahead is None:
-            return self._chooser.likeliest(self._score(path), path)
         reading = self._ahead.get(path)
         if reading is None:
-            reading = self._read(path)
-            self._ahead.add(path, reading)
+            reading = self._ahead[path] = self._read(path)
         elif not path:
             self.was_ready = True
         return candidates_after(path, reading.likeliest)
@@ -272,8 +260,7 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
 
     def _forget(self) -> None:
         self.anticipates = self.was_ready = False
-        if self._ahead is not None:
-            self._ahead.clear()
+        self._ahead.clear()
 
     def _tell_full(self) -> None:
         if self._text.room <= 0 and not self._told_full:

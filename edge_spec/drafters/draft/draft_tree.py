@@ -126,10 +126,6 @@ class DraftChooser:
         preference = self._preference(logits, path)
         return Reading(self._choice(preference), partial(ranked, preference))
 
-    def likeliest(self, logits: np.ndarray, path: Path) -> list[Candidate[Path]]:
-        """Returns the candidates that a tree may branch into."""
-        return candidates_after(path, self.ranked(logits, path))
-
     def ranked(self, logits: np.ndarray, path: Sequence[int]) -> list[tuple[int, int]]:
         """(token, kind of draft token) of what is likeliest, in falling order."""
         return ranked(self._preference(logits, path))
@@ -169,49 +165,6 @@ Path = tuple[int, ...]
 Score = Callable[[TokenTree], np.ndarray]  # [rows, vocab] logits
 
 
-class Rows:
-    """A tree that grows: row 0 is the pending token."""
-
-    def __init__(self, pending: int) -> None:
-        self.tokens = [pending]
-        self.parents = [-1]
-        self.kinds: list[int | None] = [None]
-        self.confidence = [1.0]
-        self.draft_probs: list[np.ndarray | None] = [None]
-
-    def add(self, parent: int, token: int, kind: int, chance: float, probs: np.ndarray) -> int:
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.kinds.append(kind)
-        self.confidence.append(chance)
-        self.draft_probs.append(probs)
-        return len(self.tokens) - 1
-
-    def path(self, row: int) -> Path:
-        path: list[int] = []
-        while row:
-            path.append(self.tokens[row])
-            row = self.parents[row]
-        return tuple(path[::-1])
-
-    def tree(self, drafter: str) -> TokenTree:
-        return TokenTree(
-            np.array(self.tokens, np.int32),
-            np.array(self.parents, np.int32),
-            np.array(self.confidence, np.float32),
-            draft_probs=tuple(self.draft_probs),
-            proposed_by=("", *(drafter,) * (len(self.tokens) - 1)),
-            siblings=Siblings.WITHOUT_REPLACEMENT,
-        )
-
-
-class Reader(NamedTuple):
-    """Reads a tree with the draft. max_rows: of one pass."""
-
-    score: Score
-    max_rows: int
-
-
 class Draw(NamedTuple):
     """Tokens sampled without replacement, in their order, and what the first was sampled from."""
 
@@ -225,32 +178,50 @@ def sample_shape(
     pending: int,
     budget: Budget,
     acceptance: LearntAcceptance,
-    reader: Reader,
+    score: Score,
+    max_rows: int,
     draw: Callable[[np.ndarray, Path, int], Draw],
 ) -> Growth:
-    """Fills the budget's shape, as far as it fits, with samples.
+    """Fills the budget's shape, as far as it fits, with samples. score: of a tree of at most
+    `max_rows` rows.
 
     Where a distribution has fewer tokens than the shape has children, the others and what is
     below them are left out.
     """
-    children = _fitting(budget, reader.max_rows)
-    rows = Rows(pending)
+    children = _fitting(budget, max_rows)
+    tokens, parents, confidence = [pending], [-1], [1.0]
+    kinds: list[int | None] = [None]
+    draft_probs: list[np.ndarray | None] = [None]
     read: list[int] = []
     level = {0: 0}  # node of the shape -> row
     while True:
+        tree = TokenTree(
+            np.array(tokens, np.int32),
+            np.array(parents, np.int32),
+            np.array(confidence, np.float32),
+            draft_probs=tuple(draft_probs),
+            proposed_by=("", *(drafter,) * (len(tokens) - 1)),
+            siblings=Siblings.WITHOUT_REPLACEMENT,
+        )
         inner = {node: row for node, row in level.items() if node in children}
         if not inner:
-            return Growth(rows.tree(drafter), rows.kinds)
+            return Growth(tree, kinds)
         read = sorted([*read, *inner.values()])
-        logits = reader.score(rows.tree(drafter).select(read))
+        logits = score(tree.select(read))
         level = {}
         for node, row in inner.items():
-            drawn = draw(logits[read.index(row)], rows.path(row), len(children[node]))
+            path = tuple(tree.tokens[tree.path(row)[1:]].tolist())
+            drawn = draw(logits[read.index(row)], path, len(children[node]))
             chance = 1.0
             for child, token, kind in zip(children[node], drawn.tokens, drawn.kinds, strict=False):
                 # A sample counts only after those before it, which a policy must not drop alone.
                 chance = min(chance, acceptance.estimate(kind))
-                level[child] = rows.add(row, token, kind, chance, drawn.probs)
+                level[child] = len(tokens)
+                tokens.append(token)
+                parents.append(row)
+                confidence.append(chance)
+                kinds.append(kind)
+                draft_probs.append(drawn.probs)
 
 
 def _fitting(budget: Budget, max_read: int) -> dict[int, list[int]]:

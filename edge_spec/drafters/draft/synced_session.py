@@ -203,29 +203,15 @@ class Reading:
         return likeliest
 
 
-class DraftAheadCache:
+class DraftAheadCache(dict[Path, Reading]):
     """Readings by the tokens between the text and what they draft."""
-
-    def __init__(self) -> None:
-        self._readings: dict[Path, Reading] = {}
-
-    def get(self, path: Sequence[int]) -> Reading | None:
-        return self._readings.get(tuple(path))
-
-    def add(self, path: Sequence[int], reading: Reading) -> None:
-        self._readings[tuple(path)] = reading
 
     def follow(self, tokens: Sequence[int]) -> None:
         """The text goes on with `tokens`: what was read after others is forgotten."""
         start, length = tuple(tokens), len(tokens)
-        self._readings = {
-            path[length:]: reading
-            for path, reading in self._readings.items()
-            if path[:length] == start
-        }
-
-    def clear(self) -> None:
-        self._readings.clear()
+        kept = {path[length:]: self[path] for path in self if path[:length] == start}
+        self.clear()
+        self.update(kept)
 
     def grow(
         self,
@@ -241,13 +227,13 @@ class DraftAheadCache:
         """
         paths: list[tuple[float, int, Path]] = [(-1.0, 0, ())]
         pushed = 0
-        while paths and len(self._readings) < _MOST_READ and not stopped():
+        while paths and len(self) < _MOST_READ and not stopped():
             negative, _, path = heappop(paths)
-            if path not in self._readings:
-                self._readings[path] = read(path)
+            if path not in self:
+                self[path] = read(path)
             if len(path) == max_length:
                 continue
-            reading = self._readings[path]
+            reading = self[path]
             followers = dict([reading.candidate[:2], *reading.likeliest])
             for token, kind in followers.items():
                 chance = -negative * estimate(kind)

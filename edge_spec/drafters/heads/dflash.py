@@ -30,12 +30,10 @@ from edge_spec.drafters.heads.features import TextEntries
 from edge_spec.drafters.heads.layers import (
     FloatProducts,
     HeadLayers,
-    HeadNetwork,
+    LayersNetwork,
     attend,
-    layer_matrices,
     logistic,
-    own_matrix,
-    scored_matrix,
+    matrices_of,
 )
 from edge_spec.drafters.protocol import TRAITS, Budget
 
@@ -135,31 +133,24 @@ class Following:
         return path[-1] if path else self._pending
 
 
-class DFlashNetwork(HeadNetwork):
-    """tables: the target's. backend: what computes its steps; by default numpy does, in float32."""
+class DFlashNetwork(LayersNetwork):
+    """backend: what computes its steps; by default numpy does, in float32."""
 
     kind = DFlashHead.drafted_by
 
     def __init__(
         self, head: DFlashHead, tables: TargetTables, backend: HeadBackend | None = None
     ) -> None:
-        super().__init__(head.config.vocab_size, head.token_ids)
-        self.config = head.config
-        self.feature_layers: Sequence[int] = head.feature_layers
-        self.features_size = len(head.feature_layers) * head.feature_size
+        super().__init__(head, tables)
         self.scored = head.scored
         self.transitions = TransitionWeights.of(head)
-        matrices = {"fc": own_matrix(head.tensors, ["fc"])}
-        for layer in range(head.config.num_layers):
-            matrices |= layer_matrices(head.tensors, f"layers.{layer}.")
-        matrices["head"] = scored_matrix(head, tables)
+        matrices = matrices_of(head, tables)
         step: BindsBlocks = (
             DFlashFormulas(head, FloatProducts(matrices))
             if backend is None
             else backend.dflash_step(head, matrices)
         )
         self.bound_to = step.bound_to
-        self._embed = head.embed_rows or tables.embed
         self._masks = self._embed(np.full(head.block_size - 1, head.mask_token))
 
     def embedded(self, pending: int) -> np.ndarray:

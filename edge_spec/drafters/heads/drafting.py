@@ -25,7 +25,6 @@ from edge_spec.drafters.draft.draft_tree import (
     DraftChooser,
     Line,
     Path,
-    Reader,
     candidates_after,
     kinds_of,
     ranked,
@@ -78,8 +77,7 @@ class HeadWeights(Protocol):
 
 
 class HeadDrafter(LearningDrafter):
-    """Drafts with the weights of a head. target: what it has read of the target. num_heads:
-    independent ones, one for each draft token
+    """target: what the head has read of it. num_heads: independent ones, one for each draft token
     after the pending one; None: each draft token is made of the one before. in_one_pass: all of
     them that the budget has room for are asked together, else one when the tree first gets to its
     depth.
@@ -153,9 +151,8 @@ class HeadDrafter(LearningDrafter):
 
     def _sampled(self, budget: Budget) -> Growth:
         if budget.branches and budget.shape:
-            reader = Reader(self._score_tree, _MAX_ROWS)
             given = self.name, self._pending, budget, self._acceptance
-            return sample_shape(*given, reader, self._chooser.draw)
+            return sample_shape(*given, self._score_tree, _MAX_ROWS, self._chooser.draw)
         line = Line(budget.num_draft_tokens, budget.min_reach, self._acceptance)
         while line.goes_on:
             logits = self._row(line.path).spread(self._vocab_size)

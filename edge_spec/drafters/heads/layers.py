@@ -159,6 +159,23 @@ def layer_matrices(
     }
 
 
+def matrices_of(head: EagleHead | DFlashHead, tables: TargetTables) -> dict[str, HeadMatrix]:
+    """Returns what a head multiplies with; matrices that read the same are one. The last one is its
+    own output matrix, else the target's."""
+    experts = head.experts if isinstance(head, EagleHead) else None
+    matrices = {"fc": own_matrix(head.tensors, ["fc"])}
+    for layer in range(head.config.num_layers):
+        matrices |= layer_matrices(head.tensors, f"layers.{layer}.", experts)
+    ids = np.arange(head.config.vocab_size) if head.token_ids is None else head.token_ids
+    own = head.head_rows
+    scored = (
+        output_matrix(tables.output_rows, ids)
+        if own is None
+        else output_matrix(own, np.arange(len(ids)))
+    )
+    return matrices | {"head": scored}
+
+
 def own_matrix(tensors: Mapping[str, np.ndarray], names: list[str]) -> HeadMatrix:
     """Joins tensors of the head, whose rows follow each other."""
     parts = tuple(partial(tensors.__getitem__, name + ".weight") for name in names)
@@ -170,14 +187,6 @@ def output_matrix(read: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) ->
     """Returns these rows of an output matrix, which are read in parts."""
     parts = [rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE)]
     return HeadMatrix(tuple(partial(read, part) for part in parts), is_output=True)
-
-
-def scored_matrix(head: EagleHead | DFlashHead, tables: TargetTables) -> HeadMatrix:
-    """Returns what scores a head's tokens: its own matrix, else the target's."""
-    ids = np.arange(head.config.vocab_size) if head.token_ids is None else head.token_ids
-    if head.head_rows is None:
-        return output_matrix(tables.output_rows, ids)
-    return output_matrix(head.head_rows, np.arange(len(ids)))
 
 
 def logistic(x: np.ndarray) -> np.ndarray:
@@ -262,6 +271,17 @@ class HeadNetwork:
         self.token_ids = token_ids
 
 
+class LayersNetwork(HeadNetwork):
+    """Of a head whose layers read the target's features. tables: the target's."""
+
+    def __init__(self, head: EagleHead | DFlashHead, tables: TargetTables) -> None:
+        super().__init__(head.config.vocab_size, head.token_ids)
+        self.config = head.config
+        self.feature_layers: Sequence[int] = head.feature_layers
+        self.features_size = len(head.feature_layers) * head.feature_size
+        self._embed = head.embed_rows or tables.embed
+
+
 _KEPT_ROWS = 2048  # of an embedding: 32 MB of the widest heads
 
 
@@ -324,28 +344,23 @@ class EagleFormulas:
         return self.goes_on_from(stream), self.logits(stream[rows.scored])
 
 
-class EagleNetwork(HeadNetwork):
-    """tables: the target's. backend: what computes its steps; by default numpy does, in float32."""
+class EagleNetwork(LayersNetwork):
+    """backend: what computes its steps; by default numpy does, in float32."""
 
     kind = EagleHead.drafted_by
 
     def __init__(
         self, head: EagleHead, tables: TargetTables, backend: HeadBackend | None = None
     ) -> None:
-        super().__init__(head.config.vocab_size, head.token_ids)
-        self.config = head.config
-        self.feature_layers: Sequence[int] = head.feature_layers
-        self.features_size = len(head.feature_layers) * head.feature_size
-        self.window = head.window
-        self.masks = head.masks
-        matrices = eagle_matrices(head, tables)
+        super().__init__(head, tables)
+        self.window, self.masks = head.window, head.masks
+        matrices = matrices_of(head, tables)
         step: BindsCaches = (
             EagleFormulas(head, FloatProducts(matrices))
             if backend is None
             else backend.eagle_step(head, matrices)
         )
         self.bound_to = step.bound_to
-        self._embed = head.embed_rows or tables.embed
         self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
@@ -353,11 +368,3 @@ class EagleNetwork(HeadNetwork):
         if len(tokens) > FEW_ROWS:
             return self._embed(tokens)
         return np.concatenate([self._embedded(token) for token in tokens.tolist()])
-
-
-def eagle_matrices(head: EagleHead, tables: TargetTables) -> dict[str, HeadMatrix]:
-    """Returns what a head multiplies with; matrices that read the same are one."""
-    matrices = {"fc": own_matrix(head.tensors, ["fc"])}
-    for layer in range(head.config.num_layers):
-        matrices |= layer_matrices(head.tensors, f"layers.{layer}.", head.experts)
-    return matrices | {"head": scored_matrix(head, tables)}
