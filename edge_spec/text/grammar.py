@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from edge_spec.core.sampling import Constraint
-from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import UsageError
 from edge_spec.text.control_tokens import PlainText
 from edge_spec.text.given_encoding import pattern_of
@@ -250,20 +250,13 @@ class MatcherConstraint:
 
 
 def _open_tokenizer(codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) -> Any:
-    """Returns an LLTokenizer. Raises UsageError for a tokenizer that does not tell what its tokens
-    spell.
+    """Returns an LLTokenizer.
 
     A form may have the text of a special token, such as a word to choose from: the answer spells
     it in other tokens, as messages do.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    if not isinstance(codec, PiecewiseCodec):
-        raise UsageError(
-            "this model's tokenizer does not tell what its tokens spell, which answers of a "
-            "given form need",
-            remedy="Ask without a schema or grammar, or use another runtime.",
-        )
     codec = codec.without_edges() if isinstance(codec, Tokenizer) else codec
     added = codec.added_tokens().items()
     texts = {token: text.encode() for text, (token, is_special) in added if not is_special}
