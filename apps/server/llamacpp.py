@@ -27,7 +27,7 @@ from edge_spec.apps.server.reply import (
 )
 from edge_spec.apps.server.request import Desk, Gap, Request, Work
 from edge_spec.apps.server.schema import AnswerBody, TokenId
-from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.text.control_tokens import PlainText
 from edge_spec.text.infill import InfillPrompt
 
@@ -138,9 +138,8 @@ def detokenized(desk: Desk, tokens: Sequence[int]) -> str:
 
 
 def _piece(codec: TextCodec, token: int) -> str | list[int]:
-    special = codec.special_text(token)
-    if special or not isinstance(codec, PiecewiseCodec):
-        return special or codec.decode([token])
+    if special := codec.special_text(token):
+        return special
     raw = codec.piece(token)
     try:
         return raw.decode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 
 class TextPieces(Protocol):
@@ -34,6 +34,10 @@ class TextCodec(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    def piece(self, token: int) -> bytes:
+        """Returns what the token adds within a text, which may be a part of a character; nothing
+        for a special token."""
+
     def stream(self) -> TextPieces: ...
 
     def token_text(self, token: int) -> str: ...
@@ -44,11 +48,3 @@ class TextCodec(Protocol):
         """Returns how a special token is written, which no text shows; "" for other tokens."""
 
     def vocabulary(self) -> dict[str, int]: ...
-
-
-@runtime_checkable
-class PiecewiseCodec(TextCodec, Protocol):
-    """A tokenizer that tells what each token adds to a text."""
-
-    def piece(self, token: int) -> bytes:
-        """Empty for a special token."""

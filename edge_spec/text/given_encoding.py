@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -132,22 +131,6 @@ def without_added_from(tokenizer: tokenizers.Tokenizer, first: int) -> tokenizer
     made.add_tokens([one for token, one in sorted(added.items()) if token < first])
     is_same = all(made.token_to_id(one.content) == id for id, one in added.items() if id < first)
     return made if is_same else tokenizer
-
-
-def json_of_text(tokenizer: tokenizers.Tokenizer) -> str:
-    """Returns the tokenizer.json with special tokens under names that no text has. The library
-    cannot open it where tokens are joined to special ones."""
-    whole: str = tokenizer.to_str()
-    names = {
-        _quoted(added.content): _quoted(f"{secrets.token_hex(16)}{token}")
-        for token, added in tokenizer.get_added_tokens_decoder().items()
-        if added.special
-    }
-    return pattern_of(names).sub(lambda found: names[found.group()], whole)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _encoded(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:

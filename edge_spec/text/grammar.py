@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from edge_spec.core.sampling import Constraint
-from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import UsageError
+from edge_spec.text.control_tokens import PlainText
 from edge_spec.text.given_encoding import pattern_of
 from edge_spec.text.parts.answer_form import speaks_of_thoughts
 from edge_spec.text.tokenizer import Tokenizer
@@ -249,48 +250,19 @@ class MatcherConstraint:
 
 
 def _open_tokenizer(codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) -> Any:
-    """Returns an LLTokenizer. Raises UsageError for a tokenizer that does not tell what its tokens
-    spell.
+    """Returns an LLTokenizer.
 
     A form may have the text of a special token, such as a word to choose from: the answer spells
     it in other tokens, as messages do.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    ends = list(stop_ids)
-    encode: Callable[[str], list[int]]
-    if isinstance(codec, Tokenizer):
-        try:
-            library = LLTokenizer(codec.json_of_text(), n_vocab=vocab_size, eos_token=ends)
-        except ValueError:
-            library = LLTokenizer(codec.to_json(), n_vocab=vocab_size, eos_token=ends)
-        added = {token: text.encode() for token, text in codec.added_text().items()}
-        if not added:
-            return library
-
-        # llguidance takes all added tokens for special ones, and then refuses the tag of a call
-        # that it demands of the model.
-        def piece(token: int) -> bytes:
-            if token in added or library.is_special_token(token):
-                return added.get(token, b"")
-            return bytes(library.decode_bytes([token]))
-
-        encode = library.tokenize_str
-    elif isinstance(codec, PiecewiseCodec):
-        special = {token for token, is_special in codec.added_tokens().values() if is_special}
-        begin, piece = codec.encode(""), codec.piece
-
-        def encode(text: str) -> list[int]:
-            return codec.encode_given(text, range(len(text)), special)[len(begin) :]
-
-    else:
-        raise UsageError(
-            "this model's tokenizer does not tell what its tokens spell, which answers of a "
-            "given form need",
-            remedy="Ask without a schema or grammar, or use another runtime.",
-        )
-    source = _Pieces([piece(token) for token in range(vocab_size)], encode, stop_ids)
-    return LLTokenizer(TokenizerWrapper(source), n_vocab=vocab_size, eos_token=ends)
+    codec = codec.without_edges() if isinstance(codec, Tokenizer) else codec
+    added = codec.added_tokens().items()
+    texts = {token: text.encode() for text, (token, is_special) in added if not is_special}
+    pieces = [texts.get(token) or codec.piece(token) for token in range(vocab_size)]
+    source = _Pieces(pieces, PlainText(codec, ()).following, stop_ids)
+    return LLTokenizer(TokenizerWrapper(source), n_vocab=vocab_size, eos_token=list(stop_ids))
 
 
 class _Pieces:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
+from edge_spec.core.text_codec import TextCodec
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -55,14 +55,9 @@ class TokenPieces:
         self.spelled_with = cache(self._spelled_with)
 
     def _of(self, token: int) -> TokenPiece:
-        codec = self.codec
-        if isinstance(codec, PiecewiseCodec):
-            raw = codec.piece(token)
-        else:
-            raw = codec.decode([token]).encode()
-        if raw:
+        if raw := self.codec.piece(token):
             return TokenPiece.of_bytes(raw)
-        return TokenPiece(codec.token_text(token) or f"token_id:{token}", None)
+        return TokenPiece(self.codec.token_text(token) or f"token_id:{token}", None)
 
     def _spelled_with(self, letter: str) -> tuple[int, ...]:
         """Returns the tokens that the vocabulary spells with this letter."""

@@ -19,7 +19,6 @@ from edge_spec.errors import ModelFileError, UsageError
 from edge_spec.text.given_encoding import (
     changes_text,
     encode_given,
-    json_of_text,
     without_added_from,
 )
 from edge_spec.text.token_pieces import ByteStream, DecodedStream, TokenBytes
@@ -181,6 +180,12 @@ class Tokenizer:
         other.source_end = self.source_end.translating(source, target, model)
         return other
 
+    def without_edges(self) -> Tokenizer:
+        """Returns one that puts nothing before and after a text."""
+        other = copy(self)
+        other.source_end, other._bos_id = None, None
+        return other
+
     def encode(self, text: str) -> list[int]:
         """Begins with the BOS token where the model asks for one and the text has none, and has the
         end of its source where it is one of an encoder-decoder and has not begun the answer.
@@ -253,16 +258,6 @@ class Tokenizer:
         text = self._decoded([token])
         return self.piece(token) if _UNREADABLE in text else text.encode()
 
-    def to_json(self) -> str:
-        """The tokenizer.json."""
-        json: str = self._tokenizer.to_str()
-        return json
-
-    def json_of_text(self) -> str:
-        """Returns one with the same ids in which no text spells a special token. It cannot be
-        opened where the vocabulary joins other tokens to one."""
-        return json_of_text(self._tokenizer)
-
     def vocabulary(self) -> dict[str, int]:
         """Every token as the vocabulary spells it, special ones included, and its id."""
         tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -280,12 +275,6 @@ class Tokenizer:
         if not changes_text(self._tokenizer.normalizer):
             return False
         return any(one.normalized for one in self._tokenizer.get_added_tokens_decoder().values())
-
-    def added_text(self) -> dict[int, str]:
-        """Added tokens that are text, such as a tag, by id: `decode` shows them, unlike special
-        ones."""
-        added = self.added_tokens().items()
-        return {token: text for text, (token, is_special) in added if not is_special}
 
     def token_text(self, token: int) -> str:
         """The token as the vocabulary spells it, special ones included."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams, permitted
@@ -18,6 +19,8 @@ from edge_spec.drafters.lookup.suffix import ForcedDrafter, SuffixDrafter
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import UsageError
 from edge_spec.text.grammar import Grammar, GrammarCompiler
+from edge_spec.text.tokenizer import SourceEnd, Tokenizer
+from fixtures.trained_tokenizers import sentencepiece, unigram
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer
 SCHEMA = {
@@ -38,6 +41,26 @@ def compiler(byte_tokenizer: Any) -> GrammarCompiler:
 def test_a_model_without_an_end_is_asked_for_no_form(byte_tokenizer: Any) -> None:
     with pytest.raises(UsageError, match="no end of text"):
         GrammarCompiler(byte_tokenizer, VOCAB, ()).compile(PERSON)
+
+
+def test_what_an_encoder_decoder_puts_around_its_sources_is_in_no_answer(
+    byte_tokenizer_json: str,
+) -> None:
+    codec = Tokenizer(byte_tokenizer_json, end=SourceEnd((EOS, 1), 1, before=(2,)))
+    constraint = GrammarCompiler(codec, VOCAB, (EOS,)).compile(PERSON)
+    assert constraint.forced() == list(b'{"name": "A')
+    assert constraint.num_allowed([*TEXT, EOS]) == len(TEXT) + 1
+
+
+@pytest.mark.parametrize("library", [unigram(), sentencepiece("first")], ids=["all", "first"])
+def test_no_space_is_put_before_an_answer(library: tokenizers.Tokenizer) -> None:
+    codec = Tokenizer(library.to_str())
+    size = max(codec.vocabulary().values()) + 1
+    constraint = GrammarCompiler(codec, size, (1,)).compile(PERSON)
+    forced = b"".join(map(codec.piece, constraint.forced()))
+    assert forced.startswith(b'{"name"') and TEXT.startswith(forced)
+    text = codec.encode(f"a{TEXT.decode()}")[len(codec.encode("a")) :]
+    assert constraint.num_allowed(text) == len(text)
 
 
 @pytest.mark.parametrize("seed", [None, *range(4)])

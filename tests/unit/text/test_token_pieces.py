@@ -66,18 +66,3 @@ def test_a_vocabulary_is_read_once(
 def test_bytes_that_are_no_text_are_written_as_openai_does() -> None:
     assert shown(b" \xf0\x9f") == " \\xf0\\x9f"
     assert shown("\ufffd".encode()) == "\ufffd"
-
-
-class Words:
-    """A tokenizer of another package, that tells texts alone."""
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(["", " one"][token] for token in ids)
-
-    def token_text(self, token: int) -> str:
-        return ["<end>", "one"][token]
-
-
-def test_a_tokenizer_that_tells_no_bytes_is_asked_for_text() -> None:
-    pieces = TokenPieces(Words())  # type: ignore[arg-type]
-    assert [pieces.of(0), pieces.of(1)] == [TokenPiece("<end>", None), TokenPiece(" one", b" one")]
