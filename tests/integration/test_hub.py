@@ -355,7 +355,7 @@ def test_models_of_the_hub_answer_as_those_on_disk_and_as_drafts_change_no_text(
 
     expected, _ = answered(models / "small")
     text, told = answered("hf:org/small")
-    assert text == expected and "Downloading hf:org/small, 0." in told
+    assert text == expected and "Downloading hf:org/small, 0 MB" in told
     plain, _ = answered(models / "large", "--drafter", "none")
     assert answered(models / "large", *drafting)[0] == plain
     assert len(hub.contents()) == 1
