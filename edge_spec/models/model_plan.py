@@ -284,7 +284,7 @@ class ModelPlan:
                     file.write_text(sha256_file(kept), encoding="ascii")
 
         waiting = partial(progress, "Waiting for another process that converts the model", 0.0)
-        found: Bundle | ModelInfo | None = make_once(kept, find, convert, waiting)
+        found = make_once(kept, find, convert, waiting)
         if found is None:
             raise ModelFileError(
                 f"{kept} is damaged as soon as it is written", remedy="Check the disk it is on."
