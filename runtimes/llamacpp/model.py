@@ -107,7 +107,7 @@ class LlamaCppModel:
             self._make_rewindable(source)
 
     def _make_rewindable(self, source: ModelInfo) -> None:
-        from edge_spec.runtimes.llamacpp.hybrid import NO_BRANCHES, rewindable
+        from edge_spec.runtimes.llamacpp.hybrid import rewindable
 
         self._choices = rewindable(self._weights, self._choices, source.path)
         kept = self._choices.kept_states
@@ -116,7 +116,6 @@ class LlamaCppModel:
             max_rows=kept + 1,
             trees=False,
             rollback_rows=kept,
-            why_no_trees=NO_BRANCHES,
         )
 
     @property
