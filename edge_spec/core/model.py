@@ -52,7 +52,6 @@ class Capabilities:
     rounds_activations: bool = False  # to 8 bits, where a last bit that differs may count for much
     # Rows of one pass that can be dropped after it, without reading text again; None: all of them.
     rollback_rows: int | None = None
-    why_no_trees: str = ""  # what about the model or its graph keeps rows from branching
     # Whether the bits of a row follow from its text alone, whatever else is in its pass, beside it
     # in the cache or in other passes before: by how its kernels compute, not by measurement.
     invariant_rows: bool = False

@@ -8,14 +8,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
 from edge_spec.core.model import HasWays, Model
@@ -90,10 +89,9 @@ class TargetOpening:
         self._prepared = prepared
         self._beside: Future[Model] | None = None  # until it is taken
         if _opens_beside(prepared):
-            self._beside = Future()
-            run = partial(copy_context().run, _open_into, self._beside, prepared)
-            # A command that ends by force does not wait for it (cli/start.py).
-            Thread(target=run, name="edge-spec-opening", daemon=True).start()
+            pool = ThreadPoolExecutor(1, "edge-spec-opening")
+            self._beside = pool.submit(copy_context().run, open_target, prepared)
+            pool.shutdown(wait=False)
 
     def take(self) -> Model:
         """Returns it open. Raises as `open_target` does."""
@@ -107,13 +105,6 @@ class TargetOpening:
         """Closes what nobody has taken."""
         if self._beside is not None and self._beside.exception() is None:
             self._beside.result().close()
-
-
-def _open_into(found: Future[Model], prepared: PreparedEngine) -> None:
-    try:
-        found.set_result(open_target(prepared))
-    except BaseException as error:  # is told to whoever takes it
-        found.set_exception(error)
 
 
 def _opens_beside(prepared: PreparedEngine) -> bool:
@@ -282,8 +273,7 @@ def _open_head(path: Path, prepared: PreparedEngine) -> HeadNetwork:
 
 
 def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:
-    """Refuses here what the model cannot do, so that nothing fails in the middle of a text. One
-    line tells of drafters that were asked for by name, and whose draft tokens cannot branch here.
+    """Refuses here what the model cannot do, so that nothing fails in the middle of a text.
 
     Raises UsageError, UnsupportedModelError.
     """
@@ -304,17 +294,6 @@ def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptio
             f"{name} on {runtime} cannot rewind its cache, which speculation and chat need",
             remedy="Use another runtime or model.",
         )
-    if not model.capabilities.trees:
-        traits = factory.traits_of(options.drafter)
-        branching = [each for each, declared in traits.items() if declared.trees]
-        if branching:
-            _log.warning(
-                "%s on %s is drafted for in chains, not in the trees of %s: %s",
-                name,
-                runtime,
-                ", ".join(branching),
-                model.capabilities.why_no_trees or "rows of its passes cannot branch",
-            )
 
 
 class Learner(TakesAnswers, IdleWork, Protocol):

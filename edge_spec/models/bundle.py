@@ -74,18 +74,18 @@ _Name = Annotated[str, Field(pattern=r"^[^/\\:\x00-\x1f]{1,200}$")]
 _Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
 
 
-class _Stated(BaseModel):
+class Stated(BaseModel):
     """What a manifest states."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class FileEntry(_Stated):
+class FileEntry(Stated):
     sha256: _Digest
     num_bytes: int = Field(ge=0)
 
 
-class CompiledFor(_Stated):
+class CompiledFor(Stated):
     """The part of a manifest that binds a bundle to one NPU.
 
     versions: of the compiler's parts, by their names. outside: operators that the compiler left to
@@ -102,7 +102,7 @@ class CompiledFor(_Stated):
         return f"{self.soc} (HTP v{self.htp_arch})"
 
 
-class Manifest(_Stated):
+class Manifest(Stated):
     """The content of manifest.json."""
 
     file_name: ClassVar[str] = MANIFEST
@@ -137,7 +137,7 @@ class Manifest(_Stated):
         return self.quantization + (" stacked" if self.kv_cache == "whole" else "")
 
 
-class Variant(_Stated):
+class Variant(Stated):
     """One model in one format."""
 
     format: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,40}$")]
@@ -158,7 +158,7 @@ class Variant(_Stated):
         return f"{self.path}/{MANIFEST}" in self.files
 
 
-class Member(_Stated):
+class Member(Stated):
     """One model, in all formats that were written of it."""
 
     name: _Name
@@ -171,7 +171,7 @@ class Member(_Stated):
         return [variant.format for variant in self.variants]
 
 
-class VocabularyProof(_Stated):
+class VocabularyProof(Stated):
     """Proves that the draft's tokens are the target's, by digests as `Vocabulary` makes them."""
 
     target_sha256: _Digest
@@ -181,7 +181,7 @@ class VocabularyProof(_Stated):
     num_shared: int  # ids that both have; all of them stand for the same token, padding apart
 
 
-class PairManifest(_Stated):
+class PairManifest(Stated):
     """The content of pair.json."""
 
     file_name: ClassVar[str] = PAIR_MANIFEST

@@ -40,6 +40,7 @@ from edge_spec.errors import (
 )
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_below
+from edge_spec.models.devices import format_bytes
 from edge_spec.models.hub import CONFIG, TOKENIZER, ChosenFiles, HubReference, choose
 from edge_spec.storage.atomic import as_storage_error, atomic_file, locked, sha256_file, sync
 
@@ -303,8 +304,8 @@ def check_sizes(reference: HubReference, files: Files) -> None:
         limit = MAX_FILE_BYTES if name.lower().endswith(_WEIGHTS) else MAX_SMALL_BYTES
         if file.num_bytes > limit:
             raise UsageError(
-                f"{name} of {reference} has {_format_size(file.num_bytes)}, and at most "
-                f"{_format_size(limit)} are fetched",
+                f"{name} of {reference} has {format_bytes(file.num_bytes)}, and at most "
+                f"{format_bytes(limit)} are fetched",
                 remedy="Choose another file or repository.",
             )
 
@@ -321,12 +322,12 @@ def fetch_blobs(reference: HubReference, commit: str, files: Files, say: Progres
         return
     total = sum(each.file.num_bytes for each in missing)
     arrived = sum(each.num_arrived() for each in missing)
-    root, size = _cache_root(), _format_size(total - arrived)
+    root, size = _cache_root(), format_bytes(total - arrived)
     root.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(root).free
     if free < total - arrived:
         raise DownloadError(
-            f"{size} are to be fetched, and {root} has {_format_size(free)} free", remedy=_MAKE_ROOM
+            f"{size} are to be fetched, and {root} has {format_bytes(free)} free", remedy=_MAKE_ROOM
         )
     what = f"Downloading {reference}, {size}"
     say(what, arrived / max(total, 1))
@@ -484,7 +485,3 @@ def _link(blob: Path, file: Path) -> None:
         pass
     except OSError:
         blob.replace(file)
-
-
-def _format_size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

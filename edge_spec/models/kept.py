@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from edge_spec.errors import BundleError
 from edge_spec.models.bundle import (
     MANIFEST,
     Bundle,
     FileEntry,
+    Stated,
     check_file,
     list_files,
     read_model,
@@ -30,7 +29,7 @@ _REMEDY = "It is made again."
 _log = logging.getLogger(__name__)
 
 
-class _Entry(BaseModel):
+class _Entry(Stated):
     key: dict[str, Any]
     files: dict[str, FileEntry]
 

@@ -1,6 +1,5 @@
 """Says before weights are read what a target and its drafts will take together, whether that fits
-this machine, and what of them would. Memory of devices' own is counted under whatever names their
-runtimes know a device."""
+this machine, and what of them would."""
 
 from __future__ import annotations
 
@@ -76,24 +75,27 @@ class FreeMemory:
 
 
 class DeviceMemories:
-    """The memory of devices. One that several runtimes reach is counted once. Its label is what the
-    first of them calls it, such as "llamacpp cuda0"."""
+    """The memory of devices, labelled as their runtimes know them, such as "llamacpp cuda0": one
+    that two runtimes use is counted for each by itself."""
 
     def __init__(self, devices: Sequence[Device] = ()) -> None:
-        self._devices = [each for each in devices if each.name and each.kind != CPU]
+        self._devices = {
+            _label(each.runtime, each.name): each
+            for each in devices
+            if each.name and each.kind != CPU
+        }
 
     def needs(self, models: Iterable[tuple[str, Memory]]) -> Needs:
         """Adds up what models that are open together need. models: each with its runtime."""
         main, found = 0, Counter[str]()
         for runtime, memory in models:
             for name, num_bytes in memory.on_devices.items():
-                device = self._find(runtime, name)
+                label = _label(runtime, name)
+                device = self._devices.get(label)
                 if device is not None and device.shares_memory:
                     main += num_bytes
                 else:
-                    found[f"{runtime} {name}" if device is None else self._label(device)] += (
-                        num_bytes
-                    )
+                    found[label] += num_bytes
         return Needs(main, dict(found))
 
     def free(self) -> dict[str, int]:
@@ -105,39 +107,18 @@ class DeviceMemories:
         return self._by_label(lambda device: device.total_bytes)
 
     def _by_label(self, read: Callable[[Device], int | None]) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for device in self._devices:
-            num_bytes = read(device)
-            if num_bytes is not None and not device.shares_memory:
-                label = self._label(device)
-                found[label] = min(found.get(label, num_bytes), num_bytes)
-        return found
-
-    def _find(self, runtime: str, name: str) -> Device | None:
-        asked = Device(runtime, name, None, "")
-        return next((each for each in self._devices if _is_same(each, asked)), None)
-
-    def _label(self, device: Device) -> str:
-        first = next(each for each in self._devices if _is_same(each, device))
-        return f"{first.runtime} {first.name}"
+        told = {label: read(each) for label, each in self._devices.items()}
+        return {
+            label: num_bytes
+            for label, num_bytes in told.items()
+            if num_bytes is not None and not self._devices[label].shares_memory
+        }
 
 
-def _is_same(one: Device, other: Device) -> bool:
-    """Says whether two names mean one device: of another runtime, by its number, or by a
-    description that tells what it is. Of two equal cards one may be taken for the other: less fits
-    then than could."""
-    if one.runtime == other.runtime:
-        return _numbered(one) == _numbered(other)
-    has_description = bool(one.description) and one.kind == other.kind
-    return _numbered(one) == _numbered(other) or (
-        has_description and one.description == other.description
-    )
-
-
-def _numbered(device: Device) -> str:
+def _label(runtime: str, name: str) -> str:
     """The first device of a kind may go without its number."""
-    name = (device.name or "").lower()
-    return name if name[-1:].isdigit() else f"{name}0"
+    name = name.lower()
+    return f"{runtime} {name}" if name[-1:].isdigit() else f"{runtime} {name}0"
 
 
 @dataclass(frozen=True)

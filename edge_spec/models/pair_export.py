@@ -221,48 +221,42 @@ def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairMani
         )
     require_readable(out)
     _check_request(request)
-    target, draft = _open_models(request)
-    proof = None
-    if draft is not None:
-        names = target.name, draft.name
-        proof = prove_vocabulary(target.vocabulary, draft.vocabulary, *names)
+    models = _open_models(request)
+    proof = prove_vocabulary(*models) if request.draft is not None else None
     notes = list(request.choices.notes)
     with atomic_directory(out) as work:
-        (work / TOKENIZER).write_text(target.checkpoint.tokenizer_json(), encoding="utf-8")
-        template = target.checkpoint.chat_template
-        written = target.write(request, work, progress, notes)
-        drafting = None if draft is None else draft.write(request, work, progress, notes)
-        formats = {*written.formats, *(drafting.formats if drafting else ())}
+        checkpoint = models[0].checkpoint
+        (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
+        template = checkpoint.chat_template
+        written = [each.write(request, work, progress, notes) for each in models]
         manifest = PairManifest(
-            name=target.name,
+            name=models[0].name,
             kind=request.choices.kind,
             notes=tuple(notes),
-            target=written,
-            draft=drafting,
+            target=written[0],
+            draft=written[1] if len(written) > 1 else None,
             tokenizer=list_files(work, work / TOKENIZER)[TOKENIZER],
             chat_template_sha256=template and hashlib.sha256(template.encode()).hexdigest(),
             vocabulary=proof,
-            versions=runtimes.writer_versions(sorted(formats)),
+            versions=runtimes.writer_versions(
+                sorted({format for each in written for format in each.formats})
+            ),
         )
         write_listing(work, manifest)
     return manifest
 
 
-def prove_vocabulary(
-    target: Mapping[str, int], draft: Mapping[str, int], target_name: str, draft_name: str
-) -> VocabularyProof:
-    """Prove that the draft's tokens are the target's. target, draft: token -> id.
-
-    Raises UsageError that lists the first differences.
-    """
-    require_same_vocabulary(target, draft, target_name, draft_name)
-    first, second = Vocabulary.of(target), Vocabulary.of(draft)
+def prove_vocabulary(target: _Model, draft: _Model) -> VocabularyProof:
+    """Prove that the draft's tokens are the target's. Raises UsageError that lists the first
+    differences."""
+    require_same_vocabulary(target.vocabulary, draft.vocabulary, target.name, draft.name)
+    first, second = Vocabulary.of(target.vocabulary), Vocabulary.of(draft.vocabulary)
     return VocabularyProof(
         target_sha256=first.sha256,
         target_size=first.size,
         draft_sha256=second.sha256,
         draft_size=second.size,
-        num_shared=compare(target, draft).num_shared,
+        num_shared=compare(target.vocabulary, draft.vocabulary).num_shared,
     )
 
 
@@ -278,13 +272,14 @@ def _check_request(request: PairRequest) -> None:
         runtimes.load_exporter(format)  # raises for an unknown name, or if its library is missing
 
 
-def _open_models(request: PairRequest) -> tuple[_Model, _Model | None]:
-    """Raises UsageError for more layers than there are, and for a draft that is the target."""
+def _open_models(request: PairRequest) -> list[_Model]:
+    """Return the target, and the draft if there is one. Raises UsageError for more layers than
+    there are, and for a draft that is the target."""
     target, draft = request.target, request.draft
     checkpoint = runtimes.open_checkpoint(target.source.path)
     opened = _Model.of(ROLES[0], target, checkpoint)
     if draft is None:
-        return opened, None
+        return [opened]
     if draft.source != target.source:
         checkpoint = runtimes.open_checkpoint(draft.source.path)
     elif draft.num_layers is None or draft.num_layers >= opened.kept_layers:
@@ -293,7 +288,7 @@ def _open_models(request: PairRequest) -> tuple[_Model, _Model | None]:
             f"{opened.kept_layers} layers",
             remedy="Choose a smaller --draft, or fewer --draft-layers.",
         )
-    return opened, _Model.of(ROLES[1], draft, checkpoint)
+    return [opened, _Model.of(ROLES[1], draft, checkpoint)]
 
 
 @dataclass(frozen=True)

@@ -272,8 +272,18 @@ def served_names(models: Sequence[str], asked: Sequence[str]) -> list[tuple[str,
     own = [_own_name(model) for model in models]
     given: list[list[str]] = [[] for _ in models]
     for alias in asked:
-        name, model = _read_alias(alias, models)
-        given[_index(model, models, own)].append(name)
+        name, equals, model = alias.partition("=")
+        if not name.isprintable() or not name.strip():
+            raise UsageError(f"{alias!r} gives no name", remedy=_FORM)
+        if not equals and len(models) > 1:
+            raise UsageError(f"--alias {alias} does not say of which model", remedy=_FORM)
+        meant = model if equals else models[0]
+        found = [i for i, each in enumerate(models) if each == meant]
+        found = found or [i for i, each in enumerate(own) if each == meant]
+        if len(found) != 1:
+            what = "no model" if not found else "more than one model"
+            raise UsageError(f"{what} of this server is {meant!r}", remedy=_FORM)
+        given[found[0]].append(name)
     names = [
         tuple(dict.fromkeys([*aliases, name] if not aliases or own.count(name) == 1 else aliases))
         for aliases, name in zip(given, own, strict=True)
@@ -293,24 +303,3 @@ def _own_name(model: str) -> str:
         return source.name
     reference = HubReference.parse(model)
     return reference.name if reference.file is None else Path(reference.file).stem
-
-
-def _read_alias(alias: str, models: Sequence[str]) -> tuple[str, str]:
-    name, equals, model = alias.partition("=")
-    if not name.isprintable() or not name.strip():
-        raise UsageError(f"{alias!r} gives no name", remedy=_FORM)
-    if equals:
-        return name, model
-    if len(models) > 1:
-        raise UsageError(f"--alias {alias} does not say of which model", remedy=_FORM)
-    return name, models[0]
-
-
-def _index(model: str, models: Sequence[str], own: Sequence[str]) -> int:
-    """Returns the place of the one model that was given so, or that is called so."""
-    found = [i for i, each in enumerate(models) if each == model]
-    found = found or [i for i, name in enumerate(own) if name == model]
-    if len(found) != 1:
-        what = "no model" if not found else "more than one model"
-        raise UsageError(f"{what} of this server is {model!r}", remedy=_FORM)
-    return found[0]

@@ -291,12 +291,12 @@ def single_flight(path: Path, waits: Callable[[], None]) -> Iterator[None]:
 
 def make_once(
     path: Path,
-    find: Callable[[], _Found | None],
+    find: Callable[[], _Found],
     make: Callable[[], None],
     waits: Callable[[], None],
-) -> _Found | None:
-    """Return what `find` finds, after `make` where that is nothing at first: by one process at a
-    time, as in `single_flight`. None where it is still nothing."""
+) -> _Found:
+    """Return what `find` finds, after `make` where that is None at first: by one process at a time,
+    as in `single_flight`."""
     found = find()
     if found is None:
         with single_flight(path, waits):

@@ -82,7 +82,6 @@ class Places:
 
 
 KEPT_STATES = 7  # of each layer beside the last one: as many rows of a pass can be dropped
-NO_BRANCHES = "its recurrent layers have one state for the text, which branches would share"
 # Whose states llama.cpp keeps as it says: tried in random orders of passes, commits and rollbacks.
 # It keeps those of Nemotron-H, too, which was not tried.
 REWINDABLE = frozenset({"qwen35", "qwen35moe", "lfm2", "lfm2moe"})
@@ -109,7 +108,8 @@ class HybridSession(LlamaCppSession):
     def forward(self, tree: TokenTree) -> Forward:
         if len(tree) > self._most_rows or not tree.is_chain:
             raise ValueError(
-                f"a pass of this model takes a chain of up to {self._most_rows} rows: {NO_BRANCHES}"
+                f"a pass of this model takes a chain of up to {self._most_rows} rows: its recurrent "
+                "layers have one state for the text, which branches would share"
             )
         self._drop_rejected()
         self._text[self.length :] = tree.tokens.tolist()
@@ -243,9 +243,7 @@ def rewindable(weights: GgufWeights, choices: ContextChoices, path: object) -> C
 
 def rewindable_capabilities(found: Capabilities, choices: ContextChoices) -> Capabilities:
     kept = choices.kept_states
-    return replace(
-        found, max_rows=kept + 1, trees=False, rollback_rows=kept, why_no_trees=NO_BRANCHES
-    )
+    return replace(found, max_rows=kept + 1, trees=False, rollback_rows=kept)
 
 
 def _no_states(path: object) -> UnsupportedModelError:

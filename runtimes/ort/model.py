@@ -215,7 +215,6 @@ class GrowingModel:
             trees=False,
             rollback=True,
             hidden_states=False,
-            why_no_trees="its graph takes no mask, so that each row sees all rows before it",
         )
         self.config = loader.config
         self._inference: Any = loader.open(GRAPH_FILE)
