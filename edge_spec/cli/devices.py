@@ -94,7 +94,7 @@ def plan(
         str | None, typer.Option(help="A smaller model that may draft for it, auto, or none.")
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Measure again what was measured before.")
+        bool, typer.Option("--refresh", help="Measure passes again that were measured before.")
     ] = False,
     json: options.Json = False,
 ) -> None:
@@ -124,8 +124,6 @@ def plan(
     chosen, _ = choose_plan(plans_for(target, asked))
     made = replace(made, in_force=chosen.explain())
     notes = [*made.notes, *filter(None, [missing_reader(target)])]
-    if not planner.has_measured:
-        notes.append("all of this was known already: --refresh measures it again")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print_result(json, asdict(made), _plan_lines(made))

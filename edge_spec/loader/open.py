@@ -51,6 +51,7 @@ from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.lossless import keep_promise
+from edge_spec.scheduler.measure import median_seconds, quick_passes
 from edge_spec.scheduler.profile import (
     Profile,
     ProfileKey,
@@ -62,7 +63,6 @@ from edge_spec.scheduler.profile import (
 from edge_spec.scheduler.row_findings import (
     RoundTimes,
     begun_costs,
-    row_costs,
     rows_key,
     settle_rows,
 )
@@ -172,7 +172,9 @@ def open_models(
 
     @cache
     def measured() -> RowCosts:
-        return row_costs(loaded, rows_key(key, loaded.config)) if profile is None else costs()
+        if profile is not None:
+            return costs()
+        return RowCosts(median_seconds(quick_passes(loaded)))
 
     context = _drafter_context(prepared, drafts, measured)
     drafters = factory.load_drafters(options.drafter, context)

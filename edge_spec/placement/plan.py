@@ -107,9 +107,7 @@ class Plan:
     for what is uncertain."""
 
     model: str
-    identity: str  # of the model's files
     draft: str | None  # as the user named it
-    draft_identity: str | None
     placements: tuple[Placement, ...]
     notes: tuple[str, ...] = ()
     in_force: tuple[str, ...] = ()  # what a start runs by now, who drafts and why

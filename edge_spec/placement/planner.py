@@ -1,7 +1,7 @@
 """Makes a plan: finds the place of a model where a plain step is fastest, and of its draft where a
 step with draft tokens is, and has the drafters write short texts there.
 
-What is measured is kept, so the same plan made again measures nothing."""
+What passes take is kept, so that the same plan made again only writes the texts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from edge_spec.core.isolated import IsolatedError
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
-from edge_spec.models import runtimes
 from edge_spec.models.devices import Device, format_bytes
 from edge_spec.models.memory import FreeMemory
 from edge_spec.models.options import LoadOptions
@@ -35,11 +34,9 @@ from edge_spec.placement.survey import (
 from edge_spec.scheduler.engine_plan import default_drafter
 from edge_spec.scheduler.profile import (
     Profile,
-    ProfileKey,
     doubt_profile,
     was_busy,
 )
-from edge_spec.storage.measurements import Quantity
 
 TRIAL_S = 25.0  # of all answers, as forecast
 _MOST_TRIALS = 3  # places, of which all but the last fail
@@ -60,18 +57,7 @@ class Tried:
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-@dataclass(frozen=True)
-class TrialKey:
-    """All that the rates of drafters depend on."""
-
-    target: ProfileKey
-    draft: ProfileKey | None
-    drafters: tuple[str, ...]
-    made_by: str  # the version of edge-spec
-
-
 Wrote = dict[str, Tried | str]  # by drafter; or why this model cannot have it
-TRIALS = Quantity("trial", TrialKey, lambda: TypeAdapter(Wrote))
 
 Prompts = Sequence[Sequence[int]]
 # Placements at one place, and of one draft at most, plain decoding first; prompts; tokens of each
@@ -182,8 +168,7 @@ class Planner:
     """Plans for one model, and perhaps another that drafts for it.
 
     notes: a line for each place or drafter that cannot be used, and for what is uncertain.
-    has_measured: whether anything was not known; known after `make`. refresh: measure again what is
-    known.
+    refresh: measure passes again where they are known.
     """
 
     def __init__(
@@ -201,10 +186,6 @@ class Planner:
         self._free = self._surveyor.free
         self.notes = self._surveyor.notes
 
-    @property
-    def has_measured(self) -> bool:
-        return self._surveyor.has_measured
-
     def make(self) -> Plan:
         """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
         draft_s = MEASURE_S if self._draft else 0.0
@@ -218,9 +199,7 @@ class Planner:
         self._expect(TRIAL_S)
         return Plan(
             model=readable(self._source.model),
-            identity=self._source.identity,
             draft=self._draft.model if self._draft else None,
-            draft_identity=self._draft.identity if self._draft else None,
             placements=self._try(places, targets, drafts),
             notes=tuple(self.notes),
         )
@@ -289,7 +268,7 @@ class Planner:
             for pair in (*paying[:1], None):
                 first = pair or alone
                 try:
-                    tried += self._write(alone, target, pair, drafts)
+                    tried += self._write(alone, target, pair)
                     break
                 except IsolatedError as error:
                     self._surveyor.note(f"{first}: {error}")
@@ -304,11 +283,7 @@ class Planner:
         return placement.shortage(self._free) is None
 
     def _write(
-        self,
-        alone: Placement,
-        target: MeasuredPlace,
-        pair: Placement | None,
-        drafts: Sequence[MeasuredPlace],
+        self, alone: Placement, target: MeasuredPlace, pair: Placement | None
     ) -> tuple[Placement, ...]:
         """Return what each drafter wrote at one place. Raises IsolatedError."""
         assert target.profile is not None and alone.step_s is not None
@@ -317,19 +292,7 @@ class Planner:
         if pair is not None:
             names = dict.fromkeys((pair.drafter, "draft-model"))
             ways += [replace(pair, drafter=name) for name in names]
-        keys = {str(each.candidate.place): each.candidate.key for each in drafts}
-        key = TrialKey(
-            target.candidate.key,
-            None if pair is None else keys[str(pair.draft)],
-            tuple(each.drafter for each in ways),
-            runtimes.library_version(runtimes.REFERENCE),
-        )
-        found = None if self._surveyor.refresh else TRIALS.known(key)
-        if found is None:
-            self._surveyor.has_measured = True
-            found = self._measured(ways, target)
-            if not was_busy(_slowdown(alone, found) - 1):
-                TRIALS.keep(key, found)
+        found = self._measured(ways, target)
         self._compare(target, _slowdown(alone, found))
         tried = []
         for each in ways:

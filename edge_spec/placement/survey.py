@@ -192,17 +192,15 @@ class MeasuredPlace:
 class Surveyor:
     """Measures the places of a target, and of its draft.
 
-    notes: a line for each place that cannot be used, or whose profile is uncertain. has_measured:
-    whether anything was not known. free: before any model is open. refresh: measure what is known,
-    too, and try again what failed.
+    notes: a line for each place that cannot be used, or whose profile is uncertain. free: before
+    any model is open. refresh: measure what is known, too, and try again what failed.
     """
 
     def __init__(self, devices: Sequence[Device], progress: Progress, refresh: bool) -> None:
         self.notes: list[str] = []
-        self.has_measured = False
         self._memories = DeviceMemories(devices)
         self.free = FreeMemory(free_bytes(), self._memories.free())
-        self.refresh = refresh
+        self._refresh = refresh
         self._devices = devices
         self._progress = progress
         self._silent: dict[tuple[str, str], str] = {}  # by runtime and device
@@ -241,11 +239,11 @@ class Surveyor:
             self.notes.append(line)
 
     def _known(self, place: Candidate) -> Profile | None:
-        return None if self.refresh or self._fault(place) else load_profile(place.key)
+        return None if self._refresh or self._fault(place) else load_profile(place.key)
 
     def _fault(self, place: Candidate) -> str:
         """Return why a place is not worth trying; "" where it is."""
-        known = None if self.refresh else FAULTS.known(place.key)
+        known = None if self._refresh else FAULTS.known(place.key)
         if known:
             return f"{known} (--refresh tries it again)"
         return self._silent.get((place.key.runtime, place.key.device), "")
@@ -254,7 +252,6 @@ class Surveyor:
         """texts: that a device has to agree with. Raises IsolatedError."""
         if fault := self._fault(place):
             raise IsolatedError(fault)
-        self.has_measured = True
         what = f"Measuring {place.prepared.name} on {place.place}"
         on_step = partial(self._progress, what)
         try:

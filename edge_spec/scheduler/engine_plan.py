@@ -29,7 +29,6 @@ from edge_spec.models.model_plan import ModelPlan, Refusal, choose, ways_to_run
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
-from edge_spec.scheduler.priors import row_shares
 from edge_spec.scheduler.profile import (
     SECONDS,
     Profile,
@@ -99,13 +98,9 @@ class EnginePlan:
     def costs(self) -> RowCosts:
         """Return what passes of the target take by their rows: as measured here, else in
         proportions that are usual for its kernels."""
-        found = next(_known_costs(self.target), None)
-        if found is not None:
-            return found
-        shares = row_shares(
-            runtimes.own_kernels(self.target.name), ",".join(self.target.how.providers)
-        )
-        return RowCosts(shares, is_measured=False)
+        device = ",".join(self.target.how.providers)
+        usual = recall_costs(runtimes.own_kernels(self.target.name), device, {})
+        return next(_known_costs(self.target), usual)
 
     @cached_property
     def cheap_rows(self) -> int:

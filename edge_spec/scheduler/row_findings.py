@@ -12,8 +12,7 @@ passes on a busy machine hardly change.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median, quantiles
 from threading import Lock
@@ -38,9 +37,9 @@ from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.lossless import MOST_PADDING
 from edge_spec.scheduler.lossless import wider as widened
 from edge_spec.scheduler.machine import cpu_features, cpu_name
-from edge_spec.scheduler.measure import median_seconds, quick_passes, relative_cost, spread
+from edge_spec.scheduler.measure import relative_cost
 from edge_spec.scheduler.priors import row_shares
-from edge_spec.scheduler.profile import SECONDS, ProfileKey, options_apart, was_busy
+from edge_spec.scheduler.profile import SECONDS, ProfileKey, options_apart
 from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
@@ -159,19 +158,6 @@ def shapes_of(config: ModelConfig) -> tuple[int, ...]:
         config.experts_used,
         min(config.context_length, _SHORT_CONTEXT),
     )
-
-
-def row_costs(
-    model: Model, key: ProfileKey, clock: Callable[[], float] = time.perf_counter
-) -> RowCosts:
-    """Return what the store knows of such a model; else measure it now, and keep it."""
-    seconds: Mapping[int, float] | None = SECONDS.known(key)
-    if seconds is None:
-        passes = quick_passes(model, clock=clock)
-        seconds = median_seconds(passes)
-        if not was_busy(spread(passes)):
-            SECONDS.keep(key, dict(seconds), min(map(len, passes.values())), spread(passes))
-    return RowCosts(seconds)
 
 
 def begun_costs(model: Model, key: ProfileKey) -> RowCosts:

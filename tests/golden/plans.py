@@ -73,7 +73,6 @@ def record() -> dict[str, Any]:
 
     with (
         TemporaryDirectory() as folder,
-        patch("edge_spec.scheduler.engine_plan.row_shares", usual),
         patch("edge_spec.scheduler.row_findings.row_shares", usual),
     ):
         here = Path(folder)

@@ -126,9 +126,8 @@ MACHINES = {
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     # What is usual of rows depends on the processor.
-    for module in ("engine_plan", "row_findings"):
-        name = f"edge_spec.scheduler.{module}.row_shares"
-        monkeypatch.setattr(name, lambda kernels, device: LIBRARY_KERNELS)
+    name = "edge_spec.scheduler.row_findings.row_shares"
+    monkeypatch.setattr(name, lambda kernels, device: LIBRARY_KERNELS)
     return tmp_path / "cache"
 
 

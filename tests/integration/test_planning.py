@@ -75,19 +75,28 @@ def test_a_plan_ranks_every_runtime_and_tries_every_drafter_at_the_best(model: s
     assert len(planner.notes) == sum(device.fault is not None for device in devices)
 
 
-def test_a_plan_made_again_measures_nothing(model: str, gguf: Any) -> None:
+def test_a_plan_made_again_measures_no_passes(
+    model: str, gguf: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+    measure = survey_module.measure_place
+
+    def counted(*given: Any) -> Any:
+        measured.append(given)
+        return measure(*given)
+
+    monkeypatch.setattr(survey_module, "measure_place", counted)
     draft = Source(str(gguf("llama", "F16")), quiet)
 
     def planner(refresh: bool = False) -> Planner:
         return Planner(Source(model, quiet), draft, one_device(), quiet, as_measured, refresh)
 
-    first, again = planner(), planner()
-    made = first.make()
-    assert again.make() == made
-    assert first.has_measured and not again.has_measured
-    refreshed = planner(refresh=True)
-    refreshed.make()
-    assert refreshed.has_measured
+    made = planner().make()
+    num_places = len(measured)
+    assert num_places and planner().make() == made
+    assert len(measured) == num_places
+    planner(refresh=True).make()
+    assert len(measured) == 2 * num_places
 
 
 def test_the_draft_is_planned_with_each_of_its_places(
@@ -147,7 +156,7 @@ def test_where_every_trial_fails_the_places_are_ranked(model: str) -> None:
     assert plan.placements[0].step_s is not None
 
 
-def test_what_was_tried_on_a_busy_machine_is_tried_again(model: str) -> None:
+def test_what_was_tried_on_a_busy_machine_is_told(model: str) -> None:
     """Plain decoding has no reason to be much slower than its passes but other processes."""
 
     def slow(placements: Any, *more: Any) -> Any:
@@ -162,7 +171,7 @@ def test_what_was_tried_on_a_busy_machine_is_tried_again(model: str) -> None:
     assert "the machine was busy" in planner.notes[0]
     again = Planner(Source(model, quiet), None, one_device(), quiet, as_measured)
     again.make()
-    assert again.has_measured and not again.notes
+    assert not again.notes
 
 
 def test_passes_that_took_far_longer_than_decoding_are_measured_again_by_the_next_plan(
@@ -184,7 +193,7 @@ def test_passes_that_took_far_longer_than_decoding_are_measured_again_by_the_nex
             for name, each in found.items()
         }
 
-    for count in (1, 2):  # a trial that is known says it as well
+    for count in (1, 2):
         planner = Planner(Source(model, quiet), None, one_device(), quiet, fast)
         planner.make()
         assert len(measured) == count

@@ -19,7 +19,14 @@ from edge_spec.placement.plan import (
     Place,
     Placement,
 )
-from edge_spec.placement.planner import rank_drafters, rank_places, why_no_draft
+from edge_spec.placement.planner import (
+    pair_step_s,
+    rank_drafters,
+    rank_pairs,
+    rank_places,
+    why_no_draft,
+)
+from edge_spec.scheduler.profile import Profile
 from fixtures.silence import quiet
 
 MB = 1_000_000
@@ -117,3 +124,33 @@ def test_devices_with_a_fault_are_told_where_there_is_no_other(tmp_path: Path) -
     ]
     with pytest.raises(UsageError, match=r"m\.gguf: ort cuda: no driver; openvino: not installed"):
         candidates(source, LoadOptions(), devices, quiet)
+
+
+def test_the_options_of_a_placement_say_where_all_of_it_runs() -> None:
+    drafting = replace(NEXT.target, threads=1)
+    paired = replace(BEST, draft=drafting, drafter="draft-model")
+    assert paired.options("small.gguf") == LoadOptions(
+        runtime="llamacpp",
+        device="cpu",
+        drafter="draft-model",
+        draft=("small.gguf",),
+        draft_runtime="ort",
+        draft_device="cpu",
+        draft_threads=1,
+    )
+    assert BEST.options("small.gguf") == LoadOptions(
+        runtime="llamacpp", device="cpu", drafter="none"
+    )
+
+
+def test_a_pair_can_pay_whose_step_is_shorter_than_as_many_plain_ones() -> None:
+    target, draft = Profile({1: 0.1, 5: 0.2}, 6, 0.0), Profile({1: 0.05}, 6, 0.0)
+    assert pair_step_s(target, draft) == pytest.approx(0.2 + 4 * 0.05)
+    assert pair_step_s(target, None) is pair_step_s(None, draft) is None
+    pair = placement(step_s=0.1, draft=NEXT.target)
+    slow, fast, unknown = (replace(pair, pair_step_s=each) for each in (0.51, 0.49, None))
+    assert [each.can_pay for each in (slow, fast, unknown)] == [False, True, False]
+    first, *others = rank_pairs([unknown, slow, fast], FREE)
+    assert first == fast and [each.reason.partition(":")[0] for each in others] == [
+        *("it cannot pay", "does not fit")
+    ]

@@ -13,7 +13,14 @@ import pytest
 
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree
-from edge_spec.scheduler.measure import CONTEXT, USUAL_ROUNDS, WIDTHS, measure
+from edge_spec.scheduler.measure import (
+    CONTEXT,
+    QUICK_WIDTHS,
+    USUAL_ROUNDS,
+    WIDTHS,
+    measure,
+    quick_passes,
+)
 from edge_spec.scheduler.profile import (
     SECONDS,
     Profile,
@@ -97,6 +104,17 @@ def test_on_a_quiet_machine_every_width_is_measured_exactly() -> None:
         assert seconds == pytest.approx(expected(rows, CONTEXT))
     assert profile.spread < 1e-6 and profile.rounds == USUAL_ROUNDS  # stable at once
     assert all(session.is_closed for session in model.opened)
+
+
+@pytest.mark.parametrize(("slower", "rounds"), [(1.0, 3), (20.0, 1)])
+def test_quick_passes_are_few_of_a_slow_model(slower: float, rounds: int) -> None:
+    """After a round that is not counted."""
+    model = TimedModel(lambda n: slower)
+    passes = quick_passes(model, clock=model.clock)
+    assert tuple(passes) == QUICK_WIDTHS
+    assert model.num_passes == len(QUICK_WIDTHS) * (rounds + 1)
+    for rows, seconds in passes.items():
+        assert seconds == pytest.approx([slower * expected(rows, 16)] * rounds)
 
 
 def test_passes_that_something_disturbed_do_not_count() -> None:

@@ -12,6 +12,7 @@ import pytest
 from edge_spec.core.model import Forward
 from edge_spec.core.modes import LosslessMode
 from edge_spec.core.tree import TokenTree
+from edge_spec.scheduler import row_findings
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS, widths_for
 from edge_spec.scheduler.lossless import Promise, keep_promise
 from edge_spec.scheduler.profile import ProfileKey
@@ -115,3 +116,17 @@ def test_a_way_that_agrees_in_narrow_passes_comes_before_one_that_agrees_in_none
     assert model.way == found.way == "narrow"
     assert found.invariant_widths == (1, 2, 3)
     assert keep_promise(LosslessMode.AUTO, found).promise is Promise.BIT_IDENTICAL
+
+
+@pytest.mark.parametrize(
+    ("measured", "cost"), [([1.9, 1.3, 9.9], 1.3), ([1.9, 1.6, 1.7], 1.6), ([0.9], 1.0)]
+)
+def test_the_plain_width_costs_the_least_of_a_few_measurements(
+    measured: list[float], cost: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more are made than decide whether texts keep to it."""
+    left = iter(measured)
+    monkeypatch.setattr(row_findings, "relative_cost", lambda model, width: next(left))
+    found = find_rows(Ways(only=2), KEY, USUAL_WIDTHS)
+    assert found.plain_cost == cost
+    assert keep_promise(LosslessMode.ALWAYS, found).plain_cost == cost
