@@ -238,7 +238,8 @@ class Batch:
     """The passes of all conversations on one model. Any thread may call, each with its own session.
 
     A conversation without company makes its pass itself, at once. Of several, one pass is made at a
-    time, by whichever of their threads is first to find none running, for as many as fit.
+    time, by the thread of whoever has waited longest, for as many as fit: others that are due come
+    meanwhile.
 
     active: generations that are being decoded now. most: conversations that may share a pass, 1
     for none.
@@ -406,7 +407,8 @@ class Batch:
             nobody_came = False
             try:
                 while not request.is_done:
-                    if self._is_running:
+                    # Led by whoever woke up first, passes had fewer conversations.
+                    if self._is_running or self._queue[0] is not request:
                         self._turn.wait()
                     elif not nobody_came and (wait_s := self._worth_waiting_s()) > 0:
                         nobody_came = not self._turn.wait(wait_s)
@@ -437,16 +439,17 @@ class Batch:
         chosen = self._choose()
         self._is_running = True
         self._turn.release()
-        started = ended = self._clock()
+        started, pass_s = self._clock(), 0.0
         try:
             self._make(chosen)
-            ended = self._clock()
+            pass_s = self._clock() - started
         finally:
             self._turn.acquire()
             self._is_running = False
+            now = self._clock()
             for request in self._queue:
                 if request.is_done and isinstance(request, _TreeRequest):
-                    self._returns.left(request.session, ended, ended - started)
+                    self._returns.left(request.session, now, pass_s)
             self._queue = [request for request in self._queue if not request.is_done]
             self._turn.notify_all()
 
