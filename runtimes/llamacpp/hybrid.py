@@ -108,8 +108,8 @@ class HybridSession(LlamaCppSession):
     def forward(self, tree: TokenTree) -> Forward:
         if len(tree) > self._most_rows or not tree.is_chain:
             raise ValueError(
-                f"a pass of this model takes a chain of up to {self._most_rows} rows: its recurrent "
-                "layers have one state for the text, which branches would share"
+                f"a pass of this model takes a chain of up to {self._most_rows} rows: its "
+                "recurrent layers have one state for the text, which branches would share"
             )
         self._drop_rejected()
         self._text[self.length :] = tree.tokens.tolist()
