@@ -312,8 +312,10 @@ class Cache:
             )
             owners = np.array([at for _, at in order])
             places = [np.flatnonzero(owners == at) for at in range(len(parts))]
+        span = range(context.tail, context.tail + num_rows)
         for (sequence, tree, is_scored), at in zip(parts, places, strict=True):
-            numbers = context.begin(sequence, tree, (self._offsets[at] + context.tail).tolist())
+            cells = span[at] if isinstance(at, slice) else (at + context.tail).tolist()
+            numbers = context.begin(sequence, tree, cells)
             self._batch.put(at, tree, sequence.length, numbers, is_scored or is_whole)
         return places
 
