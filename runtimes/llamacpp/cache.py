@@ -51,9 +51,9 @@ class Cache:
     There is a context while there are conversations.
     """
 
-    def __init__(self, weights: GgufWeights, choices: ContextChoices, context_length: int) -> None:
+    def __init__(self, weights: GgufWeights, choices: ContextChoices) -> None:
         self.weights = weights
-        self.context_length = context_length
+        self.context_length = weights.config.context_length
         self.choices = choices  # of the next context, but for its size
         if keeps_order(choices):
             self.choices = replace(choices, num_sequences=NUM_SEQUENCES)
