@@ -51,9 +51,9 @@ class Cache:
     There is a context while there are conversations.
     """
 
-    def __init__(self, weights: GgufWeights, choices: ContextChoices, context_length: int) -> None:
+    def __init__(self, weights: GgufWeights, choices: ContextChoices) -> None:
         self.weights = weights
-        self.context_length = context_length
+        self.context_length = weights.config.context_length
         self.choices = choices  # of the next context, but for its size
         if keeps_order(choices):
             self.choices = replace(choices, num_sequences=NUM_SEQUENCES)
@@ -312,8 +312,10 @@ class Cache:
             )
             owners = np.array([at for _, at in order])
             places = [np.flatnonzero(owners == at) for at in range(len(parts))]
+        span = range(context.tail, context.tail + num_rows)
         for (sequence, tree, is_scored), at in zip(parts, places, strict=True):
-            numbers = context.begin(sequence, tree, (self._offsets[at] + context.tail).tolist())
+            cells = span[at] if isinstance(at, slice) else (at + context.tail).tolist()
+            numbers = context.begin(sequence, tree, cells)
             self._batch.put(at, tree, sequence.length, numbers, is_scored or is_whole)
         return places
 

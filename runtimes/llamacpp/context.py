@@ -75,7 +75,7 @@ class Batch:
         """Write a tree to these rows. numbers: the sequence of each leaf; a row has those of the
         leaves below it."""
         self._tokens[rows] = tree.tokens
-        self._positions[rows] = tree.depths + position
+        self._positions[rows] = tree.depths + position if len(tree) > 1 else position
         self._scored[rows] = is_scored
         self._num_sequences[rows] = 1
         self._sequences[rows, 0] = numbers[0]

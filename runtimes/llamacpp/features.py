@@ -77,14 +77,13 @@ class Tap:
         if (self._streams, self._shared) != (tuple(layers), sizes):
             self._streams, self._shared = tuple(layers), dict(sizes)
             self._lay_out()
-        self._counts[:] = 0
+        self._counts[:] = [0] * len(self._counts)
 
     def missing(self, num_rows: int) -> list[int]:
         """Returns the layers of whose streams the last pass, of so many rows, gave another number
         of values."""
-        count = len(self._streams)
-        found: list[int] = self._layers[:count][self._counts[:count] != num_rows].tolist()
-        return found
+        counts = zip(self._streams, self._counts, strict=False)  # then those of keys and values
+        return [layer for layer, count in counts if count != num_rows]
 
     def rows_of(self, layer: int) -> np.ndarray:
         """[rows, hidden_size] float32 of the last pass, valid until the next one. layer: one of
@@ -95,33 +94,23 @@ class Tap:
         """[rows, numbers] float32 keys and values of each layer of the last pass, valid until the
         next one; None where it was not of so many rows."""
         first = len(self._streams)
-        if not (self._counts[first:] == num_rows).all():
+        if any(count != num_rows for count in self._counts[first:]):
             return None
         rows = [each[:num_rows] for each in self._rows[first:]]
         return dict(zip(self._shared, zip(rows[::2], rows[1::2], strict=True), strict=True))
 
     def _lay_out(self) -> None:
-        shared = [(layer, kind) for layer in self._shared for kind in (_KEYS, _VALUES)]
-        wanted = [*((layer, _STREAM) for layer in self._streams), *shared]
-        sizes = [self._hidden_size] * len(self._streams)
-        sizes += [self._shared[layer] for layer, _ in shared]
-        self._layers = np.array([layer for layer, _ in wanted], np.int32)
-        self._kinds = np.array([kind for _, kind in wanted], np.int32)
-        self._row_bytes = 4 * np.array(sizes, np.int64)
-        self._rows = [np.empty((self._most_rows, size), np.float32) for size in sizes]
-        self._addresses = np.array([rows.ctypes.data for rows in self._rows], np.int64)
-        self._counts = np.zeros(len(wanted), np.int64)
-        fields = self._fields
-        fields.num_streams = len(wanted)
-        fields.layers = _pointer(self._layers, ctypes.c_int32)
-        fields.kinds = _pointer(self._kinds, ctypes.c_int32)
-        fields.row_bytes = _pointer(self._row_bytes, _INT)
-        fields.rows = _pointer(self._addresses, ctypes.c_int64)
-        fields.counts = _pointer(self._counts, _INT)
-
-
-def _pointer(array: np.ndarray, kind: type[Any]) -> Any:
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
+        wanted = [(layer, _STREAM, self._hidden_size) for layer in self._streams]
+        for layer, size in self._shared.items():
+            wanted += [(layer, _KEYS, size), (layer, _VALUES, size)]
+        count, fields = len(wanted), self._fields
+        self._rows = [np.empty((self._most_rows, size), np.float32) for *_, size in wanted]
+        self._counts = (_INT * count)()
+        fields.num_streams, fields.counts = count, self._counts
+        fields.layers = (ctypes.c_int32 * count)(*(layer for layer, *_ in wanted))
+        fields.kinds = (ctypes.c_int32 * count)(*(kind for _, kind, _ in wanted))
+        fields.row_bytes = (_INT * count)(*(rows.strides[0] for rows in self._rows))
+        fields.rows = (_INT * count)(*(rows.ctypes.data for rows in self._rows))
 
 
 class Features:

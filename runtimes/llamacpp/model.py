@@ -118,8 +118,7 @@ class LlamaCppModel:
     def open_session(self) -> LlamaCppSession:
         """Raises DeviceMemoryError where a device has too little memory for the cache."""
         with self._lock:
-            choices = self._ways[self.way]
-            cache = self._cache or Cache(self._weights, choices, self.config.context_length)
+            cache = self._cache or Cache(self._weights, self._ways[self.way])
             self._cache = cache if self._shares else None
         return (hybrid.HybridSession if self._weights.is_hybrid else LlamaCppSession)(cache)
 
