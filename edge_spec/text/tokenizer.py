@@ -23,9 +23,6 @@ from edge_spec.text.given_encoding import (
 )
 from edge_spec.text.token_pieces import ByteStream, TokenBytes
 
-# From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
-# megabyte takes a second.
-_LONG_CHARACTERS = 1 << 14
 _UNREADABLE = "\ufffd"
 _SHOWN = 500  # characters of the library's own words, which may quote the file
 
@@ -212,14 +209,9 @@ class Tokenizer:
         return ids if self.source_end is None else self.source_end.around(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without special tokens. Raises ModelFileError.
-
-        Where a character lacks bytes, the library may replace those of others before it, too."""
-        text = self._decoded(ids)
-        if _UNREADABLE in text:
-            stream = self.stream()
-            text = "".join(map(stream.push, ids)) + stream.finish()
-        return text
+        """The text of `ids` without special tokens. Raises ModelFileError."""
+        stream = self.stream()
+        return "".join(map(stream.push, ids)) + stream.finish()
 
     def _decoded(self, ids: Sequence[int]) -> str:
         with _refusing(_is_given_up):
@@ -236,11 +228,9 @@ class Tokenizer:
         return cache(TokenBytes(self._tokenizer, self._encoded("a")[-1:], self._decoded).of)
 
     def _encoded(self, text: str) -> list[int]:
-        if len(text) < _LONG_CHARACTERS:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-            return ids
+        # A batch lets other threads run meanwhile: a megabyte takes a second.
         (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        ids = encoded.ids
+        ids: list[int] = encoded.ids
         return ids
 
     def stream(self) -> TextPieces:
