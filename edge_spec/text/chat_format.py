@@ -284,7 +284,7 @@ def _rendered(
     opened: OpenedTemplate, messages: Sequence[Message], tools: Tools, options: PromptOptions
 ) -> str:
     try:
-        messages, tools = fitted(plain_messages(messages), tools, opened.traits)
+        messages, tools = fitted(messages, tools, opened.traits)
     except RecursionError:
         raise _too_deep() from None
     budget = thought_budget(options.get("reasoning"))
