@@ -84,13 +84,8 @@ class OpenedTemplate:
     @cached_property
     def thought(self) -> ThoughtForm | None:
         """Returns how the model writes its thoughts; None where it has none."""
-
-        def render(messages: Sequence[Message], add_generation_prompt: bool, **own: Any) -> str:
-            return self.template.render(
-                messages, add_generation_prompt=add_generation_prompt, template_kwargs=own
-            )
-
-        return thought_form(self.template.source, render, self._codec.added_tokens())
+        template = self.template
+        return thought_form(template.source, template.render, self._codec.added_tokens())
 
 
 class MessagePrompt(list[int]):
