@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,12 +38,13 @@ class AnswerWriter:
     dimmed."""
 
     def __init__(self) -> None:
-        self._thoughts: Any = None  # the console that a thought is being written to
+        self._is_thinking = False
 
     def write(self, chunk: Chunk) -> None:
         if chunk.kind is PartKind.REASONING:
             if sys.stdout.isatty():
-                self._think(chunk.text)
+                self._is_thinking = True
+                typer.secho(printable(chunk.text), dim=True, nl=False)
             return
         self._end_thought()
         if chunk.kind is PartKind.TEXT:
@@ -54,16 +55,9 @@ class AnswerWriter:
         self._end_thought()
         print()
 
-    def _think(self, text: str) -> None:
-        from rich.console import Console
-        from rich.text import Text
-
-        self._thoughts = self._thoughts or Console(highlight=False)
-        self._thoughts.print(Text(printable(text)), style="dim", end="", soft_wrap=True)
-
     def _end_thought(self) -> None:
-        if self._thoughts is not None:
-            self._thoughts = None
+        if self._is_thinking:
+            self._is_thinking = False
             print("\n")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from edge_spec.core.model_info import DEFAULT_TEMPLATE, TOOL_TEMPLATE, SpecialTokens
+from edge_spec.core.model_info import TOOL_TEMPLATE, SpecialTokens
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import EdgeSpecError, UsageError
@@ -28,13 +28,7 @@ from edge_spec.text.parts.answer_form import (
     thought_budget,
     thought_form,
 )
-from edge_spec.text.plain_messages import (
-    TOOLS,
-    Message,
-    Tools,
-    plain_messages,
-    with_ordered_results,
-)
+from edge_spec.text.plain_messages import Message, Tools, plain_messages, with_ordered_results
 from edge_spec.text.template_traits import TemplateTraits, fitted, with_arguments
 from edge_spec.text.token_pieces import TokenPieces
 
@@ -90,13 +84,8 @@ class OpenedTemplate:
     @cached_property
     def thought(self) -> ThoughtForm | None:
         """Returns how the model writes its thoughts; None where it has none."""
-
-        def render(messages: Sequence[Message], add_generation_prompt: bool, **own: Any) -> str:
-            return self.template.render(
-                messages, add_generation_prompt=add_generation_prompt, template_kwargs=own
-            )
-
-        return thought_form(self.template.source, render, self._codec.added_tokens())
+        template = self.template
+        return thought_form(template.source, template.render, self._codec.added_tokens())
 
 
 class MessagePrompt(list[int]):
@@ -210,19 +199,19 @@ class ChatFormat:
         `template` does."""
         from edge_spec.text.tools.formats import GENERIC
 
-        native = self._for(TOOLS).traits.native_tools
+        native = self._with_tools.traits.native_tools
         return GENERIC if native is None else native.form
 
     @property
     def knows_tools(self) -> bool:
         """Says whether the chat template does. Raises UnsupportedModelError as `template` does."""
-        return self._for(TOOLS).traits.native_tools is not None
+        return self._with_tools.traits.native_tools is not None
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
         """Returns the values that `template_kwargs` may have here: names that the chat templates
         read. Raises as `template` does."""
-        return self._for(()).template.variables | self._for(TOOLS).template.variables
+        return self._without_tools.template.variables | self._with_tools.template.variables
 
     def prompt_of(self, text: str, **options: Unpack[PromptOptions]) -> list[int]:
         """The tokens that ask for an answer to `text`, or, where the model has no chat template,
@@ -233,13 +222,13 @@ class ChatFormat:
 
     def template(self) -> ChatTemplate:
         """Raises UnsupportedModelError where there is none, or none that compiles."""
-        return self._opened(DEFAULT_TEMPLATE).template
+        return self._without_tools.template
 
     @property
     def control_tokens(self) -> ControlTokens:
         """Returns those of conversations without tools. Raises UnsupportedModelError as `template`
         does."""
-        return self._opened(DEFAULT_TEMPLATE).control_tokens
+        return self._without_tools.control_tokens
 
     @cached_property
     def pieces(self) -> TokenPieces:
@@ -254,23 +243,21 @@ class ChatFormat:
 
     def _for(self, tools: Tools) -> OpenedTemplate:
         """Returns the template for tools where there are tools and the model has one."""
-        has_own = bool(tools) and TOOL_TEMPLATE in self.named_templates
-        return self._opened(TOOL_TEMPLATE if has_own else DEFAULT_TEMPLATE)
-
-    def _opened(self, name: str) -> OpenedTemplate:
-        found = self._templates.get(name)
-        if found is None:
-            source = self.named_templates.get(name, self.chat_template)
-            ends = {*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))}
-            tokens = {**self._tokens_by_id(), **self.special_tokens}
-            found = OpenedTemplate(source, tokens, self.tokenizer, ends)
-            self._templates[name] = found
-        return found
+        return self._with_tools if tools else self._without_tools
 
     @cached_property
-    def _templates(self) -> dict[str, OpenedTemplate]:
-        """By name, once they are opened."""
-        return {}
+    def _without_tools(self) -> OpenedTemplate:
+        return self._opened(self.chat_template)
+
+    @cached_property
+    def _with_tools(self) -> OpenedTemplate:
+        source = self.named_templates.get(TOOL_TEMPLATE)
+        return self._without_tools if source is None else self._opened(source)
+
+    def _opened(self, source: str | None) -> OpenedTemplate:
+        ends = {*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))}
+        tokens = {**self._tokens_by_id(), **self.special_tokens}
+        return OpenedTemplate(source, tokens, self.tokenizer, ends)
 
     def _tokens_by_id(self) -> SpecialTokens:
         """Returns the tokens that templates name most, which the model's files need not name."""
@@ -292,7 +279,7 @@ def _rendered(
     opened: OpenedTemplate, messages: Sequence[Message], tools: Tools, options: PromptOptions
 ) -> str:
     try:
-        messages, tools = fitted(plain_messages(messages), tools, opened.traits)
+        messages, tools = fitted(messages, tools, opened.traits)
     except RecursionError:
         raise _too_deep() from None
     budget = thought_budget(options.get("reasoning"))

@@ -241,14 +241,15 @@ class ChatTemplate:
         """Returns the prompt that asks for the assistant's next message, or for the rest of the
         last message.
 
-        Raises UsageError for messages and options that are malformed or nested too deeply, for
-        tools that the template does not mention, and for a last message that cannot be continued.
+        Raises UsageError for messages and options that are malformed or nested too deeply, and for
+        a last message that cannot be continued. Tools that the template does not mention are in no
+        prompt.
         """
         plain = plain_messages(messages)
         variables = _variables(options)
         field = options.get("continue_final_message")
         if not field:
-            return self._told(plain, tools, variables)
+            return self._rendered(plain, tools, variables)
         if variables["add_generation_prompt"]:
             raise UsageError(
                 "continue_final_message and add_generation_prompt exclude each other",
@@ -264,7 +265,7 @@ class ChatTemplate:
         fields = [name for name in (field, *THOUGHTS) if name == field or field in THOUGHTS]
         marked = {name: text + _MARK for name in fields if plain[-1].get(name) == text}
         plain[-1] |= marked
-        prompt, mark, rest = self._told(plain, tools, variables).rpartition(_MARK.strip())
+        prompt, mark, rest = self._rendered(plain, tools, variables).rpartition(_MARK.strip())
         if not mark or text.strip() not in prompt:
             raise UsageError(
                 "the chat template does not show the last message as it is, so that it cannot be "
@@ -272,22 +273,6 @@ class ChatTemplate:
                 remedy="Leave continue_final_message out.",
             )
         return prompt if rest.startswith(_MARK[-1]) else prompt.rstrip()
-
-    def _told(self, messages: Sequence[Message], tools: Tools, variables: Mapping[str, Any]) -> str:
-        """Renders, and raises UsageError for tools that the template does not mention."""
-        prompt = self._rendered(messages, tools, variables)
-        if tools:
-            try:
-                without = self._rendered(messages, (), variables)
-            except UnsupportedModelError:  # it is made for tools alone
-                return prompt
-            if prompt == without:
-                raise UsageError(
-                    "this model's chat template knows no tools",
-                    remedy="Use a model that was trained to call tools, or describe them in a "
-                    "message.",
-                )
-        return prompt
 
     def _rendered(
         self, messages: Sequence[Message], tools: Tools, variables: Mapping[str, Any]

@@ -10,7 +10,6 @@ from functools import cache
 from typing import NamedTuple
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from edge_spec.core.text_codec import TextCodec
 
@@ -97,14 +96,16 @@ class TokenBytes:
 
 
 class ByteStream:
-    """Joins the bytes of tokens: a character appears with the last of its bytes, and where it lacks
-    some, one replacement stands for it, as llama.cpp's servers show it."""
+    """Turns tokens into text as they come, by joining their bytes: a character that spans tokens
+    appears with the last of them, and one replacement stands for what lacks some of its bytes, as
+    llama.cpp's servers show it."""
 
     def __init__(self, piece: Callable[[int], bytes], first: Callable[[int], bytes]) -> None:
         """piece: the bytes that a token adds within a text; first: at the beginning of one."""
         self._piece = piece
         self._first = first
         self._is_begun = False
+        self._held = ""  # of tokens whose last character is not complete
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
@@ -112,37 +113,14 @@ class ByteStream:
         if added and not self._is_begun:
             self._is_begun = True
             added = self._first(token)
-        return self._decoder.decode(added)
+        self._held += self._decoder.decode(added)
+        return "" if self._decoder.getstate()[0] else self._take()
 
     def finish(self) -> str:
         """Returns what is left when no more tokens come: an incomplete character's replacement."""
-        return self._decoder.decode(b"", final=True)
+        self._held += self._decoder.decode(b"", final=True)
+        return self._take()
 
-
-class DecodedStream:
-    """Turns tokens into text as they come; the pieces join to what the library decodes of
-    them all.
-
-    A character that spans tokens appears with the last of them.
-    """
-
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._num_characters = 0
-
-    def push(self, token: int) -> str:
-        self._ids.append(token)
-        try:
-            piece = self._stream.step(self._tokenizer, token) or ""
-        except Exception:  # bytes that turn out to be no character change the text before them
-            self._stream = DecodeStream(skip_special_tokens=True)
-            piece = self.finish()
-        self._num_characters += len(piece)
-        return piece
-
-    def finish(self) -> str:
-        """Returns what is left when no more tokens come: an incomplete character's replacement."""
-        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        return text[self._num_characters :]
+    def _take(self) -> str:
+        held, self._held = self._held, ""
+        return held

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cache, cached_property
 from weakref import WeakValueDictionary
 
 import tokenizers
@@ -21,11 +21,8 @@ from edge_spec.text.given_encoding import (
     encode_given,
     without_added_from,
 )
-from edge_spec.text.token_pieces import ByteStream, DecodedStream, TokenBytes
+from edge_spec.text.token_pieces import ByteStream, TokenBytes
 
-# From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
-# megabyte takes a second.
-_LONG_CHARACTERS = 1 << 14
 _UNREADABLE = "\ufffd"
 _SHOWN = 500  # characters of the library's own words, which may quote the file
 
@@ -213,11 +210,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens. Raises ModelFileError."""
-        text = self._decoded(ids)
-        if _UNREADABLE in text and self._joins_bytes:
-            stream = self.stream()
-            text = "".join(map(stream.push, ids)) + stream.finish()
-        return text
+        stream = self.stream()
+        return "".join(map(stream.push, ids)) + stream.finish()
 
     def _decoded(self, ids: Sequence[int]) -> str:
         with _refusing(_is_given_up):
@@ -227,31 +221,20 @@ class Tokenizer:
     def piece(self, token: int) -> bytes:
         """Returns what the token adds within a text, which may be a part of a character; nothing
         for a special token."""
-        return self._bytes.of(token)
+        return self._pieces(token)
 
     @cached_property
-    def _bytes(self) -> TokenBytes:
-        return TokenBytes(self._tokenizer, self._encoded("a")[-1:], self._decoded)
-
-    @cached_property
-    def _joins_bytes(self) -> bool:
-        """Says whether tokens such as <0xF0> join to characters. Where they do not, the library
-        replaces those of characters before them, too."""
-        decoder = self._tokenizer.decoder
-        return decoder is not None and b'"ByteFallback"' in decoder.__getstate__()
+    def _pieces(self) -> Callable[[int], bytes]:
+        return cache(TokenBytes(self._tokenizer, self._encoded("a")[-1:], self._decoded).of)
 
     def _encoded(self, text: str) -> list[int]:
-        if len(text) < _LONG_CHARACTERS:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-            return ids
+        # A batch lets other threads run meanwhile: a megabyte takes a second.
         (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        ids = encoded.ids
+        ids: list[int] = encoded.ids
         return ids
 
     def stream(self) -> TextPieces:
-        if self._joins_bytes:
-            return ByteStream(self.piece, self._first_piece)
-        return DecodedStream(self._tokenizer)
+        return ByteStream(self.piece, self._first_piece)
 
     def _first_piece(self, token: int) -> bytes:
         """Returns what the token adds at the beginning of a text, where a space may be left out."""

@@ -211,8 +211,7 @@ class ThoughtReader(StepReader):
             self._add(PartKind.REASONING, self._take(length))
 
 
-# Of messages, whether the prompt ends where the assistant begins, and values of the template.
-Render = Callable[..., str]
+Render = Callable[..., str]  # makes a prompt; raises EdgeSpecError where the template refuses
 # "auto": as the template has it; "off": none; else a number of tokens, after which it is ended.
 Reasoning = Literal["auto", "off"] | int
 _CLOSING = re.compile(
@@ -295,7 +294,8 @@ def thought_form(source: str, render: Render, added: Collection[str]) -> Thought
     opening, ending = known[0]
     answer = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(THOUGHTS, _THOUGHT)}
     try:
-        text = render([{"role": "user", "content": "probe-user"}, answer], False)
+        messages = [{"role": "user", "content": "probe-user"}, answer]
+        text = render(messages, add_generation_prompt=False)
     except EdgeSpecError:
         text = ""
     closing = next(iter(_TAG.findall(ending)))

@@ -132,12 +132,6 @@ def test_tools_and_their_calls_reach_the_template() -> None:
     assert rendered == "weather|user:rain?;assistant:weather;tool:yes7;"
 
 
-def test_tools_that_a_template_ignores_are_refused() -> None:
-    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
-    with pytest.raises(UsageError, match="knows no tools"):
-        template.render([{"role": "user", "content": "rain?"}], TOOLS)
-
-
 @pytest.mark.parametrize(
     ("message", "shown"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_spec.text.token_pieces import TokenPiece, TokenPieces, shown
+from edge_spec.text.token_pieces import ByteStream, TokenPiece, TokenPieces, shown
 from edge_spec.text.tokenizer import Tokenizer
 from fixtures import trained_tokenizers as trained
 
@@ -66,3 +66,9 @@ def test_a_vocabulary_is_read_once(
 def test_bytes_that_are_no_text_are_written_as_openai_does() -> None:
     assert shown(b" \xf0\x9f") == " \\xf0\\x9f"
     assert shown("\ufffd".encode()) == "\ufffd"
+
+
+def test_a_text_waits_for_the_rest_of_its_last_character() -> None:
+    piece = {0: b" \xe2", 1: b"\x82\xac", 2: b"a"}.__getitem__
+    stream = ByteStream(piece, piece)
+    assert [*map(stream.push, (0, 1, 2, 0)), stream.finish()] == ["", " \u20ac", "a", "", " \ufffd"]
