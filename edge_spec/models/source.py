@@ -158,18 +158,14 @@ class Source:
     def is_fetched(self) -> bool:
         """Says whether `path` has nothing to fetch. Raises UsageError for no name of the hub."""
         if self.is_demo:
-            return self._demo_file is not None
+            return find_demo_model() is not None
         return not is_on_hub(self.model) or self._cached_on_hub() is not None
-
-    @cached_property
-    def _demo_file(self) -> Path | None:
-        return find_demo_model()
 
     @cached_property
     def path(self) -> Path:
         """Raises ModelFileError where there is no such file, and as `on_hub` does."""
         if self.is_demo:
-            return self._demo_file or fetch_demo_model(self.progress)
+            return fetch_demo_model(self.progress)
         if self.on_hub is not None:
             return self.on_hub.path
         path = expanded(Path(self.model))
