@@ -1,4 +1,4 @@
-"""Finds runtimes, exporters, drafters and apps by entry point: the only dynamic importer.
+"""Finds runtimes, exporters, drafters and apps by entry point.
 
 A package adds one by declaring it, without touching this repository:
 

@@ -6,7 +6,6 @@ import io
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
@@ -38,7 +37,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import training_report
 from edge_spec.models.kept import KeptDirectory
 from edge_spec.models.model_plan import PreparedModel
-from edge_spec.models.source import Source
+from edge_spec.models.source import Source, file_states, short_digest
 from edge_spec.scheduler.machine import available_cores
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.vocabulary import frequent_tokens
@@ -227,8 +226,4 @@ class StoredBackend:
 
 def _identity(head: Path, target: str) -> str:
     """Changes with the head's files, with its target's and with how steps are stored."""
-    listed = sorted(head.iterdir()) if head.is_dir() else [head]
-    files = [(each.name, each.stat()) for each in listed if each.is_file()]
-    told = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-    key = repr((str(head.resolve()), told, target, STORED_VERSION))
-    return sha256(key.encode()).hexdigest()[:16]
+    return short_digest(repr((file_states(head.resolve()), target, STORED_VERSION)))

@@ -158,18 +158,14 @@ class Source:
     def is_fetched(self) -> bool:
         """Says whether `path` has nothing to fetch. Raises UsageError for no name of the hub."""
         if self.is_demo:
-            return self._demo_file is not None
+            return find_demo_model() is not None
         return not is_on_hub(self.model) or self._cached_on_hub() is not None
-
-    @cached_property
-    def _demo_file(self) -> Path | None:
-        return find_demo_model()
 
     @cached_property
     def path(self) -> Path:
         """Raises ModelFileError where there is no such file, and as `on_hub` does."""
         if self.is_demo:
-            return self._demo_file or fetch_demo_model(self.progress)
+            return fetch_demo_model(self.progress)
         if self.on_hub is not None:
             return self.on_hub.path
         path = expanded(Path(self.model))
@@ -208,8 +204,7 @@ class Source:
     def num_bytes(self) -> int:
         """Counts the bytes of the file, or of all that lie in the directory. Raises as `path` does,
         OSError."""
-        files = self.path.iterdir() if self.path.is_dir() else [self.path]
-        return sum(file.stat().st_size for file in files)
+        return sum(size for _, size, _ in file_states(self.path))
 
     def at(self, reads: str) -> Path:
         """Returns where a runtime finds what it reads (`Runtime.reads`): the path, or the variant
@@ -234,13 +229,13 @@ class Source:
 
         The name changes with the model, the options and EXPORT_VERSION.
         """
-        digest = _digest(repr((self._identity, format, options, EXPORT_VERSION)))
+        digest = short_digest(repr((self._identity, format, options, EXPORT_VERSION)))
         return cache_directory() / "bundles" / f"{self.name}-{format}-{digest}"
 
     @property
     def identity(self) -> str:
         """Changes with the model: a part of the names of what is kept for it."""
-        return _digest(self._identity)
+        return short_digest(self._identity)
 
     @property
     def _identity(self) -> str:
@@ -252,12 +247,17 @@ class Source:
             return self.on_hub.identity
         if self.member is not None:
             return self.member.identity
-        files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
-        stats = [(str(file), file.stat()) for file in files]
-        return repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+        return repr(file_states(self.path))
 
 
-def _digest(key: str) -> str:
+def file_states(path: Path) -> list[tuple[str, int, int]]:
+    """Returns path, size and time of change of a file, or of all in a directory. Raises OSError."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [(str(file), file.stat()) for file in files]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+
+
+def short_digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

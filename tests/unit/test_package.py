@@ -91,11 +91,22 @@ def test_nothing_can_execute_what_it_reads() -> None:
                 assert not any(keyword.arg == "allow_pickle" for keyword in node.keywords), path
 
 
+def modules_after(statement: str) -> list[str]:
+    command = [sys.executable, "-c", f"import sys; {statement}; print(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.split()
+
+
 def test_importing_edge_spec_loads_no_library() -> None:
-    code = f"import sys, edge_spec; print([name for name in {HEAVY} if name in sys.modules])"
-    command = [sys.executable, "-c", code]
-    loaded = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert loaded.stdout.strip() == "[]"
+    assert not set(HEAVY) & set(modules_after("import edge_spec"))
+
+
+def test_importing_load_leaves_what_few_use_until_it_is_used() -> None:
+    loaded = modules_after("from edge_spec import load")
+    late = ("drafters.heads.", "drafters.draft.", "loader.head", "models.hub_download")
+    late = tuple(f"edge_spec.{each}" for each in (*late, "placement.idle_process", "core.watchdog"))
+    assert not [name for name in loaded if name.startswith(late)]
+    assert "huggingface_hub" not in loaded and "onnxruntime" not in loaded
 
 
 def test_the_public_names_are_locked_sorted_and_resolve() -> None:

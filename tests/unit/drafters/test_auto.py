@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
+from edge_spec.drafters.protocol import Drafter
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.engine_plan import widest_cheap
 
@@ -32,3 +34,17 @@ def test_beside_a_draft_or_a_head_it_stays_out() -> None:
     for has in ({"drafts": True}, {"drafts": False, "head": "eagle"}):
         assert "recycling" not in factory.auto_drafters(corpora=False, cheap_rows=64, **has)
     assert factory.auto_drafters(drafts=False, corpora=True, cheap_rows=8)[-1] == "corpus"
+
+
+def test_only_a_cascade_looks_up_for_its_draft() -> None:
+    made: list[tuple[str, list[str]]] = []
+
+    class Draft:
+        def make_drafter(self, below: Any, name: str) -> Drafter:
+            made.append((name, [each.name for each in below]))
+            return Drafter()
+
+    drafts: Any = [Draft()]
+    for name in ("cascade", "draft-model"):
+        factory.load_drafters(name, DrafterContext(8, drafts=drafts))
+    assert made == [("cascade", ["suffix"]), ("draft-model", [])]
