@@ -110,23 +110,23 @@ class ModelConfig:
         return values
 
     def features(self) -> dict[str, Any]:
-        """Returns the fields from `layer_kinds` on that say something, by name."""
+        """Return the fields from `layer_kinds` on that say something, by name."""
         stated = {name: getattr(self, name) for name in _ADDED}
         return {name: value for name, value in stated.items() if value != _ADDED[name]}
 
     @property
     def attending(self) -> tuple[int, ...]:
-        """Returns the layers that attend."""
+        """Return the layers that attend."""
         return tuple(n for n in range(self.num_layers) if self.kind(n).convolution is None)
 
     @property
     def caching(self) -> tuple[int, ...]:
-        """Returns the layers that cache keys and values: those that attend to their own."""
+        """Return the layers that cache keys and values: those that attend to their own."""
         return tuple(n for n in self.attending if self.kv_source(n) == n)
 
     @property
     def cache_blocks(self) -> dict[str, tuple[int, ...]]:
-        """Returns the layers that cache keys and values of one shape, by the names that such a
+        """Return the layers that cache keys and values of one shape, by the names that such a
         block has in a session's state."""
         blocks: dict[tuple[int, ...], list[int]] = {}
         for layer in self.caching:
@@ -136,27 +136,27 @@ class ModelConfig:
 
     @property
     def convolving(self) -> tuple[int, ...]:
-        """Returns the layers with a convolution: they cache what it takes in, [hidden] a token."""
+        """Return the layers with a convolution: they cache what it takes in, [hidden] a token."""
         return tuple(n for n in range(self.num_layers) if self.kind(n).convolution is not None)
 
     @property
     def num_preceding(self) -> int:
-        """Returns how many rows before a row its convolutions take in, at most."""
+        """Return how many rows before a row its convolutions take in, at most."""
         return max((kind.convolution or 1 for kind in self.kinds), default=1) - 1
 
     @property
     def cached_elements(self) -> int:
-        """Counts the elements that the layers keep of a token."""
+        """Count the elements that the layers keep of a token."""
         return 2 * self.cached_keys + len(self.convolving) * self.hidden_size
 
     @property
     def cached_keys(self) -> int:
-        """Counts the elements of the keys of a token, in all layers."""
+        """Count the elements of the keys of a token, in all layers."""
         return sum(self.heads(layer).kv_size for layer in self.caching)
 
     @property
     def unlike_layers(self) -> str | None:
-        """Returns in words what some layers have for themselves beside windows and rotations, which
+        """Return in words what some layers have for themselves beside windows and rotations, which
         not every runtime is given."""
         if self.kv_sources:
             return "layers with the keys and values of others"
@@ -174,7 +174,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Counts the parameters of its matrices, all experts included; norms and biases are few."""
+        """Count the parameters of its matrices, all experts included; norms and biases are few."""
         hidden, matrices = self.hidden_size, 3 if self.gated_mlp else 2
         inner = matrices * hidden
         layers = len(self.convolving) * 4 * hidden * hidden
@@ -192,37 +192,37 @@ class ModelConfig:
         return layers + embeddings
 
     def _attention_rows(self, layer: int) -> int:
-        """Counts the rows of the matrices of a layer's attention, and the columns of the last."""
+        """Count the rows of the matrices of a layer's attention, and the columns of the last."""
         sizes, kind = self.heads(layer), self.kind(layer)
         own = 0 if self.kv_source(layer) != layer else 1 if kind.keys_as_values else 2
         return 2 * sizes.query_size + own * sizes.kv_size
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """Returns the kinds that layers are of: one at least."""
+        """Return the kinds that layers are of: one at least."""
         return self.layer_kinds or (LayerKind(Rope(self.rope_theta, self.rope_scaling)),)
 
     def mixes(self, layer: int) -> bool:
-        """Returns whether a layer has experts."""
+        """Return whether a layer has experts."""
         return self.experts is not None and layer >= self.experts.dense_layers
 
     def has_mlp(self, layer: int) -> bool:
-        """Returns whether a layer has one MLP, alone or beside its experts."""
+        """Return whether a layer has one MLP, alone or beside its experts."""
         return not self.mixes(layer) or (self.experts is not None and self.experts.beside_mlp)
 
     def mlp_size(self, layer: int) -> int:
-        """Returns the width of the one MLP of a layer that has it."""
+        """Return the width of the one MLP of a layer that has it."""
         if self.intermediate_sizes:
             return self.intermediate_sizes[layer]
         return self.intermediate_size if self.experts is None else self.experts.dense_size
 
     def inner_total(self, layer: int) -> int:
-        """Returns the widths of a layer's MLP and of all of its experts together."""
+        """Return the widths of a layer's MLP and of all of its experts together."""
         experts = self.num_experts * self.intermediate_size if self.mixes(layer) else 0
         return experts + (self.mlp_size(layer) if self.has_mlp(layer) else 0)
 
     def inner_largest(self, layer: int) -> int:
-        """Returns the width of the widest of these."""
+        """Return the width of the widest of these."""
         expert = self.intermediate_size if self.mixes(layer) else 0
         return max(expert, self.mlp_size(layer) if self.has_mlp(layer) else 0)
 
@@ -230,7 +230,7 @@ class ModelConfig:
         return self.kinds[self.kind_of_layer[layer] if self.kind_of_layer else 0]
 
     def heads(self, layer: int) -> HeadSizes:
-        """Returns the sizes of a layer's heads."""
+        """Return the sizes of a layer's heads."""
         return self.heads_of(self.kind(layer))
 
     def heads_of(self, kind: LayerKind) -> HeadSizes:
@@ -242,11 +242,11 @@ class ModelConfig:
         )
 
     def kv_source(self, layer: int) -> int:
-        """Returns the layer whose keys and values a layer attends to."""
+        """Return the layer whose keys and values a layer attends to."""
         return self.kv_sources[layer] if self.kv_sources else layer
 
     def rotation(self, kind: LayerKind) -> Rotation | None:
-        """Returns how the heads of such layers are rotated; None: they are not."""
+        """Return how the heads of such layers are rotated; None: they are not."""
         if kind.rope is None:
             return None
         head_dim = self.heads_of(kind).head_dim
@@ -254,22 +254,22 @@ class ModelConfig:
 
     @property
     def rotations(self) -> tuple[Rotation, ...]:
-        """Returns the different ones of its layers, in the order of their kinds."""
+        """Return the different ones of its layers, in the order of their kinds."""
         found = map(self.rotation, self.kinds)
         return tuple(dict.fromkeys(each for each in found if each is not None))
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Returns the different ones of its layers, in the order of their kinds."""
+        """Return the different ones of its layers, in the order of their kinds."""
         return tuple(dict.fromkeys(kind.window for kind in self.kinds if kind.window is not None))
 
     @property
     def rotated(self) -> int:
-        """Returns how many elements of a head are rotated."""
+        """Return how many elements of a head are rotated."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     def qk_norm_sizes(self, layer: int) -> tuple[int, int]:
-        """Returns how many elements the norms of a layer's queries and keys take."""
+        """Return how many elements the norms of a layer's queries and keys take."""
         heads = self.heads(layer)
         whole = (heads.query_size, heads.kv_size)
         return whole if self.qk_norm_whole else (heads.head_dim, heads.head_dim)
@@ -303,7 +303,7 @@ _MOST_LAYERS = 10_000
 
 
 def config_problem(config: ModelConfig) -> str | None:
-    """Returns why no model can have the features of this description."""
+    """Return why no model can have the features of this description."""
     scales = [config.embedding_scale, config.residual_scale, config.logit_scale, *_optional(config)]
     if not all(0 < scale <= _LARGEST_SCALE for scale in scales):
         return "it scales or caps by what is no positive number"
@@ -345,7 +345,7 @@ def _experts_problem(config: ModelConfig) -> str | None:
 
 
 def _layers_problem(config: ModelConfig) -> str | None:
-    """Returns why no model has such layers beside each other."""
+    """Return why no model has such layers beside each other."""
     sources, sizes = config.kv_sources, config.intermediate_sizes
     if sources and (
         len(sources) != config.num_layers
@@ -363,7 +363,7 @@ def _layers_problem(config: ModelConfig) -> str | None:
 
 
 def _may_attend(config: ModelConfig, layer: int) -> bool:
-    """Says whether a layer's source is itself or one before it, of its kind, with its own keys."""
+    """Return whether a layer's source is itself or an earlier one of its kind with its own keys."""
     source = config.kv_sources[layer]
     return (
         0 <= source <= layer

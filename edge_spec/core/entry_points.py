@@ -20,18 +20,18 @@ _EXTRAS = ("llamacpp", "coreml", "openvino", "serve", "desktop")
 
 
 def names(kind: str) -> list[str]:
-    """Returns the names of the installed "runtimes", "exporters", "drafters" or "apps"."""
+    """Return the names of the installed "runtimes", "exporters", "drafters" or "apps"."""
     return sorted(set(entry_points(group=f"edge_spec.{kind}").names))
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Returns the entry points by name, not yet loaded: the first of each name."""
+    """Return the entry points by name, not yet loaded: the first of each name."""
     found = list(entry_points(group=f"edge_spec.{kind}"))  # it is no sequence from Python 3.12 on
     return {point.name: point for point in reversed(found)}
 
 
 def extra_of(plugin: str) -> str:
-    """Returns the extra of this package that brings a plugin's library."""
+    """Return the extra of this package that brings a plugin's library."""
     return plugin if plugin in _EXTRAS else "cpu"
 
 

@@ -64,7 +64,7 @@ class ReadingExporter(Protocol):
     """An exporter with a reader of its own, for models that `open_checkpoint` refuses."""
 
     def open_source(self, path: Path) -> Any:
-        """Returns what `export` takes. Raises ModelFileError, UnsupportedModelError."""
+        """Return what `export` takes. Raises ModelFileError, UnsupportedModelError."""
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class LayerStream(Protocol):
         """Passes the next layer."""
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
-        """Returns [len(rows), vocab] float32 after the last layer; rows: which of all sequences'
+        """Return [len(rows), vocab] float32 after the last layer; rows: which of all sequences'
         tokens, counted through."""
 
 

@@ -26,7 +26,7 @@ class GivesFeatures(Protocol):
 
     @property
     def collects(self) -> bool:
-        """Says whether its passes return features now."""
+        """Return whether its passes return features now."""
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         """Makes each `forward` from now on fill `Forward.features`, and each `prefill` tell
@@ -42,7 +42,7 @@ class SharesFeatures(Protocol):
 
     @property
     def shares_features(self) -> bool:
-        """Says whether shared passes give all that is collected of it now."""
+        """Return whether shared passes give all that is collected of it now."""
 
 
 def require_layers(layers: Sequence[int], num_layers: int) -> None:
@@ -54,12 +54,12 @@ def require_layers(layers: Sequence[int], num_layers: int) -> None:
 
 
 def collects(session: object) -> bool:
-    """Returns whether this session's passes return features now."""
+    """Return whether this session's passes return features now."""
     return isinstance(session, GivesFeatures) and session.collects
 
 
 def collects_alone(session: object) -> bool:
-    """Returns whether this session has its passes alone, for the sake of features."""
+    """Return whether this session has its passes alone, for the sake of features."""
     if not collects(session):
         return False
     return not (isinstance(session, SharesFeatures) and session.shares_features)
@@ -84,6 +84,6 @@ class SharesKeysValues(Protocol):
         library does not give them for this model."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns what a layer has of the committed tokens, keys as they were turned: [kv_heads,
+        """Return what a layer has of the committed tokens, keys as they were turned: [kv_heads,
         length, head_dim] each, floats, valid until the session does anything else. None where
         those of some tokens are not known, which were read before anyone asked."""

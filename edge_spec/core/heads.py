@@ -42,7 +42,7 @@ class Transitions:
     joined: tuple[np.ndarray, np.ndarray] | None = None
 
     def scoring(self, token_ids: np.ndarray) -> Transitions:
-        """Returns those of a head of all tokens that scores these alone: [tokens] int64."""
+        """Return those of a head of all tokens that scores these alone: [tokens] int64."""
         rows = self.scored
         return replace(self, scored=lambda places: rows(token_ids[places]))
 
@@ -111,13 +111,13 @@ class AssistantHead:
 
     @property
     def num_scored(self) -> int:
-        """Counts the tokens of a row that are scored."""
+        """Count the tokens of a row that are scored."""
         if self.centroids is not None:
             return self.centroids.num_active * int(self.centroids.ordering.shape[1])
         return self.config.vocab_size if self.token_ids is None else len(self.token_ids)
 
     def scoring(self, token_ids: np.ndarray) -> AssistantHead:
-        """Returns one that scores these tokens alone: [tokens] int64."""
+        """Return one that scores these tokens alone: [tokens] int64."""
         return replace(self, token_ids=token_ids)
 
 
@@ -128,7 +128,7 @@ class TargetTables(Protocol):
         """tokens: [rows] int -> [rows, hidden_size] float32."""
 
     def output_rows(self, tokens: np.ndarray | None) -> np.ndarray:
-        """Returns these rows of the matrix that scores tokens, all where None: [tokens,
+        """Return these rows of the matrix that scores tokens, all where None: [tokens,
         hidden_size] float32."""
 
 
@@ -422,7 +422,7 @@ class DFlashHead(LayersHead):
 
     @property
     def keeps_states(self) -> bool:
-        """Says whether more than logits is read of rows."""
+        """Return whether more than logits is read of rows."""
         by = self.transitions and self.transitions.kind
         return self.confidence is not None or by not in (None, FollowsBy.TOKEN)
 

@@ -100,7 +100,7 @@ def isolated(
     lifeline: Lifeline | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Any:
-    """Returns what `work`, a function of a module, returns, as JSON has it. Raises IsolatedError.
+    """Return what `work`, a function of a module, returns, as JSON has it. Raises IsolatedError.
 
     lifeline: of several calls, whose processes are to end before their work is done. on_step: is
     called, in this thread, with what the work gives to `tell`; whatever it raises ends the work.
@@ -201,7 +201,7 @@ def answer(work: Callable[..., Any]) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns what an error says, in one line."""
+    """Return what an error says, in one line."""
     if isinstance(error, MemoryError):
         return "there was not enough memory"
     return " ".join(str(error).split()) or type(error).__name__

@@ -69,7 +69,7 @@ class RoundStats:
     accepted_by: tuple[str, ...] = ()  # of each accepted token: its drafters, joined by "+"
 
     def first_tokens(self, count: int) -> RoundStats:
-        """Counts the round as if the text had ended after `count` of its tokens, which a stop
+        """Count the round as if the text had ended after `count` of its tokens, which a stop
         string within it has it do. Draft tokens after that are verified ones that were not
         accepted, as they are where an end token or a limit cuts the round: what is accepted is in
         the text."""
@@ -127,7 +127,7 @@ class PlainRate:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Returns None until a few plain rounds were measured."""
+        """Return None until a few plain rounds were measured."""
         if len(self._seconds) < _MIN_PLAIN_ROUNDS:
             return None
         seconds = median(self._seconds)

@@ -30,7 +30,7 @@ class ScoredTokens:
         return len(self.ids) // np.dtype(np.int32).itemsize
 
     def __str__(self) -> str:
-        """Returns what differs wherever the tokens do."""
+        """Return what differs wherever the tokens do."""
         return f"{len(self)} tokens {hashlib.sha256(self.ids).hexdigest()[:12]}"
 
 
@@ -59,7 +59,7 @@ class Capabilities:
 
     @property
     def verified_rows(self) -> int:
-        """Returns how many rows a pass may have of which all but the first may be dropped."""
+        """Return how many rows a pass may have of which all but the first may be dropped."""
         bound = self.rollback_rows
         return self.max_rows if bound is None else min(self.max_rows, bound + 1)
 
@@ -175,11 +175,11 @@ class KeepsPlaces(Protocol):
         this ends, it forgets places that are missed least."""
 
     def place_before(self, length: int) -> int:
-        """Returns the longest length up to this one that `rollback` reads nothing again for."""
+        """Return the longest length up to this one that `rollback` reads nothing again for."""
 
 
 def place_before(session: Session, length: int) -> int:
-    """Returns it, for any session: the length itself where all can be gone back to."""
+    """Return it, for any session: the length itself where all can be gone back to."""
     return session.place_before(length) if isinstance(session, KeepsPlaces) else length
 
 

@@ -31,7 +31,7 @@ class TensorRows(Tensors, Protocol):
     """Weights of which some rows can be read without the others."""
 
     def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Returns [len(rows), columns] of a matrix; rows: their indices, int64."""
+        """Return [len(rows), columns] of a matrix; rows: their indices, int64."""
 
 
 @runtime_checkable
@@ -65,7 +65,7 @@ class ModelInfo(Protocol):
 
 
 def is_plain(source: ModelInfo) -> bool:
-    """Says whether a model was read whole and has nothing that Llama does not have: every library
+    """Return whether a model was read whole and has nothing that Llama does not have: every library
     runs it, and every exporter writes it."""
     return isinstance(source, TensorRows) and not source.config.features()
 

@@ -70,7 +70,7 @@ class LayerKind:
         return values
 
     def problem(self, sizes: HeadSizes, rotation: Rotation | None) -> str | None:
-        """Returns why no model has such layers, with heads of these sizes, rotated so."""
+        """Return why no model has such layers, with heads of these sizes, rotated so."""
         if self.window is not None and not 1 <= self.window <= _LONGEST_WINDOW:
             return "it has a window that no model has"
         taken = self.convolution
@@ -112,7 +112,7 @@ class Encoder:
     forced_id: int | None = None  # the answer's second token, whatever the scores are
 
     def answer_start(self, tokens: Sequence[int]) -> int | None:
-        """Returns where the answer begins, None where the source has not ended."""
+        """Return where the answer begins, None where the source has not ended."""
         found = None
         for _ in range(2 if self.ends_source else 1):
             try:
@@ -123,7 +123,7 @@ class Encoder:
 
     @property
     def beginning(self) -> tuple[int, ...]:
-        """Returns the tokens of every answer that are not chosen."""
+        """Return the tokens of every answer that are not chosen."""
         return (self.start_id,) if self.forced_id is None else (self.start_id, self.forced_id)
 
 
@@ -170,7 +170,7 @@ class RelativePositions:
     max_distance: int  # tokens, from which on all share the last bucket
 
     def buckets(self, both_ways: bool) -> np.ndarray:
-        """Returns [2 * max_distance + 1] int64: of a key that stands -max_distance ...
+        """Return [2 * max_distance + 1] int64: of a key that stands -max_distance ...
         max_distance tokens after its query. both_ways: of an encoder, where later tokens have half
         of the buckets; in a decoder no row sees them."""
         after = np.arange(-self.max_distance, self.max_distance + 1)
@@ -193,7 +193,7 @@ class RelativePositions:
     def bias(
         self, weight: np.ndarray, rows: np.ndarray, keys: np.ndarray, both_ways: bool = False
     ) -> np.ndarray:
-        """Returns [heads, rows, keys] float32. weight: [num_buckets, heads]; rows, keys: the
+        """Return [heads, rows, keys] float32. weight: [num_buckets, heads]; rows, keys: the
         positions of queries and keys, int64."""
         after = np.clip(keys - rows[:, None], -self.max_distance, self.max_distance)
         found: np.ndarray = weight[self.buckets(both_ways)[after + self.max_distance]]

@@ -42,7 +42,7 @@ class RecommendedSampling:
 
     @property
     def stated(self) -> dict[str, float]:
-        """Returns the values that are stated, by the names of SamplingParams."""
+        """Return the values that are stated, by the names of SamplingParams."""
         values = {name: getattr(self, name) for name in _LARGEST}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -27,7 +27,7 @@ class RopeScaling:
     magnitude: float = 1.0
 
     def divisors(self, frequencies: np.ndarray) -> np.ndarray:
-        """Returns what each of the unscaled frequencies is divided by."""
+        """Return what each of the unscaled frequencies is divided by."""
         if self.kind == "linear":
             return np.full_like(frequencies, self.factor)
         if self.kind == "factors":

@@ -25,12 +25,12 @@ class TextCodec(Protocol):
         there it is text like any other. given: places of characters, in order."""
 
     def added_tokens(self) -> Mapping[str, tuple[int, bool]]:
-        """Returns what is one token wherever a text spells it, by its text: its id, and whether it
+        """Return what is one token wherever a text spells it, by its text: its id, and whether it
         is special, which text written by a model never shows."""
 
     @property
     def reads_variants(self) -> bool:
-        """Says whether an added token may be spelled otherwise, such as in other letters."""
+        """Return whether an added token may be spelled otherwise, such as in other letters."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -45,6 +45,6 @@ class TextCodec(Protocol):
     def token_id(self, text: str) -> int | None: ...
 
     def special_text(self, token: int) -> str:
-        """Returns how a special token is written, which no text shows; "" for other tokens."""
+        """Return how a special token is written, which no text shows; "" for other tokens."""
 
     def vocabulary(self) -> dict[str, int]: ...

@@ -65,7 +65,7 @@ class ThreadGovernor:
         self._watched_from: tuple[float, float] | None = None  # clock and idle time
 
     def observe(self, rows: int, seconds: float) -> int:
-        """Returns the threads of the next pass."""
+        """Return the threads of the next pass."""
         if self._trial is not None:
             if self._seen[rows] > _UNCOUNTED:
                 self._trial.append((rows, seconds))
@@ -93,8 +93,8 @@ class ThreadGovernor:
             self._try(self._rung + 1)
 
     def _has_room(self) -> bool:
-        """Says whether cores are idle that more threads would use. Where the system does not tell,
-        or others have them for long, it may be so now and then."""
+        """Return whether cores are idle that more threads would use. Where the system does not
+        tell, or others have them for long, it may be so now and then."""
         idle_s = self._idle_time()
         if idle_s is None or self._alike >= _LONGEST_REST:
             return self._alike >= self._rests.length
@@ -108,7 +108,7 @@ class ThreadGovernor:
         return idle_s - before_idle_s > _IDLE * wanted * (now - before)
 
     def _is_slow(self) -> bool:
-        """Says whether passes have been slow for a while: one that waited long is no reason."""
+        """Return whether passes have been slow for a while: one that waited long is no reason."""
         passes = list(self._recent)
         halves = passes[: _WATCHED // 2], passes[_WATCHED // 2 :]
         return min(map(self._slowness, halves)) > _SLOW
@@ -121,7 +121,7 @@ class ThreadGovernor:
         self.threads = self._ladder[rung]
 
     def _is_lost(self, tried: Sequence[tuple[int, float]]) -> bool:
-        """Says whether a trial has taken longer than all of it may: one pass may wait long."""
+        """Return whether a trial has taken longer than all of it may: one pass may wait long."""
         most = _BETTER * _TRIED * self._slowness(self._recent)
         return bool(tried) and len(tried) * self._slowness(tried) > most
 
@@ -146,7 +146,7 @@ class ThreadGovernor:
 
 
 def count_idle_time() -> float | None:
-    """Returns the seconds that all cores together have been idle since the system started; None
+    """Return the seconds that all cores together have been idle since the system started; None
     where it does not tell (other systems than Linux)."""
     with suppress(OSError, ValueError, IndexError):
         first = _STAT.read_text(encoding="ascii").partition("\n")[0]

@@ -107,7 +107,7 @@ class TokenTree:
 
     @property
     def leaves(self) -> np.ndarray:
-        """Returns the rows that have no row below them, ascending."""
+        """Return the rows that have no row below them, ascending."""
         return np.setdiff1d(np.arange(len(self)), self.parents)
 
     @cached_property
@@ -132,7 +132,7 @@ class TokenTree:
         return children
 
     def is_sampled(self, row: int) -> bool:
-        """Says whether a child of `row` was sampled."""
+        """Return whether a child of `row` was sampled."""
         if not self.draft_probs:
             return False
         return any(self.draft_probs[child] is not None for child in self.children(row))
@@ -234,7 +234,7 @@ class TokenTree:
 
     @property
     def leading_chain(self) -> int:
-        """Counts the rows, from row 0 on, that are each the child of the one before it."""
+        """Count the rows, from row 0 on, that are each the child of the one before it."""
         if self.is_chain:
             return len(self)
         return int(np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))[0])
@@ -342,7 +342,7 @@ def likeliest(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> TokenTr
 
 
 def _likeliest_groups(tree: TokenTree, num_rows: int, min_reach: float) -> list[int]:
-    """Returns rows whose siblings are all among them. Whether a group is depends on none of its own
+    """Return rows whose siblings are all among them. Whether a group is depends on none of its own
     tokens: what is below it, which may depend on them, comes after it."""
     reach: list[float] = tree.reach.tolist()
     least: dict[int, float] = {}  # chance of a row's children, by the least likely on the way
@@ -363,7 +363,7 @@ NOTHING = -1  # stands before the text
 
 
 def preceding(parents: np.ndarray, start: int, count: int) -> np.ndarray:
-    """Returns [count, rows] int64: where the row before each row of a pass is cached, the one
+    """Return [count, rows] int64: where the row before each row of a pass is cached, the one
     before that, and so on; NOTHING where the text has begun later.
 
     parents: [rows] int, of the pass, -1 where it is the last cached token. start: how many tokens
@@ -378,12 +378,12 @@ def preceding(parents: np.ndarray, start: int, count: int) -> np.ndarray:
 
 
 def chain_parents(rows: int) -> np.ndarray:
-    """Returns [rows] int64: of rows that follow each other."""
+    """Return [rows] int64: of rows that follow each other."""
     return np.arange(-1, rows - 1)
 
 
 def parents_seen(sees: np.ndarray) -> np.ndarray:
-    """Returns [rows] int64: of rows whose paths are `sees` [rows, rows] bool, themselves included;
+    """Return [rows] int64: of rows whose paths are `sees` [rows, rows] bool, themselves included;
     each row's parent is the last row before it that it sees."""
     before = np.tril(sees, -1)
     last = len(sees) - 1 - np.argmax(before[:, ::-1], axis=1)

@@ -105,7 +105,7 @@ class WatchedSession:
 
     @property
     def hangs(self) -> bool:
-        """Says whether a pass was given up and has not ended, or its session is being closed."""
+        """Return whether a pass was given up and has not ended, or its session is being closed."""
         return self._worker.given_up is not None and self._worker.is_busy
 
     @property

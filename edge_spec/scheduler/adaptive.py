@@ -328,7 +328,7 @@ class AdaptivePolicy:
 
 
 def stage_of(model: Model, costs: RowCosts, drafters: Sequence[StageDrafter]) -> PolicyStage:
-    """Returns the level that drafts for a draft whose rows cost `costs`."""
+    """Return the level that drafts for a draft whose rows cost `costs`."""
     policy = AdaptivePolicy(costs, {}, branches=False, probes=False)
     return PolicyStage(drafters, policy, model.capabilities.verified_rows)
 

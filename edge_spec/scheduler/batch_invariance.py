@@ -34,7 +34,7 @@ PROBES = Branching((-1, 0, 1, 2, 0, 4, 1, 6), (0, 1, 2, 3))
 def branches_agree(
     session: Session, vocab_size: int, num_rounds: int, branching: Branching
 ) -> bool:
-    """Says whether the kept rows of a tree and the same tokens as a chain are bit-identical, as
+    """Return whether the kept rows of a tree and the same tokens as a chain are bit-identical, as
     they are scored and after they were committed.
 
     Several rounds unless the first one tells: a cache may place tokens in the holes that rejected
@@ -52,7 +52,7 @@ def branches_agree(
 def _score_rounds(
     session: Session, rounds: np.ndarray, branching: Branching, branches: bool
 ) -> np.ndarray:
-    """Returns the logits of the kept rows, as a tree or as a chain."""
+    """Return the logits of the kept rows, as a tree or as a chain."""
     parents, path = np.array(branching.parents, np.int32), list(branching.kept)
     length, rows = session.length, []
     for tokens in rounds:
@@ -66,7 +66,7 @@ def _score_rounds(
 
 
 def margin_change(logits: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the largest change, over rows, of a likely token's distance to the likeliest."""
+    """Return the largest change, over rows, of a likely token's distance to the likeliest."""
     count = min(_TOP_TOKENS, expected.shape[1])
     top = np.argpartition(expected, -count, axis=1)[:, -count:]
     change = np.take_along_axis(logits - expected, top, axis=1)
@@ -173,14 +173,14 @@ def measure_batch_invariance(
 
 
 def agreeing_width(model: Model) -> int:
-    """Returns the widest of a few passes that score their rows as single ones are scored; 1 where
+    """Return the widest of a few passes that score their rows as single ones are scored; 1 where
     none does. Matrices may have a kernel for a few rows and one for more."""
     found = measure_batch_invariance(model, _COMPARED_WIDTHS, branches=False)
     return found.invariant_widths[-1] if found.plain_width == 1 else 1
 
 
 def _prompts(model: Model, widest: int) -> list[int]:
-    """Returns the lengths after which to measure; of a large model only the longer one, to which
+    """Return the lengths after which to measure; of a large model only the longer one, to which
     most kernels are common: its passes take seconds."""
     settled = model.capabilities.settled_tokens
     wanted = {settled} if is_large(model.config) and settled else {_PROMPT_TOKENS, settled}
@@ -189,12 +189,12 @@ def _prompts(model: Model, widest: int) -> list[int]:
 
 
 def is_large(config: ModelConfig) -> bool:
-    """Says whether fewer tokens tell as much as _COMPARED_TOKENS of a small model do."""
+    """Return whether fewer tokens tell as much as _COMPARED_TOKENS of a small model do."""
     return _num_compared(config) < _COMPARED_TOKENS
 
 
 def _num_compared(config: ModelConfig) -> int:
-    """Returns how many tokens are scored at each of the usual widths. A last bit that differs
+    """Return how many tokens are scored at each of the usual widths. A last bit that differs
     mostly goes under where activations are rounded to 8 bits; whether it shows grows with how many
     of these a token has."""
     enough = -(-_COMPARED_VALUES // (config.num_layers * config.hidden_size or 1))
@@ -202,7 +202,7 @@ def _num_compared(config: ModelConfig) -> int:
 
 
 def widths_for(num_rows: int) -> tuple[int, ...]:
-    """Returns the widths to measure where rounds have up to `num_rows` rows."""
+    """Return the widths to measure where rounds have up to `num_rows` rows."""
     wider = [width for width in _WIDER if width <= num_rows]
     if num_rows > max(USUAL_WIDTHS[-1], *wider, 0):
         wider += [width for width in _WIDER if width > num_rows][:1]
@@ -210,7 +210,7 @@ def widths_for(num_rows: int) -> tuple[int, ...]:
 
 
 def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:
-    """Returns the widths that fit the model and its context; of a large model only some."""
+    """Return the widths that fit the model and its context; of a large model only some."""
     limit = min(model.capabilities.verified_rows, max(1, model.config.context_length // 2))
     left_out = set(USUAL_WIDTHS) - _SPREAD if is_large(model.config) else set()
     return [width for width in widths if width <= limit and width not in left_out]
@@ -243,7 +243,7 @@ def _score_widths(
 
 
 def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -> tuple[int, ...]:
-    """Returns the widths that agree with each other and with padded plain steps: of several such
+    """Return the widths that agree with each other and with padded plain steps: of several such
     groups the one with most of _SPREAD, the narrowest of as many."""
     groups: list[list[int]] = []
     for width in widths:

@@ -69,7 +69,7 @@ class Calibration:
 
 
 def reach_of(calibration: Calibration, tree: TokenTree) -> list[float]:
-    """Returns for each row the chance that it and all rows above it are right."""
+    """Return for each row the chance that it and all rows above it are right."""
     if tree.draft_probs:  # the verdict on a sampled row depends on its drafter's word alone
         reach: list[float] = tree.reach.tolist()
         return reach
@@ -88,7 +88,7 @@ def reach_of(calibration: Calibration, tree: TokenTree) -> list[float]:
 
 
 def learn(calibration: Calibration, tree: TokenTree, text: Sequence[int]) -> None:
-    """Counts the draft tokens that the text after the pending token decides."""
+    """Count the draft tokens that the text after the pending token decides."""
     if tree.draft_probs:
         return
     confidence: list[float] = tree.confidence.tolist()
@@ -134,7 +134,7 @@ class RegretAccount:
         self.balance = self._first
 
     def settle(self, gain: float) -> None:
-        """Counts a round. gain: the plain steps that it has saved, negative where it was slower."""
+        """Count a round. gain: the plain steps that it has saved, negative where it was slower."""
         self._rounds += 1
         self._is_new = False
         self.balance = min(_MOST, max(0.0, self.balance + gain) + self._income)
@@ -142,14 +142,14 @@ class RegretAccount:
             self._rounds = 0
 
     def rest(self, rounds: int, unread: float) -> None:
-        """Counts rounds in which it was not asked. unread: the plain steps that it will take to
+        """Count rounds in which it was not asked. unread: the plain steps that it will take to
         read what was written in one, for which something is put by."""
         for _ in range(rounds):
             self.settle(0.0)
         self.balance = min(_MOST, self.balance + rounds * min(unread, PUT_BY))
 
     def rounds_to(self, stake: float) -> int:
-        """Returns after how many rounds, in which it is not asked, a round may lose so much."""
+        """Return after how many rounds, in which it is not asked, a round may lose so much."""
         missing = stake / _STAKE - self.balance
         return ceil(missing / self._income) if missing > 0 else 0
 

@@ -58,7 +58,7 @@ def _arm_features() -> list[str]:
 
 
 def busy_share() -> float | None:
-    """Returns the share of all cores' time that this process and others take for half a second;
+    """Return the share of all cores' time that this process and others take for half a second;
     None on other systems than Linux."""
     try:
         before = _core_times()
@@ -76,7 +76,7 @@ def _core_times() -> np.ndarray:
 
 
 def on_battery() -> bool:
-    """Says whether a battery is being discharged, where the system knows (Linux)."""
+    """Return whether a battery is being discharged, where the system knows (Linux)."""
     for status in Path("/sys/class/power_supply").glob("*/status"):
         try:
             if status.read_text(encoding="ascii").strip() == "Discharging":
@@ -87,7 +87,7 @@ def on_battery() -> bool:
 
 
 def available_cores() -> int:
-    """Returns how many cores this process may run on."""
+    """Return how many cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

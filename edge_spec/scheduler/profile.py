@@ -117,8 +117,10 @@ def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
 
 def kept_profiles(source: Source) -> Iterator[tuple[ProfileKey, Profile]]:
     """Yields the certain ones of this model that are known here."""
-    for found in SECONDS.find():
-        if found.key.identity == source.identity and not was_busy(found.disturbance):
+    kept = [each for each in SECONDS.find() if each.key.identity]
+    identity = source.identity if kept else ""  # which reads the times of the model's files
+    for found in kept:
+        if found.key.identity == identity and not was_busy(found.disturbance):
             yield found.key, Profile(found.value, found.n, found.disturbance)
 
 

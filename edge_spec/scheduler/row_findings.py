@@ -63,7 +63,7 @@ def rows_key(key: ProfileKey, config: ModelConfig) -> ProfileKey:
 
 
 def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
-    """Says whether what was measured was so with this library and processor, and as asked for."""
+    """Return whether what was measured was so with this library and processor, and as asked for."""
     return (
         key.cpu == cpu_name()
         and key.library == runtimes.library_version(key.runtime)
@@ -75,7 +75,7 @@ def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
 
 
 def find_rows(model: Model, key: ProfileKey, widths: Sequence[int]) -> BatchInvariance:
-    """Returns what the cache knows of these widths; else measures it now, and keeps it. Nothing is
+    """Return what the cache knows of these widths; else measures it now, and keeps it. Nothing is
     measured of kernels that compute a row alike by construction."""
     known = ROWS.known(key)
     if model.capabilities.invariant_rows:
@@ -94,7 +94,7 @@ def find_rows(model: Model, key: ProfileKey, widths: Sequence[int]) -> BatchInva
 def settle_rows(
     model: Model, key: ProfileKey, widths: Sequence[int], mode: LosslessMode
 ) -> BatchInvariance:
-    """Chooses how the model computes, where there are several ways: the fastest of those that score
+    """Choose how the model computes, where there are several ways: the fastest of those that score
     a row alike at all widths, and where there is none, or near ties may differ, the fastest."""
     if not isinstance(model, HasWays) or len(model.ways) < 2:
         return find_rows(model, key, widths)
@@ -114,7 +114,7 @@ def settle_rows(
 
 
 def _plain_cost(model: Model, found: BatchInvariance) -> float:
-    """Returns the least of a few measurements, of which no more are made than decide: what else is
+    """Return the least of a few measurements, of which no more are made than decide: what else is
     running makes wide passes dearer than narrow ones, and what is found now is kept."""
     if found.plain_width == 1 or len(found.invariant_widths) == 1:
         return 1.0
@@ -127,7 +127,7 @@ def _plain_cost(model: Model, found: BatchInvariance) -> float:
 
 
 def _choose_first_alike(model: Model, key: ProfileKey, widths: Sequence[int]) -> None:
-    """Chooses the way that scores single rows as the widest passes do, the first of equal ones. A
+    """Choose the way that scores single rows as the widest passes do, the first of equal ones. A
     large model takes the one that is likeliest to, if it does: to look at another takes seconds."""
     assert isinstance(model, HasWays)
     if is_large(model.config):
@@ -145,7 +145,7 @@ def _choose_first_alike(model: Model, key: ProfileKey, widths: Sequence[int]) ->
 
 
 def shapes_of(config: ModelConfig) -> tuple[int, ...]:
-    """Returns what models of one shape have in common."""
+    """Return what models of one shape have in common."""
     return (
         config.num_layers,
         config.hidden_size,

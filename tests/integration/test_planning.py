@@ -50,6 +50,20 @@ def model(gguf: Callable[..., Path]) -> str:
     return str(gguf("llama"))
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The places that were measured, one after the other."""
+    found: list[Any] = []
+    measure = survey_module.measure_place
+
+    def counted(*given: Any) -> Any:
+        found.append(given)
+        return measure(*given)
+
+    monkeypatch.setattr(survey_module, "measure_place", counted)
+    return found
+
+
 def one_device() -> list[Device]:
     return [processor("ort")]
 
@@ -75,17 +89,7 @@ def test_a_plan_ranks_every_runtime_and_tries_every_drafter_at_the_best(model: s
     assert len(planner.notes) == sum(device.fault is not None for device in devices)
 
 
-def test_a_plan_made_again_measures_no_passes(
-    model: str, gguf: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = []
-    measure = survey_module.measure_place
-
-    def counted(*given: Any) -> Any:
-        measured.append(given)
-        return measure(*given)
-
-    monkeypatch.setattr(survey_module, "measure_place", counted)
+def test_a_plan_made_again_measures_no_passes(model: str, gguf: Any, measured: list[Any]) -> None:
     draft = Source(str(gguf("llama", "F16")), quiet)
 
     def planner(refresh: bool = False) -> Planner:
@@ -175,17 +179,8 @@ def test_what_was_tried_on_a_busy_machine_is_told(model: str) -> None:
 
 
 def test_passes_that_took_far_longer_than_decoding_are_measured_again_by_the_next_plan(
-    model: str, monkeypatch: pytest.MonkeyPatch
+    model: str, measured: list[Any]
 ) -> None:
-    measured = []
-    measure = survey_module.measure_place
-
-    def counted(*given: Any) -> Any:
-        measured.append(given)
-        return measure(*given)
-
-    monkeypatch.setattr(survey_module, "measure_place", counted)
-
     def fast(placements: Any, *more: Any) -> Any:
         found = as_measured(placements, *more)
         return {

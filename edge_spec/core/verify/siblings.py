@@ -98,7 +98,7 @@ def _k_seq(
 
 
 def _smallest_rho(p: np.ndarray, q: np.ndarray, k: int) -> float:
-    """Returns rho, at most a millionth of k too large. p, q: [tokens], where neither is 0."""
+    """Return rho, at most a millionth of k too large. p, q: [tokens], where neither is 0."""
     low, high = 1.0, float(k)
     for _ in range(_K_SEQ_STEPS):
         middle = (low + high) / 2
