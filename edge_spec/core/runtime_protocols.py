@@ -98,7 +98,8 @@ class SharesPasses(Protocol):
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
         """Returns the scores of each part and leaves its session as its own `forward` would. One
-        thread at a time may call it. None of the sessions `collects_alone`.
+        thread at a time may call it, while other sessions may make passes of their own. None of
+        the sessions `collects_alone`.
 
         num_rows: of the pass, which is widened to them; at least those of all parts. Beside rows
         that are not scored, those of the others may come without hidden states. Where it

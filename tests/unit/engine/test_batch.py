@@ -84,10 +84,11 @@ class Served:
         prepared: int = 4,
         model: Recording | None = None,
         active: int = 2,
+        costs: RowCosts | None = None,
     ) -> None:
         self.model = model or Recording()
-        costs = RowCosts({rows: self.model.costs(rows) for rows in (1, 2, 4, 8)})
-        self.batch = Batch(self.model, lossless, costs, clock=lambda: self.model.now)
+        known = costs or RowCosts({rows: self.model.costs(rows) for rows in (1, 2, 4, 8)})
+        self.batch = Batch(self.model, lossless, known, clock=lambda: self.model.now)
         self.batch.active = active
         self.batch.prepare_for(prepared)
         self.batch.settle()
@@ -230,6 +231,21 @@ def test_rows_that_do_not_pay_for_everybodys_time_are_not_scored(
     served.ask("likely", served.session(), 4, values=LIKELY)
     released.set()
     assert served.end() == [counts]
+
+
+def test_what_rows_cost_is_learnt_from_shared_passes() -> None:
+    """Also where another machine's table had them for nothing."""
+    dear = Recording(lambda rows: 8e-3 + rows * 0.1)
+    served = Served(model=dear, costs=RowCosts({1: 0.1, 16: 0.1001}))
+    for _ in range(12):
+        released = served.hold()
+        served.ask("unlikely", served.session(), 4, values=UNLIKELY)
+        served.ask("likely", served.session(), 4, values=LIKELY)
+        released.set()
+        served.end()
+        served.threads.clear()
+    shared = [each for each in dear.passes if len(each) == 2]
+    assert shared[0] == [4, 4] and sum(shared[-1]) < 4
 
 
 def test_a_failure_of_a_shared_pass_is_nobodys_failure() -> None:
