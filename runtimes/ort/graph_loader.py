@@ -114,7 +114,7 @@ class GraphLoader:
                 given = {**given, **self._matrices.given(made)}
             except RuntimeError as error:  # where they do not fit
                 raise self._load_error(error, path) from error
-        return self.open(GRAPH_FILE, threads, made.graph, given)
+        return self.open(GRAPH_FILE, threads, made.graph, given, stops_spinning=True)
 
     def release(self) -> None:
         """Drops what only graphs that are still to be loaded would share."""
@@ -122,7 +122,7 @@ class GraphLoader:
 
     def open_beside(self, graph: bytes) -> Any:
         """A graph without weights, where the model is. Raises BundleError, DeviceError."""
-        return self.open(GRAPH_FILE, threads=1, made=graph)
+        return self.open(GRAPH_FILE, 1, graph, stops_spinning=True)
 
     def open(
         self,
@@ -130,16 +130,14 @@ class GraphLoader:
         threads: int | None = None,
         made: bytes | None = None,
         initializers: Mapping[str, np.ndarray | OrtValue] = _NOTHING,
-        has_company: bool = True,
         stops_spinning: bool = False,
     ) -> Any:
         """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
-        graph over the same weights, but those that `initializers` has. has_company: whether such a
-        graph runs beside the file's, which its threads should not slow. stops_spinning: whether
-        another graph runs right after each of its passes. Raises BundleError, DeviceError."""
+        graph over the same weights, but those that `initializers` has. stops_spinning: whether
+        another graph runs beside this one, or right after each of its passes, which its threads
+        should not slow. Raises BundleError, DeviceError."""
         graph = self.bundle.file(name)
-        stops = stops_spinning or (made is not None and has_company)
-        options = partial(self._session_options, threads or self._num_threads, stops)
+        options = partial(self._session_options, threads or self._num_threads, stops_spinning)
         session = None
         try:
             if self._products is not None and not initializers:

@@ -129,7 +129,9 @@ class OrtModel:
         from edge_spec.runtimes.ort.joint_graph import joint_graph
 
         graph = self._loader.bundle.file(GRAPH_FILE)
-        return self._loader.open(GRAPH_FILE, made=joint_graph(graph, num_places))
+        return self._loader.open(
+            GRAPH_FILE, made=joint_graph(graph, num_places), stops_spinning=True
+        )
 
     def _reopen(self, threads: int) -> Any:
         if self._features:
@@ -157,7 +159,7 @@ class OrtModel:
         from edge_spec.runtimes.ort.graph_forms import feature_graph
 
         graph = feature_graph(self._loader.bundle.file(GRAPH_FILE), self.config, layers)
-        return self._loader.open(GRAPH_FILE, threads, graph, has_company=False)
+        return self._loader.open(GRAPH_FILE, threads, graph)
 
     def _open_partial(self) -> Any:
         """Loads it once. Raises UsageError where the bundle has none, or the cache is another."""
