@@ -8,7 +8,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from onnxruntime import OrtValue
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, EdgeSpecError
@@ -17,16 +20,12 @@ from edge_spec.models.devices import CPU, free_bytes
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.device_memory import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, require_on_device
+from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, GraphForm, formed_graph
 from edge_spec.runtimes.ort.library import import_onnxruntime
+from edge_spec.runtimes.ort.listing import fault
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal
 from edge_spec.runtimes.ort.start_errors import start_error
 from edge_spec.scheduler.machine import available_cores
-
-if TYPE_CHECKING:
-    import numpy as np
-    from onnxruntime import OrtValue
-
-    from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, GraphForm
 
 GRAPH_FILE = "model.onnx"
 _ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
@@ -103,8 +102,6 @@ class GraphLoader:
 
     def open_form(self, form: GraphForm, threads: int | None = None) -> Any:
         """The whole model in another form. Raises BundleError, DeviceError."""
-        from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, formed_graph
-
         path = self.bundle.file(GRAPH_FILE)
         made = formed_graph(path, self.config, form)
         given: Mapping[str, np.ndarray | OrtValue] = made.initializers
@@ -157,8 +154,6 @@ class GraphLoader:
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise self._load_error(error, graph) from error
         if not self._on_cpu:
-            from edge_spec.runtimes.ort.listing import fault
-
             devices.require_started(session, self._devices, fault)
             require_on_device(session, self._devices)
         return session
@@ -190,9 +185,8 @@ class GraphLoader:
     def _give(self, initializers: Mapping[str, np.ndarray | OrtValue], options: Any) -> None:
         """Has a graph take these in place of the file's."""
         if initializers:
-            value = self._library.OrtValue
             given = [
-                each if isinstance(each, value) else value.ortvalue_from_numpy(each)
+                each if isinstance(each, OrtValue) else OrtValue.ortvalue_from_numpy(each)
                 for each in initializers.values()
             ]
             options.add_external_initializers(list(initializers), given)
