@@ -1,5 +1,5 @@
-"""The runtime as it is found: nothing but onnxruntime itself is imported for it, by which one that is
-missing is told before anything is converted."""
+"""The runtime as it is found: onnxruntime alone is imported for it, so that one that is missing is
+told before anything is converted."""
 
 from __future__ import annotations
 
