@@ -92,10 +92,6 @@ class OpenVinoDevice:
         """Return OpenVINO's CompiledModel. Raises RuntimeError."""
         return self.core.compile_model(path, self.plugin, dict(self.options))
 
-    def compile_on_cpu(self, path: str) -> Any:
-        """Return the same graph on the CPU in float32. Raises RuntimeError."""
-        return self.core.compile_model(path, _CPU, IN_FLOAT32)
-
     def load(self, content: bytes) -> Any:
         """Return what was compiled and exported before. Raises RuntimeError."""
         return self.core.import_model(content, self.plugin, dict(self.options))

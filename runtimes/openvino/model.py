@@ -19,7 +19,7 @@ from edge_spec.errors import DeviceError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, Memory
 from edge_spec.models.kept import compiled_bundle
-from edge_spec.runtimes.openvino.library import OpenVinoDevice, import_openvino, reason
+from edge_spec.runtimes.openvino.library import IN_FLOAT32, OpenVinoDevice, import_openvino, reason
 from edge_spec.runtimes.static import trial
 from edge_spec.runtimes.static.onnx_program import PAST, OnnxProgram, OpenedGraphs
 from edge_spec.runtimes.static.session import (
@@ -99,7 +99,8 @@ def _require_right(
     """Compare a few scores with those of the CPU. Raises DeviceError."""
 
     def on_cpu(function: str) -> Any:
-        return device.compile_on_cpu(str(bundle.file(opened.files[function])))
+        path = str(bundle.file(opened.files[function]))
+        return device.core.compile_model(path, "CPU", IN_FLOAT32)
 
     def scores(graph_of: Callable[[str], Any]) -> trial.TrialScores:
         program = OpenVinoGraphs(opened, graph_of, device.name)
@@ -175,14 +176,9 @@ def static_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     """Forecast the memory from the manifest alone, the same for any number of tokens: a session has
     all of its slots at once. Nothing was measured on a GPU or an NPU."""
     states, scores = session_bytes(bundle, options, num_tokens)
-    weights = _function_weights(bundle)
+    num_functions = sum(name.endswith(".onnx") for name in bundle.manifest.files)
+    weights = num_functions * bundle.manifest.files[DATA_FILE].num_bytes  # of each compiled graph
     device = options.providers[0].lower() if options.providers else CPU
     if device == CPU:
         return Memory(weights, states, scores, LIBRARY_BYTES)
     return Memory(0, states, 0, LIBRARY_BYTES, on_devices={device: weights + scores})
-
-
-def _function_weights(bundle: Bundle) -> int:
-    """Return bytes: each function's compiled graph has its own weights."""
-    num_functions = sum(name.endswith(".onnx") for name in bundle.manifest.files)
-    return num_functions * bundle.manifest.files[DATA_FILE].num_bytes

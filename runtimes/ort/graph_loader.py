@@ -8,7 +8,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from onnxruntime import OrtValue
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, EdgeSpecError
@@ -17,16 +20,12 @@ from edge_spec.models.devices import CPU, free_bytes
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.device_memory import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, require_on_device
+from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, GraphForm, formed_graph
 from edge_spec.runtimes.ort.library import import_onnxruntime
+from edge_spec.runtimes.ort.listing import fault
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal
 from edge_spec.runtimes.ort.start_errors import start_error
 from edge_spec.scheduler.machine import available_cores
-
-if TYPE_CHECKING:
-    import numpy as np
-    from onnxruntime import OrtValue
-
-    from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, GraphForm
 
 GRAPH_FILE = "model.onnx"
 _ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
@@ -103,8 +102,6 @@ class GraphLoader:
 
     def open_form(self, form: GraphForm, threads: int | None = None) -> Any:
         """The whole model in another form. Raises BundleError, DeviceError."""
-        from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, formed_graph
-
         path = self.bundle.file(GRAPH_FILE)
         made = formed_graph(path, self.config, form)
         given: Mapping[str, np.ndarray | OrtValue] = made.initializers
@@ -114,7 +111,7 @@ class GraphLoader:
                 given = {**given, **self._matrices.given(made)}
             except RuntimeError as error:  # where they do not fit
                 raise self._load_error(error, path) from error
-        return self.open(GRAPH_FILE, threads, made.graph, given)
+        return self.open(GRAPH_FILE, threads, made.graph, given, stops_spinning=True)
 
     def release(self) -> None:
         """Drops what only graphs that are still to be loaded would share."""
@@ -122,7 +119,7 @@ class GraphLoader:
 
     def open_beside(self, graph: bytes) -> Any:
         """A graph without weights, where the model is. Raises BundleError, DeviceError."""
-        return self.open(GRAPH_FILE, threads=1, made=graph)
+        return self.open(GRAPH_FILE, 1, graph, stops_spinning=True)
 
     def open(
         self,
@@ -130,16 +127,14 @@ class GraphLoader:
         threads: int | None = None,
         made: bytes | None = None,
         initializers: Mapping[str, np.ndarray | OrtValue] = _NOTHING,
-        has_company: bool = True,
         stops_spinning: bool = False,
     ) -> Any:
         """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
-        graph over the same weights, but those that `initializers` has. has_company: whether such a
-        graph runs beside the file's, which its threads should not slow. stops_spinning: whether
-        another graph runs right after each of its passes. Raises BundleError, DeviceError."""
+        graph over the same weights, but those that `initializers` has. stops_spinning: whether
+        another graph runs beside this one, or right after each of its passes, which its threads
+        should not slow. Raises BundleError, DeviceError."""
         graph = self.bundle.file(name)
-        stops = stops_spinning or (made is not None and has_company)
-        options = partial(self._session_options, threads or self._num_threads, stops)
+        options = partial(self._session_options, threads or self._num_threads, stops_spinning)
         session = None
         try:
             if self._products is not None and not initializers:
@@ -159,8 +154,6 @@ class GraphLoader:
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise self._load_error(error, graph) from error
         if not self._on_cpu:
-            from edge_spec.runtimes.ort.listing import fault
-
             devices.require_started(session, self._devices, fault)
             require_on_device(session, self._devices)
         return session
@@ -192,9 +185,8 @@ class GraphLoader:
     def _give(self, initializers: Mapping[str, np.ndarray | OrtValue], options: Any) -> None:
         """Has a graph take these in place of the file's."""
         if initializers:
-            value = self._library.OrtValue
             given = [
-                each if isinstance(each, value) else value.ortvalue_from_numpy(each)
+                each if isinstance(each, OrtValue) else OrtValue.ortvalue_from_numpy(each)
                 for each in initializers.values()
             ]
             options.add_external_initializers(list(initializers), given)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_spec.core.features import require_none_alone
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions, Session
@@ -17,12 +17,18 @@ from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.ort.device_memory import Place
 from edge_spec.runtimes.ort.devices import count_nodes
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
+from edge_spec.runtimes.ort.graph_forms import GraphForm, feature_graph
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
-
-if TYPE_CHECKING:
-    from edge_spec.runtimes.ort.graph_forms import GraphForm
-    from edge_spec.runtimes.ort.joint import JointPasses
-    from edge_spec.runtimes.ort.session import OrtSession
+from edge_spec.runtimes.ort.growing import GrowingCache, GrowingPasses, read_caches
+from edge_spec.runtimes.ort.joint import JointPasses, places_for
+from edge_spec.runtimes.ort.joint_graph import joint_graph
+from edge_spec.runtimes.ort.session import (
+    HostSession,
+    OrtSession,
+    OrtSourceSession,
+    device_sessions,
+    encode,
+)
 
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
 ENCODER_FILE = "encoder.onnx"  # beside the graph of its decoder
@@ -67,19 +73,15 @@ class OrtModel:
         self._joint: JointPasses | None = None
         self._open_on_device: Callable[[], OrtSession] | None = None
         if self._loader.place is not None:
-            from edge_spec.runtimes.ort.session import device_sessions
-
             self._open_on_device = device_sessions(self._loader, self._inference)
 
     def open_session(self) -> Session:
         if self._open_on_device is not None:
             return self._open_on_device()
-        from edge_spec.runtimes.ort.session import HostSession
 
         opened = partial(HostSession, self._inference, self.config, self._open_partial, self._fewer)
         if self._encoder is None:
             return opened(open_features=self._open_features)
-        from edge_spec.runtimes.ort.session import OrtSourceSession, encode
 
         return OrtSourceSession(opened(partial(encode, self._encoder)), self.config)
 
@@ -90,7 +92,6 @@ class OrtModel:
     def prepare_sharing(self, num_sessions: int) -> int:
         """The graph for passes of several sessions is loaded where there is memory for one more
         copy of the packed weights: with as many places as were ever wanted."""
-        from edge_spec.runtimes.ort.joint import JointPasses, places_for
 
         if self._loader.threads is None or self._loader.form is not None or self._open_on_device:
             return 1  # not measured on other devices than the CPU
@@ -103,7 +104,6 @@ class OrtModel:
             return self._num_places
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        from edge_spec.runtimes.ort.session import HostSession
 
         assert self._joint is not None
         sessions = [part.session for part in parts if isinstance(part.session, HostSession)]
@@ -126,10 +126,11 @@ class OrtModel:
         return 1 if self._joint is None else self._joint.num_places
 
     def _open_joint(self, num_places: int) -> Any:
-        from edge_spec.runtimes.ort.joint_graph import joint_graph
 
         graph = self._loader.bundle.file(GRAPH_FILE)
-        return self._loader.open(GRAPH_FILE, made=joint_graph(graph, num_places))
+        return self._loader.open(
+            GRAPH_FILE, made=joint_graph(graph, num_places), stops_spinning=True
+        )
 
     def _reopen(self, threads: int) -> Any:
         if self._features:
@@ -154,10 +155,9 @@ class OrtModel:
             return self._inference
 
     def _open_featured(self, layers: frozenset[int], threads: int | None = None) -> Any:
-        from edge_spec.runtimes.ort.graph_forms import feature_graph
 
         graph = feature_graph(self._loader.bundle.file(GRAPH_FILE), self.config, layers)
-        return self._loader.open(GRAPH_FILE, threads, graph, has_company=False)
+        return self._loader.open(GRAPH_FILE, threads, graph)
 
     def _open_partial(self) -> Any:
         """Loads it once. Raises UsageError where the bundle has none, or the cache is another."""
@@ -206,7 +206,6 @@ class GrowingModel:
     another kind of graph."""
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
-        from edge_spec.runtimes.ort.growing import read_caches
 
         # Planned memory is kept for every shape, and each pass has a shape of its own here.
         loader = GraphLoader(bundle, options, enable_mem_pattern=False)
@@ -223,8 +222,6 @@ class GrowingModel:
         self._caches = read_caches(self._inference, self.config.vocab_size, path)
 
     def open_session(self) -> OrtSession:
-        from edge_spec.runtimes.ort.growing import GrowingCache, GrowingPasses
-        from edge_spec.runtimes.ort.session import OrtSession
 
         cache = GrowingCache(self._caches, self.config.context_length)
         return OrtSession(GrowingPasses(self._inference, cache, self.config))

@@ -16,8 +16,9 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.runtimes.ort import OrtModel, runtime
+from edge_spec.runtimes.ort import opening
 from edge_spec.runtimes.ort.graph_forms import REFERENCE, GraphForm
+from edge_spec.runtimes.ort.model import OrtModel
 from fixtures.silence import quiet
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.usefixtures("free_rows")]
@@ -55,7 +56,7 @@ def test_drafting_in_float16_changes_no_token(
         forms.append(HALF)
         return OrtModel(bundle, options, HALF)
 
-    monkeypatch.setattr(runtime, "_open", opened)
+    monkeypatch.setattr(opening, "_open", opened)
     plain, drafted = (texts(drafter) for drafter in ("none", "suffix"))
     assert len(forms) >= 2
     assert drafted == plain

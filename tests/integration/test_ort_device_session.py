@@ -28,9 +28,9 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.ort import OrtModel
 from edge_spec.runtimes.ort.device_memory import Place
 from edge_spec.runtimes.ort.graph_forms import GraphForm
+from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.runtimes.ort.session import HostSession
 from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.storage.atomic import CACHE_VARIABLE

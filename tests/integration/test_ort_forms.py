@@ -18,9 +18,10 @@ from edge_spec.errors import DeviceError, SessionError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.ort import OrtModel, OrtRuntime, devices, graph_forms
+from edge_spec.runtimes.ort import OrtRuntime, devices, graph_forms
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.graph_forms import GraphForm
+from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.testing import check_session
 from fixtures import families, tiny_generation
 from fixtures import tiny_models as tiny

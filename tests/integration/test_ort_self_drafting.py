@@ -19,7 +19,8 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.ort import OrtModel, OrtRuntime
+from edge_spec.runtimes.ort import OrtRuntime
+from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import tolerance
 

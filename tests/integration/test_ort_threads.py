@@ -16,7 +16,8 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.ort import OrtModel, OrtRuntime
+from edge_spec.runtimes.ort import OrtRuntime
+from edge_spec.runtimes.ort.model import OrtModel
 
 Tokens = Callable[..., list[int]]
 

@@ -1,0 +1,92 @@
+"""Opens bundles in onnxruntime, on other devices than the CPU in the form that computes right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.errors import DeviceError, SessionError, UsageError
+from edge_spec.models.bundle import Bundle
+from edge_spec.models.devices import CPU
+from edge_spec.runtimes.ort import devices as ort_devices
+from edge_spec.runtimes.ort import graph_forms
+from edge_spec.runtimes.ort.cuda_driver import require_driver
+from edge_spec.runtimes.ort.devices import ProviderChoice
+from edge_spec.runtimes.ort.graph_forms import GraphForm
+from edge_spec.runtimes.ort.library import import_onnxruntime
+from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
+from edge_spec.runtimes.ort.static import COMPILED, open_compiled, open_static
+from edge_spec.runtimes.static import trial
+from edge_spec.runtimes.static.onnx_program import FORMAT as STATIC
+from edge_spec.runtimes.static.session import StaticModel
+from edge_spec.runtimes.static.trial import TrialScores
+
+
+def open_bundle(source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel | StaticModel:
+    """Raises UsageError, BundleError, DeviceError."""
+    if source.manifest.format == STATIC:
+        return open_static(source, options)
+    if source.manifest.format == COMPILED:
+        return open_compiled(source, options)
+    devices = choose_devices(options.providers)
+    if all(device.name == CPU for device in devices):
+        return _open(source, options)
+    _require_known_to_devices(source)
+    on_cpu = _open(source, replace(options, providers=()), graph_forms.REFERENCE)
+    expected = trial.scores(on_cpu)
+    on_cpu.close()
+    names = ", ".join(device.name for device in devices)
+    forms = graph_forms.forms_for([device.provider for device in devices], source.config)
+    for form in forms[:-1]:
+        with suppress(DeviceError, SessionError):  # such as where float16 overflows
+            return _open_right(source, options, form, expected, names)
+    return _open_right(source, options, forms[-1], expected, names)
+
+
+def choose_devices(providers: Sequence[str]) -> list[ProviderChoice]:
+    """Returns those of these names, whose driver is there. Raises UsageError, DeviceError."""
+    onnxruntime = import_onnxruntime()
+    chosen = ort_devices.choose(onnxruntime, providers)
+    require_driver(onnxruntime, [choice.provider for choice in chosen])
+    return chosen
+
+
+def _require_known_to_devices(source: Bundle) -> None:
+    """Raises UsageError for what no other device than the CPU is given."""
+    config = source.config
+    parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
+    lacked = [what for what, found in parts.items() if found]
+    for what in (*lacked, config.unlike_layers):
+        if what is not None:
+            raise UsageError(
+                f"{source.path} has {what}, which ort computes on the CPU alone",
+                remedy="Choose --device cpu.",
+            )
+
+
+def _open(
+    bundle: Bundle, options: RuntimeOptions, form: GraphForm | None = None
+) -> OrtModel | GrowingModel:
+    if bundle.manifest.kv_cache == "growing":
+        return GrowingModel(bundle, options)
+    return OrtModel(bundle, options, form)
+
+
+def _open_right(
+    bundle: Bundle,
+    options: RuntimeOptions,
+    form: GraphForm | None,
+    expected: TrialScores,
+    devices: str,
+) -> OrtModel | GrowingModel:
+    """Raises DeviceError, SessionError where the scores are not those of the CPU."""
+    model = _open(bundle, options, form)
+    try:
+        if not trial.require_same(trial.scores(model), expected, devices):
+            model.capabilities = replace(model.capabilities, trees=False)
+    except BaseException:
+        model.close()
+        raise
+    return model
