@@ -23,8 +23,7 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.exporters.onnx import StaticOnnxExporter
-from edge_spec.exporters.qnn import QnnExporter
-from edge_spec.exporters.qnn.export import HTP, SOCS
+from edge_spec.exporters.qnn import HTP, SOCS, QnnExporter
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.source import Source

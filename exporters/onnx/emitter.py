@@ -161,7 +161,7 @@ class FloatWeights:
         self._stored = stored
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
-        weight = self._add(names[0], lambda: self._joined(names).T)
+        weight = self._add(names[0], lambda: np.concatenate([*map(self._read, names)]).T)
         output = output_of(names[0])
         if not biases:
             return self._nodes.add("MatMul", [x, weight], output)
@@ -207,9 +207,6 @@ class FloatWeights:
                 remedy="Export it with --quant fp32, or with --format gguf.",
             )
         return values.astype(self._stored)
-
-    def _joined(self, names: Sequence[str]) -> np.ndarray:
-        return np.concatenate([self._read(name) for name in names])
 
     def _add(self, name: str, make: Callable[[], np.ndarray]) -> str:
         stored = self._nodes.weights.add_made(name, make)

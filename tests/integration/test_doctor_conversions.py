@@ -14,7 +14,7 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.diagnostics.doctor.diagnose import diagnose
 from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.optimum import export
+from edge_spec.exporters import optimum as export
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.devices import Device

@@ -18,7 +18,8 @@ import pytest
 
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.errors import EdgeSpecError, ExportError
-from edge_spec.exporters.optimum import OptimumExporter, export
+from edge_spec.exporters import optimum as export
+from edge_spec.exporters.optimum import OptimumExporter
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions

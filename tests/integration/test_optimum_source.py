@@ -21,8 +21,8 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.exporters.optimum import OptimumExporter, export
-from edge_spec.exporters.optimum.export import open_source
+from edge_spec.exporters import optimum as export
+from edge_spec.exporters.optimum import OptimumExporter, open_source
 from edge_spec.models import runtimes
 
 ORIGINAL = "original_max_position_embeddings"

@@ -25,9 +25,9 @@ from edge_spec.errors import (
     MissingDependencyError,
     UsageError,
 )
+from edge_spec.exporters import qnn as export
 from edge_spec.exporters.onnx import StaticOnnxExporter
-from edge_spec.exporters.qnn import QnnExporter, export
-from edge_spec.exporters.qnn.export import HTP
+from edge_spec.exporters.qnn import HTP, QnnExporter
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime, static

@@ -99,7 +99,10 @@ def test_integers_score_as_the_weights_that_they_stand_for(
     bundle = exported(quantization)
     tiny = tiny_models.build("llama")
     stored = stored_weights(bundle)
-    assert all(np.abs(stored[name] - tiny.weights[name]).max() > 0 for name in stored)
+    for name, values in stored.items():
+        error = np.linalg.norm(values - tiny.weights[name]) / np.linalg.norm(values)
+        # Of random weights rounding takes 9 % at 4 bits and 0.5 % at 8.
+        assert 0 < error < (0.01 if quantization == "int8" or "layers" not in name else 0.15)
     held = tiny_models.TinyModel(tiny.config, tiny.weights | stored)
     source = open_checkpoint(tiny_models.write_hf(held, tmp_path / "model"))
     sessions = (opened(bundle).open_session(), ReferenceModel(source).open_session())
