@@ -229,7 +229,10 @@ class GuardedDrafter(Drafter):
         self._is_attached = True
 
     def prepare(self, prompt: Sequence[int]) -> None:
+        before = self.fault
         self._try(self._drafter.prepare, prompt)
+        if self.fault is not before:
+            self._rests.begin(at_least=2)  # one ends with the `begin` of this answer
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._constraint = sampler.constraint

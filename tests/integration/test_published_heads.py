@@ -100,10 +100,12 @@ class RecordingDFlash(DFlashDrafter):
 
     def _ranked(self, row: RowScores, path: Drafted) -> list[tuple[int, int]]:
         logits, chance = row.logits.copy(), None
-        if self._following is not None:
-            _, biases = self._following.weighed(row, path)
-            logits[row.likeliest] += biases
-            chance = self._following.chance(row, path)
+        weights = self._network.transitions
+        if weights is not None:
+            last = path[-1] if path else self._pending
+            _, made = weights.step(self._memories.get(path[:-1]), last, row.state)
+            logits[row.likeliest] += weights.weighed(row, made)[1]
+            chance = weights.chance(last, row.state)
         self.seen[len(path)] = row._replace(logits=logits).spread(self._vocab_size), chance
         return super()._ranked(row, path)
 

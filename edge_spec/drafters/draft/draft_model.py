@@ -31,12 +31,12 @@ from edge_spec.drafters.draft.draft_tree import (
     SIBLING_KINDS,
     DraftChooser,
     Line,
-    Path,
     candidates_after,
     sample_shape,
 )
 from edge_spec.drafters.draft.synced_session import (
     DraftAheadCache,
+    Path,
     Reading,
     SyncedSession,
 )

@@ -13,7 +13,7 @@ import numpy as np
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import Siblings, TokenTree
-from edge_spec.drafters.draft.synced_session import AheadChoice, Reading
+from edge_spec.drafters.draft.synced_session import AheadChoice, Path, Reading
 from edge_spec.drafters.lookup.recycling import top_tokens
 from edge_spec.drafters.protocol import GREEDY, Budget
 from edge_spec.drafters.tree_builder import Candidate, Growth, LearntAcceptance
@@ -161,7 +161,6 @@ class DraftChooser:
         return AheadChoice(token, kind_of(FIRST, preference[token] / preference.sum()), None)
 
 
-Path = tuple[int, ...]
 Score = Callable[[TokenTree], np.ndarray]  # [rows, vocab] logits
 
 

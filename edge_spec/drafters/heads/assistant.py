@@ -13,7 +13,7 @@ from edge_spec.core.features import SharesKeysValues
 from edge_spec.core.heads import AssistantHead, AssistantLayer, HeadMatrix, TargetTables
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.tree import Verdict
-from edge_spec.drafters.draft.draft_tree import Path
+from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores
 from edge_spec.drafters.heads.features import LastState
 from edge_spec.drafters.heads.layers import (

@@ -74,12 +74,19 @@ class TransitionWeights:
         opened = logistic(gate)
         return opened * memory + (1 - opened) * np.tanh(candidate), np.tanh(output)
 
-    def biases(self, made: np.ndarray, scored: np.ndarray) -> np.ndarray:
-        """Returns what is added to the logits of scored tokens, [scored]."""
+    def weighed(self, row: RowScores, made: np.ndarray) -> tuple[RowScores, np.ndarray]:
+        """Returns what the head says of a row after the tokens that `step` made this of, and what
+        was added to the logits of the row's likeliest tokens, which alone are weighed."""
+        assert row.likeliest is not None and row.shares is not None
         if self._transitions is None:
-            return np.zeros(len(scored), np.float32)
-        biases: np.ndarray = self._transitions.scored(scored) @ made
-        return biases
+            return row, np.zeros(len(row.likeliest), np.float32)
+        biases: np.ndarray = self._transitions.scored(row.likeliest) @ made
+        peak = max(0.0, float(biases.max(initial=0.0)))
+        powers = row.shares * np.exp(biases - peak)
+        others = max(0.0, 1 - float(row.shares.sum())) * np.exp(-peak)
+        shares = powers / (powers.sum() + others)
+        order = np.argsort(-shares, kind="stable")
+        return row._replace(likeliest=row.likeliest[order], shares=shares[order]), biases
 
     def chance(self, token: int, state: np.ndarray | None) -> float | None:
         """Returns how likely the draft token after this one is to be accepted, as the head says;
@@ -95,42 +102,6 @@ class TransitionWeights:
             return np.empty(0, np.float32)
         row: np.ndarray = self._transitions.after(np.array([token]))[0]
         return row
-
-
-class Following:
-    """Weighs rows in one round, after this pending token."""
-
-    def __init__(self, weights: TransitionWeights, pending: int) -> None:
-        self._weights, self._pending = weights, pending
-        self._memories: dict[Path, np.ndarray | None] = {}  # after the token that ends a path
-
-    def decided_by(self, path: Path) -> Hashable:
-        """Returns what a row after these draft tokens is weighed by."""
-        if self._weights.kind is FollowsBy.RECURRENT:
-            return path
-        return len(path), path[-1:]
-
-    def weighed(self, row: RowScores, path: Path) -> tuple[RowScores, np.ndarray]:
-        """Returns what the head says of the row after these draft tokens, and what was added to the
-        logits of the row's likeliest tokens, which alone are weighed."""
-        assert row.likeliest is not None and row.shares is not None
-        before = self._memories.get(path[:-1]) if path else None  # only RECURRENT reads it
-        memory, made = self._weights.step(before, self._last(path), row.state)
-        self._memories[path] = memory
-        biases = self._weights.biases(made, row.likeliest)
-        peak = max(0.0, float(biases.max(initial=0.0)))
-        powers = row.shares * np.exp(biases - peak)
-        others = max(0.0, 1 - float(row.shares.sum())) * np.exp(-peak)
-        shares = powers / (powers.sum() + others)
-        order = np.argsort(-shares, kind="stable")
-        return row._replace(likeliest=row.likeliest[order], shares=shares[order]), biases
-
-    def chance(self, row: RowScores, path: Path) -> float | None:
-        """Returns how likely the draft token after these is to be accepted, as the head says."""
-        return self._weights.chance(self._last(path), row.state)
-
-    def _last(self, path: Path) -> int:
-        return path[-1] if path else self._pending
 
 
 class DFlashNetwork(LayersNetwork):
@@ -203,27 +174,32 @@ class DFlashDrafter(HeadDrafter):
     def __init__(self, network: DFlashNetwork, name: str = "dflash") -> None:
         super().__init__(network, name, TextEntries(network), len(network.scored))
         self._network = network
-        self._following: Following | None = None
+        self._memories: dict[Path, np.ndarray | None] = {}  # after the token that ends a path
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        transitions = self._network.transitions
-        self._following = None if transitions is None else Following(transitions, pending)
+        self._memories = {}
         return super().propose(pending, budget)
 
     def _decided_by(self, path: Path) -> Hashable:
-        return len(path) if self._following is None else self._following.decided_by(path)
+        weights = self._network.transitions
+        if weights is None:
+            return super()._decided_by(path)
+        return path if weights.kind is FollowsBy.RECURRENT else (len(path), path[-1:])
 
     def _ranked(self, row: RowScores, path: Path) -> list[tuple[int, int]]:
-        chance, following = None, self._following
-        if following is not None:
-            weighed, biases = following.weighed(row, path)
-            chance = following.chance(row, path)
-            if not self._chooser.reads_logits_alone:
-                logits = row.logits.copy()
-                logits[row.likeliest] += biases
-                weighed = weighed._replace(logits=logits)
-            row = weighed
-        found = super()._ranked(row, path)
+        weights = self._network.transitions
+        if weights is None:
+            return super()._ranked(row, path)
+        last = path[-1] if path else self._pending
+        before = self._memories.get(path[:-1]) if path else None  # only RECURRENT reads it
+        self._memories[path], made = weights.step(before, last, row.state)
+        weighed, biases = weights.weighed(row, made)
+        if not self._chooser.reads_logits_alone:
+            logits = row.logits.copy()
+            logits[row.likeliest] += biases
+            weighed = weighed._replace(logits=logits)
+        found = super()._ranked(weighed, path)
+        chance = weights.chance(last, row.state)
         if chance is not None and found:
             found[0] = found[0][0], kind_of(FIRST, chance)
         return found

@@ -24,12 +24,12 @@ from edge_spec.drafters.draft.draft_tree import (
     SIBLINGS,
     DraftChooser,
     Line,
-    Path,
     candidates_after,
     kinds_of,
     ranked,
     sample_shape,
 )
+from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.features import LastState, TextEntries
 from edge_spec.drafters.lookup.recycling import top_tokens
 from edge_spec.drafters.protocol import GREEDY, Budget

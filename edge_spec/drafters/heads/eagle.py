@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_spec.core.heads import EagleStep, EntryRows, MaskedRows
-from edge_spec.drafters.draft.draft_tree import Path
+from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, head_scores, rows_of
 from edge_spec.drafters.heads.features import WINDOW, TextEntries
 from edge_spec.drafters.heads.layers import EagleNetwork

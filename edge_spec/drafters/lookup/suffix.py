@@ -302,16 +302,14 @@ class PredictedText:
         length the nearest one further on."""
         places = self._places.get(token, [])
         middle = bisect_left(places, self._parted)
-        near = bisect_right(places, self._parted + _NEAR)
-        best: _Place | None = None
-        for which in (*range(middle, middle + _TRIED), *range(middle - 1, middle - 1 - _TRIED, -1)):
-            if not 0 <= which < len(places):
-                continue
-            shared = self._num_shared(places[which])
-            enough = 1 if middle <= which < near else _FAR
-            if shared >= enough and (best is None or shared > best.shared):
-                best = _Place(places[which] + 1, shared)
-        return best
+        before = places[max(0, middle - _TRIED) : middle]
+        tried = [*places[middle : middle + _TRIED], *reversed(before)]
+        near = range(self._parted, self._parted + _NEAR + 1)
+        found = [(place, self._num_shared(place)) for place in tried]
+        enough = [
+            _Place(place + 1, shared) for place, shared in found if shared >= _FAR or place in near
+        ]
+        return max(enough, key=lambda place: place.shared, default=None)
 
     def _num_shared(self, place: int) -> int:
         """Counts the tokens up to a place that the answer ends with."""

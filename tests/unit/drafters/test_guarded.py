@@ -176,6 +176,20 @@ def test_a_failing_drafter_is_tried_again_after_ever_longer_rests() -> None:
     assert guarded.fault is None and inner.fault is None
 
 
+def test_one_that_fails_in_reading_the_prompt_is_not_begun_in_this_answer() -> None:
+    class Broken(SuffixDrafter):
+        def prepare(self, prompt: Any) -> None:
+            raises(None)
+
+    guarded = GuardedDrafter(Broken(), VOCAB)
+    guarded.prepare(PROMPT)
+    guarded.begin(PROMPT)
+    assert guarded.fault is not None
+    guarded.prepare(PROMPT)  # of the next answer
+    guarded.begin(PROMPT)
+    assert guarded.fault is None
+
+
 def test_an_interrupt_is_no_fault() -> None:
     def interrupt(tree: Any) -> Any:
         raise KeyboardInterrupt

@@ -223,7 +223,7 @@ def test_a_draft_that_hangs_is_never_touched_again(
     engine = Engine(replace(parts, speculation=parts.speculation_factory.choose("draft-model")))
     assert ids(engine) == right and ids(engine) == right
     (drafter,) = engine.parts.speculation.drafters
-    assert drafter.fault is not None and "a pass hung for" in drafter.fault
+    assert drafter.fault is not None and drafter.fault.startswith("HungError")
     assert hanging.num_calls == 3
     engine.close()
     assert not inner.is_closed  # one of its passes still runs

@@ -175,6 +175,24 @@ def test_a_draft_that_samples_and_dies_leaves_a_whole_text(
     assert any(drafted) and drafted == sorted(drafted, reverse=True)
 
 
+def test_a_level_that_died_is_opened_again_with_the_draft_above_it(decode: Any) -> None:
+    model = ScriptedModel(NEXT, VOCAB)
+    dying = FailingSession(model, "forward", 2, None)
+    lower = DraftModelDrafter(model, dying, VOCAB, reopened=model.open_session)
+    level = PolicyStage([lower], FixedPolicy(branches=False), 64)
+    upper = DraftModelDrafter(
+        model, model.open_session(), VOCAB, level, reopened=model.open_session
+    )
+    guarded = GuardedDrafter(upper, VOCAB)
+    policy = FixedPolicy(branches=False)
+    first, second = (
+        decode(model, PROMPT, [guarded], max_tokens=20, policy=policy) for _ in range(2)
+    )
+    assert first.tokens == second.tokens == decode(model, PROMPT, max_tokens=20).tokens
+    assert guarded.fault is None and dying.calls == 3
+    assert any(stats.num_accepted for stats in second.rounds)
+
+
 # --- proposals of other vocabularies ----------------------------------------------------------
 
 
