@@ -1,5 +1,9 @@
 """Opens what was prepared: weights are read, those of the target last, and the engine is composed
-around them. What an option or a drafter refuses is refused before that.
+around them.
+
+What an option or a drafter refuses is refused before that. A library that ends the process while it
+opens a model cannot be caught: a mark says that one is being opened, and where the next start finds
+that of a process that is no more, it first opens the model in a process of its own.
 """
 
 from __future__ import annotations
@@ -7,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -17,6 +23,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import HasWays, Model
 from edge_spec.core.runtime_protocols import OpensBeside
 from edge_spec.drafters import factory
@@ -37,9 +44,10 @@ from edge_spec.errors import (
 )
 from edge_spec.loader.prepare import PreparedEngine, TargetRefusedError
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.devices import free_bytes
+from edge_spec.models.devices import free_bytes, processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import library_build
+from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.layer_selection import (
     ChosenPart,
     PartSearch,
@@ -75,6 +83,7 @@ if TYPE_CHECKING:
     from edge_spec.drafters.factory import HeadNetwork
     from edge_spec.placement.idle_process import IdleProcess
 
+_TRIAL_S = 300.0  # to open a model in
 # Of a file that is opened beside other work: whoever refuses it meanwhile waits for a second or so.
 _MOST_BYTES = 2_500_000_000
 _ROOM = 2  # times such a file, that has to be free: nothing is closed before to make room for it
@@ -110,7 +119,11 @@ class TargetOpening:
 def _opens_beside(prepared: PreparedEngine) -> bool:
     """Says whether there is no reason to wait with it."""
     runtime = prepared.target.runtime
-    if not isinstance(runtime, OpensBeside) or not runtime.opens_beside:
+    if (
+        not isinstance(runtime, OpensBeside)
+        or not runtime.opens_beside
+        or _is_left(_mark(prepared))
+    ):
         return False
     free, size = free_bytes(), prepared.target.source.path.stat().st_size
     return size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
@@ -121,7 +134,9 @@ def open_target(prepared: PreparedEngine) -> Model:
     TargetRefusedError where another runtime may be asked."""
     _require_unchanged(prepared)
     try:
-        model = prepared.target.open(prepared.options.runtime_options)
+        _try_apart(prepared)
+        with _marked(_mark(prepared)):
+            model = prepared.target.open(prepared.options.runtime_options)
     except (DeviceError, UnsupportedModelError, MissingDependencyError) as error:
         raise TargetRefusedError(error) from error
     try:
@@ -139,6 +154,59 @@ def _require_unchanged(prepared: PreparedEngine) -> None:
             f"{source.path} has changed while it was opened",
             remedy="Start again once it is written.",
         )
+
+
+def _mark(prepared: PreparedEngine) -> Path:
+    name = f"{prepared.target.runtime.name}-{prepared.identity}"
+    return cache_directory() / "opening" / name
+
+
+@contextmanager
+def _marked(mark: Path) -> Iterator[None]:
+    """What cannot be written costs no more than the mark."""
+    with suppress(OSError):
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(str(os.getpid()), encoding="ascii")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            mark.unlink()
+
+
+def _try_apart(prepared: PreparedEngine) -> None:
+    """Raises DeviceError where opening the model ends the process that does it."""
+    if not _is_left(_mark(prepared)):
+        return
+    runtime = prepared.target.runtime.name
+    place = described(prepared.source.model, processor(runtime), prepared.options.runtime_options)
+    try:
+        isolated(open_described, place, timeout_s=_TRIAL_S)
+    except IsolatedError as error:
+        raise DeviceError(
+            f"{runtime} does not survive opening {prepared.source.name}: {error}",
+            remedy="Use another runtime, or another version of its library.",
+        ) from None
+
+
+def _is_left(mark: Path) -> bool:
+    """Says whether the process is no more that made the mark. Never on Windows, where to ask for a
+    process may end it."""
+    if sys.platform == "win32":
+        return False
+    try:
+        os.kill(int(mark.read_text(encoding="ascii")), 0)
+    except (ProcessLookupError, ValueError):
+        return True
+    except OSError:  # there is no mark, or the process is another user's
+        return False
+    return False
+
+
+def open_described(place: str) -> None:
+    """Opens a model in the other process. Raises an EdgeSpecError."""
+    candidate = candidate_of(place)
+    candidate.prepared.open(candidate.options).close()
 
 
 @dataclass(frozen=True)
