@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnxruntime
@@ -55,6 +55,7 @@ class _Bound:
     logits: np.ndarray  # [scored, vocab]
     hidden: np.ndarray  # [scored, hidden]
     features: np.ndarray | None  # [rows, features, hidden]
+    written: dict[str, np.ndarray] = field(default_factory=dict)  # inputs whose memory is shared
 
     @property
     def scores(self) -> Forward:
@@ -237,6 +238,8 @@ class Passes:
                 bind_output(binding, feature_name(layer), stream[0] if is_normed else stream)
             features = streams[:, 0].swapaxes(0, 1)
         mask = StackedMask(rows, self.cache.capacity) if is_stacked else None
+        if mask is not None:
+            binding.bind_cpu_input(BIAS, mask.bias)
         return _Bound(binding, attended, mask, logits, hidden, features)
 
     def _score(
@@ -265,11 +268,18 @@ class Passes:
     ) -> None:
         changing = attention_inputs(self._config, positions, sees, start, bound.attended)
         changing["input_ids"] = tokens.astype(np.int64)[None]
+        for name, values in changing.items():
+            if name in bound.written:
+                bound.written[name][...] = values
+            elif name in graph.inputs:
+                bound.binding.bind_cpu_input(name, values)
+                if isinstance(self.cache, HostCache):
+                    bound.written[name] = values
         if bound.mask is not None:
-            changing[BIAS] = bound.mask.show(start, sees)
+            bound.mask.show(start, sees)
         elif self._bias is not None and graph.bias is not None:
-            changing[BIAS] = self._bias.show(bound.attended, start, sees)
-        graph.bind(bound.binding, changing)
+            bias = self._bias.show(bound.attended, start, sees)
+            bound.binding.bind_cpu_input(BIAS, bias)
         self.cache.last_writer = None
         graph.inference.run_with_iobinding(bound.binding, self._run_options)
         self.cache.last_writer = self

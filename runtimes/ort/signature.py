@@ -115,10 +115,10 @@ def attention_inputs(
     """Returns what attention takes of one session's rows, but for its mask.
 
     positions: [rows]. sees: [rows, rows] bool, None for a chain. attended: rows of the operator,
-    the last of which repeat the last row where there are more of them.
+    which a single row is repeated for.
     """
-    own = np.minimum(np.arange(attended), len(positions) - 1)
     total = start + attended
+    own = slice(None) if attended == len(positions) else np.zeros(attended, np.int64)
     inputs: dict[str, np.ndarray] = {
         "position_ids": positions.astype(np.int64)[own][None],
         "seqlens_k": np.array([total - 1], np.int32),

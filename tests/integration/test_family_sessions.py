@@ -20,7 +20,7 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.ort import OrtRuntime
+from edge_spec.runtimes.ort import OrtRuntime, opening
 from fixtures import families
 
 Family = Callable[[str], StoredCheckpoint]
@@ -107,7 +107,7 @@ def test_other_devices_than_the_cpu_are_refused(
     name: str, family_bundle: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = SimpleNamespace(name="cuda0", provider="CUDAExecutionProvider")
-    monkeypatch.setattr(OrtRuntime, "_devices", lambda self, providers: [device])
+    monkeypatch.setattr(opening, "choose_devices", lambda providers: [device])
     with pytest.raises(UsageError, match=f"{FEATURES[name]}, which ort computes on the CPU"):
         OrtRuntime().open(family_bundle(name), RuntimeOptions(providers=("cuda0",)))
 
