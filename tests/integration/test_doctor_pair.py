@@ -210,7 +210,7 @@ def test_nothing_is_fetched(
         raise AssertionError("something was fetched")
 
     monkeypatch.setenv("HF_HUB_CACHE", str(cache / "hub"))
-    monkeypatch.setattr("edge_spec.models.source.pull", fetch)
+    monkeypatch.setattr("edge_spec.models.hub_download.pull", fetch)
     monkeypatch.setattr("edge_spec.models.source.fetch_demo_model", fetch)
     monkeypatch.setattr("edge_spec.models.source.find_demo_model", lambda: None)
     report = examined("smollm2")

@@ -96,8 +96,8 @@ def test_the_likeliest_tokens_are_scored_again_by_8_bits(head: Path, state: np.n
     """Scores of about 8, of which sums of IN weights in 4 bits miss about 0.7, in 8 bits 0.05."""
     nothing = np.zeros((IN, IN), np.float32), np.zeros(IN, np.float32)
     described = replace(medusa(head), blocks=((nothing,),) * COUNT)
-    expected = MedusaNetwork(described).scores(state, [0]).logits[0]
-    found = MedusaNetwork(described, StoredBackend(runtime(), 4)).scores(state, [0]).logits[0]
+    expected = MedusaNetwork(described).step(state, [0]).logits[0]
+    found = MedusaNetwork(described, StoredBackend(runtime(), 4)).step(state, [0]).logits[0]
     likeliest, errors = np.argsort(-found)[:8], np.abs(found - expected)
     assert errors[likeliest].max() < 0.25 < np.delete(errors, likeliest).max()
 

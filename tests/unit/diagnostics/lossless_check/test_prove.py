@@ -179,7 +179,7 @@ def test_no_noise_lets_a_broken_rule_pass(
     """It may leave open whether the rule is broken: then nothing is claimed."""
     monkeypatch.setattr("edge_spec.core.verify.walk.verify_block", recovers_from_the_target)
     broken = check_sampling(with_drafter("draft-model"), 600, noise, quiet)
-    assert broken.passed is (False if noise < 0.01 else None)
+    assert broken.passed is False or (broken.passed is None and noise >= 0.01)
 
 
 def wrong(tokens: tuple[int, ...]) -> np.ndarray:
