@@ -52,6 +52,8 @@ from edge_spec.scheduler.lossless import (
 
 _ANY_ROWS = 64  # of a shared pass, where widths need not agree
 _LEAST_SLICE = 8  # tokens of a prompt beside rows of others, however long that takes
+_SLICE_WEIGHT = 0.2  # of the last slice, in what a token takes
+_LEAST_TOKEN_S = 1e-6
 _ALONE = 4  # passes without company, after which a conversation no longer looks for any
 # Passes without sharing, after a shared one has failed. The longest rests are half a minute or so.
 _FIRST_REST, _LONGEST_REST = 64, 4096
@@ -264,6 +266,7 @@ class Batch:
         self._costs = costs or RowCosts(_UNKNOWN_COSTS, is_measured=False)
         self._parallel_rows = parallel_rows
         self._clock = clock
+        self._token_s: float | None = None  # of a prompt beside rows of others
         self._slices = False  # prompts may be read in passes of SLICE_TOKENS and fewer
         self._counting = Lock()
         self._preparing: Thread | None = None
@@ -527,10 +530,20 @@ class Batch:
 
     def _slice_beside(self, rows: int) -> int:
         """Return how many tokens of a prompt make a pass of these rows twice as long, so that those
-        who write keep half of their rate; at most as many as there is room for."""
-        room, most_s = self._widest - rows, 2 * self._costs.at(rows)
-        fitting = (n for n in range(room, _LEAST_SLICE, -1) if self._costs.at(rows + n) <= most_s)
-        return next(fitting, min(room, _LEAST_SLICE))
+        who write keep half of their rate; at most as many as there is room for. The first ones tell
+        what a token takes: less than a row that is scored."""
+        if self._token_s is None:
+            return min(self._widest - rows, SLICE_TOKENS)
+        fitting = int(self._costs.at(rows) / max(self._token_s, _LEAST_TOKEN_S))
+        return min(self._widest - rows, max(_LEAST_SLICE, fitting))
+
+    def _learn_slice(self, rows: int, num_tokens: int, seconds: float) -> None:
+        """Learn from a pass of rows of others what a token of a prompt adds to it."""
+        if not self._costs.is_scaled:  # no pass without a prompt has said what these rows take
+            return
+        token_s = max(0.0, seconds - self._costs.at(rows)) / num_tokens
+        known_s = token_s if self._token_s is None else self._token_s
+        self._token_s = known_s + _SLICE_WEIGHT * (token_s - known_s)
 
     def _make(self, requests: Sequence[_TreeRequest | _PromptRequest]) -> None:
         """Make a pass. An error of a pass of one conversation is kept for it."""
@@ -562,7 +575,10 @@ class Batch:
             return
         seconds = self._clock() - started
         self._rests.reset()
-        self._costs.observe(width, seconds)
+        if isinstance(requests[-1], _PromptRequest):
+            self._learn_slice(sum(rows[:-1]), rows[-1], seconds)
+        else:
+            self._costs.observe(width, seconds)
         charges = charge(self._costs, rows, seconds)
         for request, out, count, charged_s in zip(requests, outs, rows, charges, strict=True):
             if isinstance(request, _TreeRequest):
