@@ -179,6 +179,7 @@ def own(
     arguments: argparse.Namespace, drafter: str | None = None
 ) -> AbstractContextManager[Server]:
     options = ["--drafter", drafter or arguments.drafter, "--parallel", str(arguments.parallel)]
+    options += ["--queue-timeout", "600"]
     if arguments.threads:
         options += ["--threads", str(arguments.threads)]
     if arguments.runtime:

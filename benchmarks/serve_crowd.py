@@ -45,7 +45,7 @@ def measure(opens: Opens, opens_alone: Opens, plan: Plan) -> dict[str, Any]:
         "errors": seen.errors[:20],
         "num_errors": len(seen.errors),
         "tokens_per_s": seen.tokens_per_s,
-        "memory_gb": [median(later[:some]) / 1e9, median(later[-some:]) / 1e9],
+        "memory_gb": [median(part) / 1e9 for part in (later[:some], later[-some:])],
     }
 
 

@@ -346,9 +346,9 @@ def no_model(path: Path) -> UsageError:
 
 
 def main_layers(metadata: Metadata) -> int | None:
-    """Returns the number of a model's own layers, where its GGUF file counts such layers among
-    them, after all others; None where it has none. Raises ModelFileError for counts that no model
-    has."""
+    """Returns the number of a model's own layers, where its GGUF file counts layers for multi-token
+    prediction among them, after all others; None where it has none. Raises ModelFileError for
+    counts that no model has."""
     architecture = metadata.require("general.architecture", str)
     count = metadata.get(f"{architecture}.nextn_predict_layers", int) or 0
     layers = metadata.require(f"{architecture}.block_count", int) if count else 0
@@ -360,6 +360,6 @@ def main_layers(metadata: Metadata) -> int | None:
 
 
 def is_only_mtp(names: Iterable[str]) -> bool:
-    """Returns whether a GGUF file that states such layers has no others, as llama.cpp's
-    converter writes with --mtp."""
+    """Returns whether a GGUF file that states layers for multi-token prediction has no others, as
+    llama.cpp's converter writes with --mtp."""
     return not any(name.startswith("blk.0.") for name in names)

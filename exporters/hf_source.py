@@ -400,8 +400,8 @@ MIMO_PREFIX = "model.mtp_layers.0."
 
 
 def mtp_prefix(values: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """Returns what the names of the first such layer begin with. values: of config.json; None where
-    it states none, or where there is none."""
+    """Returns what the names of the first layer for multi-token prediction begin with. values: of
+    config.json; None where it states none, or where there is none."""
     if not values.get(NUM_MTP):
         return None
     prefixes = (MIMO_PREFIX, f"model.layers.{values.get('num_hidden_layers')}.")
@@ -412,7 +412,8 @@ def mtp_prefix(values: Mapping[str, Any], names: Iterable[str]) -> str | None:
 def without_mtp(
     values: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Returns a model's tensors without those of such layers, which it computes nothing from."""
+    """Returns a model's tensors without those of layers for multi-token prediction, which it
+    computes nothing from."""
     count, first = values.get(NUM_MTP), values.get("num_hidden_layers")
     if not isinstance(count, int) or not isinstance(first, int):
         return dict(stored)

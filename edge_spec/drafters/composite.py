@@ -224,8 +224,11 @@ class GuardedDrafter(Drafter):
         self._rests = SpacedRetries(1, _LONGEST_REST)  # in answers, from one try to the next
 
     def attach(self, model: Model, session: Session) -> None:
+        """Attach also a drafter that has failed: it is tried again, with this session."""
         refusals = () if self._is_attached else (EdgeSpecError,)
+        self.fault, before = None, self.fault
         self._try(self._drafter.attach, model, session, refusals=refusals)
+        self.fault = before or self.fault
         self._is_attached = True
 
     def prepare(self, prompt: Sequence[int]) -> None:

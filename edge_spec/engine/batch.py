@@ -383,11 +383,15 @@ class Batch:
             return
         try:
             most = model.prepare_sharing(num_conversations)
-            if most > 1 and self.most < 2:  # nobody else makes a shared pass yet
-                if self._widths and not shares_alike(model, self._widths):
+            if most > 1 and self._widths:  # more conversations may have another graph
+                with self._turn:  # nobody else makes a shared pass meanwhile
+                    self.most = 1
+                    self._turn.wait_for(lambda: not self._is_running)
+                if not shares_alike(model, self._widths):
                     _log.info("passes are not shared: that would change texts on this machine")
                     self._model = None
                     return
+            if most > 1 and before is None:
                 self._slices = not self._widths or slices_alike(model)
             self.most = most
         except Exception as error:  # whatever the library raises: all goes on as before
@@ -440,9 +444,9 @@ class Batch:
     def _lead(self) -> None:
         """Make the next pass, without the lock meanwhile."""
         chosen = self._choose()
+        started, pass_s = self._clock(), 0.0
         self._is_running = True
         self._turn.release()
-        started, pass_s = self._clock(), 0.0
         try:
             self._make(chosen)
             pass_s = self._clock() - started

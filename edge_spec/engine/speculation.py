@@ -92,7 +92,7 @@ class SpeculationFactory:
     lossless: Losslessness = field(default_factory=Losslessness)
     overlap: bool = False  # drafts have a device of their own
     draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
-    costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
+    costs: Callable[[], RowCosts] | None = None  # of the target's rows, made when first asked
     # Every draft token is verified, whether or not that pays; what happens is counted here.
     always_verify: Counter[str] | None = None
 

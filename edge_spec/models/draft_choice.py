@@ -80,7 +80,7 @@ def describe(path: Path) -> Described:
 def chosen_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:
     """Return the drafts that are named: "none" stands for no draft, "auto" for one that fits and is
     here; where none is named, the one of a pair bundle, if the drafters that were asked for can use
-    it and no plan says who drafts. Raises as `Source.member` does, and UsageError for "auto" beside
+    it. Raises as `Source.member` does, and UsageError for "auto" beside
     other names."""
     named = [asked.draft] if isinstance(asked.draft, str) else asked.draft
     if named is not None and AUTO in named:

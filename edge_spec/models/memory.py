@@ -246,8 +246,9 @@ def require_fit(
     found = forecast(target, drafts, options, num_tokens)
     if found is None:
         return
-    if limit is not None and not _is_counted(found, target, drafts, options):
-        limit = None
+    is_tight = limit is not None and found.needed > _TIGHT * limit
+    if is_tight and not _is_counted(found, target, drafts, options):
+        limit = None  # devices are looked for only where it matters: that takes half a second
 
     def shortage(of: Forecast) -> str | None:
         short = of.device_shortage(in_all=makes_room)

@@ -10,7 +10,7 @@ runtime that refuses, a device that is gone and memory that is short are no spec
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -100,7 +100,7 @@ class EnginePlan:
         proportions that are usual for its kernels."""
         device = ",".join(self.target.how.providers)
         usual = recall_costs(runtimes.own_kernels(self.target.name), device, {})
-        return next(_known_costs(self.target), usual)
+        return next(_known_costs(self.target, kept_profiles(self.target.source)), usual)
 
     @cached_property
     def cheap_rows(self) -> int:
@@ -447,14 +447,18 @@ def _known_seconds(
     if len(names & measured) < 2 and len(names) == len(ways):
         return {}  # not worth the time that it takes to read a header
 
-    found = {i: [_token_s(costs) for costs in _known_costs(way)] for i, way in enumerate(ways)}
+    found = {
+        i: [_token_s(costs) for costs in _known_costs(way, profiles)] for i, way in enumerate(ways)
+    }
     return {i: min(seconds) for i, seconds in found.items() if seconds}
 
 
-def _known_costs(way: ModelPlan) -> Iterator[RowCosts]:
+def _known_costs(
+    way: ModelPlan, profiles: Iterable[tuple[ProfileKey, Profile]]
+) -> Iterator[RowCosts]:
     """Yield what was measured of the model itself, else what rounds of models of its shapes took;
     before a conversion for the runtime, of weights in whatever form it ran."""
-    own = [profile.costs() for key, profile in kept_profiles(way.source) if _is_of(key, way)]
+    own = [profile.costs() for key, profile in profiles if _is_of(key, way)]
     if own:
         yield from own
         return

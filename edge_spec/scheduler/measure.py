@@ -36,7 +36,10 @@ _QUICK_ROUNDS = 3
 _QUICK_CONTEXT = 16  # tokens
 _SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
 
-_COMPARED_ROUNDS = 16  # of two widths, where their proportion decides
+_COMPARED_ROUNDS, _QUARTERED = (
+    16,
+    3,
+)  # at most and at least, of two widths, where their proportion decides
 _ENOUGH_S = 1.5  # of all passes: long ones are few, and what else is running changes less of each
 
 _Name = TypeVar("_Name")
@@ -164,16 +167,18 @@ def quick_passes(
     widths: Sequence[int] = QUICK_WIDTHS,
     clock: Callable[[], float] = time.perf_counter,
     rounds: int = _QUICK_ROUNDS,
+    least: int = 1,
 ) -> dict[int, list[float]]:
     """Return the seconds of each pass by its rows, after a short prompt.
 
     Takes about as long as 80 plain steps of a model whose rows cost a quarter of a step each, and
-    as 15 of a slow one, of which few passes are made.
+    as 15 of a slow one, of which few passes are made, `least` of each width.
     """
-
     watch = Stopwatch(clock)
 
     def is_enough(passes: Found[int]) -> bool:
+        if min(map(len, passes.values())) < least:
+            return False
         return watch.total_s > _ENOUGH_S or max(map(max, passes.values())) > _SLOW_PASS_S
 
     with _steps(model, _fitting(model, widths), _QUICK_CONTEXT) as steps:
@@ -182,7 +187,7 @@ def quick_passes(
 
 def relative_cost(model: Model, width: int) -> float:
     """Return the time of a pass of `width` rows over one of a single row."""
-    passes = quick_passes(model, (1, width), rounds=_COMPARED_ROUNDS)
+    passes = quick_passes(model, (1, width), rounds=_COMPARED_ROUNDS, least=_QUARTERED)
     return _quarter(passes[width]) / _quarter(passes[1])
 
 

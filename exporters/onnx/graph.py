@@ -17,8 +17,8 @@ total: cached tokens + attended):
     hidden                 [scored, hidden]     after the final norm
 
 Models whose keys are large have a second form of attention, with two more inputs, and so has the
-decoder of an encoder-decoder (attention.py); layers with a convolution in the place of attention
-have those of convolution.py.
+decoder of an encoder-decoder; layers with a convolution in the place of attention have inputs of
+their own (all in attention.py).
 
 In this one, a single row is attended twice. onnxruntime's CPU attention takes another kernel for
 one row, whose last bits differ; int8 activations turn that into half a logit some layers later.

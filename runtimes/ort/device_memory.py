@@ -126,7 +126,7 @@ class DeviceCache:
         """ "kv" [layers, 2, 1, kv_heads, length, head_dim] of the cache's type, as kv_cache.py has
         it. Raises SessionError, DeviceMemoryError."""
         with translated(0, length):
-            return {"kv": self._taken(length).reshape(self._shape(length))}
+            return {"kv": self._taken(length).reshape(self._shape(length)).copy()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Raises ValueError, SessionError, DeviceMemoryError, and changes nothing then."""
@@ -147,7 +147,7 @@ class DeviceCache:
         self.generation += 1
 
     def _taken(self, length: int) -> np.ndarray:
-        """The first tokens, in main memory."""
+        """The first tokens, in main memory: where that is the block itself, they change with it."""
         if self._block is None:
             return self._zeros(length)
         taken: np.ndarray = self._block.numpy()[:, :, :length]

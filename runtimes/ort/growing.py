@@ -41,9 +41,7 @@ class GrowingCache:
         past, held = self._held
         if held != length:
             past = {
-                name: OrtValue.ortvalue_from_numpy(
-                    np.ascontiguousarray(value.numpy()[:, :, :length])
-                )
+                name: OrtValue.ortvalue_from_numpy(value.numpy()[:, :, :length].copy())
                 for name, value in past.items()
             }
             self.hold(past, length)
@@ -54,7 +52,7 @@ class GrowingCache:
 
     def state(self, length: int) -> dict[str, np.ndarray]:
         """Returns each cache by the name of its input, [1, heads, length, size] float32."""
-        return {name: value.numpy() for name, value in self.past(length).items()}
+        return {name: value.numpy().copy() for name, value in self.past(length).items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         expected = {
@@ -111,6 +109,10 @@ class GrowingPasses:
         if start != after or not 0 < kept <= scored or list(rows) != list(range(kept)):
             raise ValueError(f"rows {list(rows)} are not the first of {scored} in a chain")
         self.cache.hold(self._present, start + scored)  # the others go with the next pass
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets nobody commit rows of the last pass."""
         self._scored, self._present = (0, 0), {}
 
     def interrupt(self) -> None:
@@ -118,7 +120,7 @@ class GrowingPasses:
         self._run_options.terminate = True
 
     def close(self) -> None:
-        self._scored, self._present = (0, 0), {}
+        self.forget()
 
     def _run(self, tokens: np.ndarray, start: int) -> OrtValue:
         """One pass over rows [rows] int64; returns their logits, [1, rows, vocab] float32."""
@@ -128,7 +130,7 @@ class GrowingPasses:
             "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(start, total, dtype=np.int64)[None],
         }
-        self._scored, self._present = (0, 0), {}
+        self.forget()
         past = self.cache.past(start)
         given = {
             name: OrtValue.ortvalue_from_numpy(inputs[name])

@@ -22,7 +22,7 @@ from edge_spec.core.heads import (
     StoredStep,
 )
 from edge_spec.core.rope import Rope
-from edge_spec.errors import ModelFileError
+from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.runtimes.ort.graph_loader import WEIGHTS_FOLDER
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal
@@ -203,6 +203,8 @@ def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.I
     try:
         own = OwnProducts(refusal()).load(stored.graph, folder, threads or 1, options(), load)
         return own or load(stored.graph, options())
+    except EdgeSpecError:
+        raise
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
         raise ModelFileError(
             f"onnxruntime cannot load {what}: {error}", remedy="Update onnxruntime."

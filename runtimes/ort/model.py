@@ -104,7 +104,6 @@ class OrtModel:
             return self._num_places
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-
         assert self._joint is not None
         sessions = [part.session for part in parts if isinstance(part.session, HostSession)]
         require_none_alone(sessions)
@@ -126,7 +125,6 @@ class OrtModel:
         return 1 if self._joint is None else self._joint.num_places
 
     def _open_joint(self, num_places: int) -> Any:
-
         graph = self._loader.bundle.file(GRAPH_FILE)
         return self._loader.open(
             GRAPH_FILE, made=joint_graph(graph, num_places), stops_spinning=True
@@ -155,7 +153,6 @@ class OrtModel:
             return self._inference
 
     def _open_featured(self, layers: frozenset[int], threads: int | None = None) -> Any:
-
         graph = feature_graph(self._loader.bundle.file(GRAPH_FILE), self.config, layers)
         return self._loader.open(GRAPH_FILE, threads, graph)
 
@@ -206,7 +203,6 @@ class GrowingModel:
     another kind of graph."""
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
-
         # Planned memory is kept for every shape, and each pass has a shape of its own here.
         loader = GraphLoader(bundle, options, enable_mem_pattern=False)
         self.capabilities = Capabilities(
@@ -222,7 +218,6 @@ class GrowingModel:
         self._caches = read_caches(self._inference, self.config.vocab_size, path)
 
     def open_session(self) -> OrtSession:
-
         cache = GrowingCache(self._caches, self.config.context_length)
         return OrtSession(GrowingPasses(self._inference, cache, self.config))
 

@@ -165,6 +165,11 @@ class Passes:
         if rows[-1] != len(rows) - 1:  # not simply the first rows
             self.cache.compact(start, rows)
 
+    def forget(self) -> None:
+        """Lets nobody commit rows of the last pass."""
+        if self.cache.last_writer is self:
+            self.cache.last_writer = None
+
     def updates(self, tokens: Sequence[int], start: int) -> Iterator[list[np.ndarray]]:
         """Gives for each pass over a part of `tokens`: the embedded rows, then what each sublayer
         adds to them, [rows, hidden] float32. Raises ContextFullError."""

@@ -68,6 +68,7 @@ class OrtSession(_Session):
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
+        self._passes.forget()
         self._move(length)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -75,6 +76,7 @@ class OrtSession(_Session):
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         self._passes.cache.restore(state, length)
+        self._passes.forget()
         self._move(length)
 
     def interrupt(self) -> None:

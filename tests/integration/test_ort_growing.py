@@ -72,6 +72,26 @@ def test_it_says_that_it_takes_chains_only(model: Model, session: Session) -> No
     assert not measure_batch_invariance(model, USUAL_WIDTHS).branch_invariant
 
 
+def test_a_state_stays_as_it_was_whatever_its_session_does(session: Session) -> None:
+    session.prefill([1, 2, 3])
+    state = session.state()
+    expected = {name: each.copy() for name, each in state.items()}
+    session.rollback(2)
+    session.prefill([4, 5, 6])
+    session.close()
+    for name, each in state.items():
+        np.testing.assert_array_equal(each, expected[name])
+
+
+def test_rows_of_a_pass_before_a_restore_are_not_committed(session: Session) -> None:
+    session.prefill([1, 2, 3])
+    state = session.state()
+    session.forward(TokenTree.chain(4, [5]))
+    session.restore(state, 3)
+    with pytest.raises(ValueError, match="not the first"):
+        session.commit([0])
+
+
 def test_rows_of_a_pass_before_a_rollback_are_not_committed(session: Session) -> None:
     session.prefill([1, 2, 3])
     session.forward(TokenTree.chain(4, [5]))

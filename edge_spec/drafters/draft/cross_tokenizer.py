@@ -317,7 +317,7 @@ class CrossTokenizerDrafter(Drafter):
         return self._inner.idle_reason
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
-        self._inner.fault = self.fault  # which begins when it is asked
+        self._inner.fault = self.fault or self._inner.fault  # which begins when it is asked
         self._told = None
         self._proposal = _NOTHING
         self._text.begin(prompt)

@@ -214,7 +214,9 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         row: int | None = 0
         rows: list[int] = []
         while row is not None and line.goes_on:
-            reading = self._ahead[tuple(path)] = self._chooser.read(logits[row], path)
+            reading = self._chooser.read(logits[row], path)
+            if self._anticipates:
+                self._ahead[tuple(path)] = reading
             choice = reading.candidate
             path.append(choice.token)
             line.add(choice)

@@ -108,6 +108,8 @@ class HeadDrafter(LearningDrafter):
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         super().begin(prompt, sampler)
         self._chooser.use_sampler(sampler)
+        if self.fault is not None:
+            self._target.clear()
         self._target.begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:

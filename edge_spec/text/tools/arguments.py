@@ -96,27 +96,45 @@ class Members(NamedTuple):
     others: Any
 
 
-def members_of(
-    schema: Any, definitions: Mapping[str, Any], seen: set[str] | None = None
-) -> Members:
+def members_of(schema: Any, definitions: Mapping[str, Any]) -> Members:
     """Return the members of objects that fit a schema. Of several schemas to choose from, those of
     all; required is what each requires."""
-    seen = set() if seen is None else seen
+    ways, required, others = _members_of(schema, definitions, {})
+    properties = {name: {"anyOf": each} if each[1:] else each[0] for name, each in ways.items()}
+    return Members(properties, required, others)
+
+
+_Ways = tuple[dict[str, list[Any]], set[str], Any]  # Members, each with the schemas it may have
+
+
+def _members_of(schema: Any, definitions: Mapping[str, Any], known: dict[str, _Ways]) -> _Ways:
+    """known: what was found of definitions, by their names; nothing within themselves."""
     if not isinstance(schema, Mapping):
-        return Members({}, set(), schema)
-    properties = dict(schema.get("properties") or {})
+        return {}, set(), schema
+    properties = {name: [each] for name, each in (schema.get("properties") or {}).items()}
     required = set(schema.get("required") or ())
     # Where names have patterns, those that the schema lists are the only ones.
     others = "patternProperties" not in schema and schema.get("additionalProperties", False)
-    parts = [{key: schema[key]} for key in ("anyOf", "$ref") if key in schema]
-    for part in [*schema.get("allOf", ()), *parts]:
-        choices = choices_of(part, definitions, seen)
-        found = [members_of(each, definitions, seen) for each in choices]
-        for each in found:
-            new = {n: own for n, own in each.properties.items() if properties.get(n, True) is True}
-            properties, others = properties | new, others or each.others
-        required |= set.intersection(*(each.required for each in found)) if found else set()
-    return Members(properties, required, others)
+    parts = [[each] for each in schema.get("allOf", ())]
+    parts += [schema["anyOf"]] if "anyOf" in schema else []
+    found = [[_members_of(each, definitions, known) for each in part] for part in parts]
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        if name not in known:
+            known[name] = {}, set(), False
+            known[name] = _members_of(definitions.get(name, True), definitions, known)
+        found.append([known[name]])
+    for choices in found:
+        ways: dict[str, list[Any]] = {}
+        for own, _, own_others in choices:
+            others = others or own_others
+            for member, each in own.items():
+                told = ways.setdefault(member, [])
+                told += [way for way in each if way not in told]
+        # What one part says of a member holds, unless it says nothing.
+        properties |= {n: each for n, each in ways.items() if properties.get(n, [True]) == [True]}
+        required |= set.intersection(*(needed for _, needed, _ in choices)) if choices else set()
+    return properties, required, others
 
 
 def argument_types(tool: Mapping[str, Any] | None) -> dict[str | None, frozenset[str]]:

@@ -190,6 +190,23 @@ def test_one_that_fails_in_reading_the_prompt_is_not_begun_in_this_answer() -> N
     assert guarded.fault is None
 
 
+def test_one_that_has_failed_is_attached_to_the_session_that_it_is_tried_again_with() -> None:
+    attached = []
+
+    class Attached(Faulty):
+        def attach(self, model: Any, session: Any) -> None:
+            attached.append(session)
+
+    guarded = GuardedDrafter(Attached("begin", raises), VOCAB)
+    model = ScriptedModel(random_logits(VOCAB), VOCAB)
+    sessions = [model.open_session(), model.open_session()]
+    guarded.attach(model, sessions[0])
+    guarded.begin(PROMPT)
+    fault = guarded.fault
+    guarded.attach(model, sessions[1])
+    assert attached == sessions and fault is not None and guarded.fault == fault
+
+
 def test_an_interrupt_is_no_fault() -> None:
     def interrupt(tree: Any) -> Any:
         raise KeyboardInterrupt

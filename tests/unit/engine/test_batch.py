@@ -383,6 +383,29 @@ def test_a_shared_pass_is_charged_by_rows_beside_what_all_have_in_common(rows: l
     assert charged == pytest.approx(expected)
 
 
+def test_more_conversations_share_passes_only_once_theirs_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A graph for more of them is another graph. Meanwhile each makes its own passes."""
+    compared = []
+
+    def shares_alike(model: Any, widths: Sequence[int]) -> bool:
+        compared.append(served.batch.most if compared else None)
+        return len(compared) < 3
+
+    monkeypatch.setattr("edge_spec.engine.batch.shares_alike", shares_alike)
+    monkeypatch.setattr("edge_spec.engine.batch.slices_alike", lambda model: True)
+    served: Served
+    served = Served(exact(1, 2, 4), prepared=1)
+    most = []
+    for count in (2, 3, 4):
+        served.batch.prepare_for(count)
+        served.batch.settle()
+        most.append(served.batch.most)
+    assert (most, compared) == ([2, 3, 1], [None, 1, 1])
+    assert served.batch.forward(served.session(), chain(2)).num_sharing == 1
+
+
 def test_a_conversation_without_company_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served()
     monkeypatch.setattr(served.batch, "_turn", None)  # of a lock or a queue nothing is seen

@@ -106,11 +106,11 @@ def test_on_a_quiet_machine_every_width_is_measured_exactly() -> None:
     assert all(session.is_closed for session in model.opened)
 
 
-@pytest.mark.parametrize(("slower", "rounds"), [(1.0, 3), (20.0, 1)])
-def test_quick_passes_are_few_of_a_slow_model(slower: float, rounds: int) -> None:
+@pytest.mark.parametrize(("slower", "least", "rounds"), [(1.0, 1, 3), (20.0, 1, 1), (20.0, 2, 2)])
+def test_quick_passes_are_few_of_a_slow_model(slower: float, least: int, rounds: int) -> None:
     """After a round that is not counted."""
     model = TimedModel(lambda n: slower)
-    passes = quick_passes(model, clock=model.clock)
+    passes = quick_passes(model, clock=model.clock, least=least)
     assert tuple(passes) == QUICK_WIDTHS
     assert model.num_passes == len(QUICK_WIDTHS) * (rounds + 1)
     for rows, seconds in passes.items():

@@ -307,6 +307,36 @@ def test_arguments_of_several_schemas_have_the_members_of_all(name: str) -> None
         assert not form_walks.fits(grammar, form.written(calls_of(("f", value))))
 
 
+CHOSEN = {  # two kinds of arguments, each with its own meaning of a name
+    "anyOf": [
+        {
+            "allOf": [{"$ref": "#/$defs/base"}],
+            "properties": {"kind": {"const": kind}, "value": {"type": value}},
+            "required": ["kind", "value"],
+        }
+        for kind, value in (("file", "string"), ("line", "integer"))
+    ],
+    "$defs": {"base": {"properties": {"path": {"type": "string"}}, "required": ["path"]}},
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "gemma-4", "lfm2"])
+def test_a_member_may_be_what_any_of_several_schemas_says_of_it(name: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": CHOSEN}}
+    form = FORMATS[name]
+    grammar = form.grammar([tool], required=True, several=False)
+    for value in (
+        {"kind": "file", "value": "x", "path": "a"},
+        {"kind": "line", "value": 5, "path": "a"},
+    ):
+        text = form.written(calls_of(("f", value)))
+        assert form_walks.fits(grammar, text), text
+        ((_, arguments),) = read(form, text, [], [tool]).calls
+        assert json.loads(arguments) == value
+    for value in ({"kind": "file", "value": "x"}, {"kind": "word", "value": "x", "path": "a"}):
+        assert not form_walks.fits(grammar, form.written(calls_of(("f", value))))
+
+
 TOLD = "{% if tools %}Write [f1(name1=value1), f2()].{% endif %}"
 
 
