@@ -98,7 +98,7 @@ def test_devices_are_listed_with_their_faults_and_the_cpu_works(python: Path) ->
     assert done.returncode == 0, done
     listed = {each["name"]: each for each in json.loads(done.stdout)["devices"]}
     assert "no NVIDIA driver is here" in listed["cuda"]["fault"]
-    assert "cuda runs on the same devices" in listed["tensorrt"]["fault"]
+    assert "tensorrt" not in listed  # cuda runs on the same devices
     asked = ("--runtime", "ort", "--max-tokens", "2", "--json")
     answered = run(python, "generate", MODEL, "Hi", *asked)
     assert answered.returncode == 0, answered
