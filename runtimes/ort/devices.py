@@ -100,11 +100,12 @@ def load_packages() -> Mapping[str, str]:
     """
     onnxruntime = import_onnxruntime()
     faults = {}
-    for package in _PACKAGES:
-        if find_spec(package) is None:
+    for module in _PACKAGES:
+        if find_spec(module) is None:
             continue
+        package = module.replace("_", "-")
         try:
-            plugin: Any = import_module(package)
+            plugin: Any = import_module(module)
             provider = plugin.get_ep_name()
             onnxruntime.register_execution_provider_library(provider, plugin.get_library_path())
         except Exception as error:  # of the package, or onnxruntime's, which share no base class

@@ -87,5 +87,6 @@ def test_the_emulator_scores_as_the_cpu_does(python: Path, model: str) -> None:
 
 def test_the_compiler_is_no_device_to_run_on(python: Path) -> None:
     done = run(python, "-c", MAIN, "devices", "--json")
-    listed = {each["name"] for each in json.loads(done.stdout)["devices"]}
-    assert "cpu" in listed and not listed & {"qnn", "onnxruntime-qnn"}
+    listed = {each["name"]: each for each in json.loads(done.stdout)["devices"]}
+    assert "no NPU of Qualcomm's is here" in listed["onnxruntime-qnn"]["fault"]
+    assert listed["onnxruntime-qnn"]["kind"] is None and "qnn" not in listed

@@ -156,10 +156,10 @@ def test_a_package_that_does_not_load_says_why(
         )
     monkeypatch.syspath_prepend(tmp_path)
     faults = devices.load_packages()
-    assert {"onnxruntime_ep_webgpu", "onnxruntime_qnn"} <= set(faults)
+    assert {"onnxruntime-ep-webgpu", "onnxruntime-qnn"} <= set(faults)
     assert all("it does not load: " in faults[name] for name in faults if "webgpu" in name)
     listed = {device.name: device for device in OrtRuntime().devices(RuntimeOptions())}
-    assert "/no/such/library" in (listed["onnxruntime_ep_webgpu"].fault or "")
+    assert "/no/such/library" in (listed["onnxruntime-ep-webgpu"].fault or "")
     assert listed["cpu"].fault is None
     json.dumps([device.fault for device in listed.values()])
 
