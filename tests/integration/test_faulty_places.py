@@ -74,10 +74,10 @@ def test_what_goes_wrong_is_a_line_and_the_best_of_the_rest_is_chosen(
     assert notes["rig wrong"].startswith("it computes wrong: ")
     assert all(f"note: {line}" in err for line in plan["notes"])
     first, *others = plan["placements"]
-    assert (first["target"]["device"], first["on_devices"]) == ("fast", {"rig fast": rig.NEEDED})
+    assert (first["target"]["device"], first["on_devices"]) == ("fast", {"rig fast0": rig.NEEDED})
     assert {each["target"]["device"] for each in others} == {"cpu", "fast", "slow", "small"}
     (small,) = [each for each in others if each["target"]["device"] == "small"]
-    assert small["reason"] == "does not fit: 100 MB of 100 MB free on rig small"
+    assert small["reason"] == "does not fit: 100 MB of 100 MB free on rig small0"
     assert "Measuring llama-F32 on rig fast" in err
 
 
@@ -149,6 +149,6 @@ def test_a_draft_that_does_not_fit_beside_its_target_is_placed_on_another_device
         if each["draft"]
     }
     together = paired[here, here]
-    assert together["on_devices"] == {f"rig {here}": 2 * rig.NEEDED}
-    assert together["reason"] == f"does not fit: 160 MB of 100 MB free on rig {here}"
-    assert best["on_devices"] == {f"rig {here}": rig.NEEDED, f"rig {there}": rig.NEEDED}
+    assert together["on_devices"] == {f"rig {here}0": 2 * rig.NEEDED}
+    assert together["reason"] == f"does not fit: 160 MB of 100 MB free on rig {here}0"
+    assert best["on_devices"] == {f"rig {here}0": rig.NEEDED, f"rig {there}0": rig.NEEDED}
