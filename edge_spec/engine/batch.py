@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
 from threading import Condition, Lock, Thread
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -42,6 +41,7 @@ from edge_spec.core.spaced_retries import SpacedRetries
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Cost, Drafter
 from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.dealing import Wish, charge, deal_rows
 from edge_spec.scheduler.lossless import (
     SLICE_TOKENS,
     Losslessness,
@@ -75,58 +75,6 @@ class Scored(NamedTuple):
     charged_s: float | None = None
     num_sharing: int = 1
     tree: TokenTree | None = None
-
-
-class Wish(NamedTuple):
-    """Rows that one conversation would have scored.
-
-    values: of each row, the chance that it and all rows above it are right; the first is 1. least:
-    rows that it has in any case, at least 1."""
-
-    values: Sequence[float]
-    least: int = 1
-
-
-def deal_rows(wishes: Sequence[Wish], room: int, seconds: Callable[[int], float]) -> list[int]:
-    """Return how many of its first rows each has scored, by what they are likely to bring (Liu et
-    al. 2024, Optimizing Speculative Decoding for Serving Large Language Models Using Goodput; Li et
-    al. 2025, AdaServe: verification by token, across requests): of all ways to fill at most `room`
-    rows, the one that commits most tokens a second. Of equally likely rows those that are less deep
-    come first, then those of earlier wishes. The same arguments give the same answer.
-
-    seconds: of a pass by its rows.
-    """
-    if not wishes:
-        return []
-    dealt = [wish.least for wish in wishes]
-    rows = sum(dealt)
-    ordered = sorted(
-        (-value, row, number)
-        for number, wish in enumerate(wishes)
-        for row, value in enumerate(accumulate(wish.values, min))  # no row before those above it
-        if row >= wish.least
-    )
-    ordered = ordered[: max(0, room - rows)]
-    tokens = sum(sum(wish.values[: wish.least]) for wish in wishes)
-    for _, _, number in ordered[: _fastest(ordered, tokens, rows, seconds)]:
-        dealt[number] += 1
-    return dealt
-
-
-def _fastest(
-    ordered: Sequence[tuple[float, int, int]],
-    tokens: float,
-    rows: int,
-    seconds: Callable[[int], float],
-) -> int:
-    """Return how many rows to add to `rows`, which bring `tokens`, for most tokens a second."""
-    best, best_rate = 0, tokens / seconds(rows)
-    for added, (lost, _, _) in enumerate(ordered, start=1):
-        tokens -= lost
-        rate = tokens / seconds(rows + added)
-        if rate > best_rate:
-            best, best_rate = added, rate
-    return best
 
 
 class _Request:
@@ -259,8 +207,8 @@ class Batch:
         correct. parallel_rows: that all conversations together may have in their rounds."""
         self.active = 0
         self.most = 1
-        # None where no passes are shared, or sharing would change texts.
         self._model = model if model is not None and isinstance(model, SharesPasses) else None
+        self._changes_texts = False  # sharing does, by the arithmetic of this machine
         self._lossless = lossless or Losslessness()
         self._widths = self._lossless.widths
         self._costs = costs or RowCosts(_UNKNOWN_COSTS, is_measured=False)
@@ -363,7 +311,7 @@ class Batch:
             if num_conversations <= self._prepared_for:
                 return
             self._prepared_for = num_conversations
-            if self._model is not None:
+            if self._model is not None and not self._changes_texts:
                 asked = (num_conversations, self._preparing)
                 self._preparing = Thread(target=self._prepare, args=asked, daemon=True)
                 self._preparing.start()
@@ -379,7 +327,7 @@ class Batch:
         if before is not None:
             before.join()
         model = self._model
-        if model is None:
+        if model is None or self._changes_texts:
             return
         try:
             most = model.prepare_sharing(num_conversations)
@@ -389,7 +337,7 @@ class Batch:
                     self._turn.wait_for(lambda: not self._is_running)
                 if not shares_alike(model, self._widths):
                     _log.info("passes are not shared: that would change texts on this machine")
-                    self._model = None
+                    self._changes_texts = True
                     return
             if most > 1 and before is None:
                 self._slices = not self._widths or slices_alike(model)
@@ -591,13 +539,3 @@ class Batch:
             else:
                 with request.keeping_error():
                     request.finish(count)
-
-
-def charge(costs: RowCosts, rows: Sequence[int], seconds: float) -> list[float]:
-    """Return what of a shared pass each conversation is charged for: what its rows take, and an
-    equal part of what none of them takes. So a row is worth it to a conversation where it is to
-    all. rows: of each conversation."""
-    total = costs.at(sum(rows))
-    fixed = min(costs.at(0), total)
-    row = (total - fixed) / sum(rows)
-    return [seconds * (fixed / len(rows) + row * each) / total for each in rows]

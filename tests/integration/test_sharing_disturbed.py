@@ -19,11 +19,12 @@ from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.spaced_retries import SpacedRetries
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine import batch, speculation
-from edge_spec.engine.batch import Batch, Wish
+from edge_spec.engine.batch import Batch
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.scheduler.dealing import Wish
 from edge_spec.scheduler.policy import FixedPolicy, RoundPlan
 
 MODULES = {"ort": "onnxruntime", "llamacpp": "llama_cpp"}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -17,9 +18,10 @@ from edge_spec.core.modes import LosslessMode
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
-from edge_spec.engine.batch import Batch, _Returns, charge
+from edge_spec.engine.batch import Batch, _PromptRequest, _Returns, _TreeRequest
 from edge_spec.errors import SessionError
 from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.dealing import charge
 from edge_spec.scheduler.lossless import Losslessness
 from edge_spec.testing import ScriptedModel, random_logits
 
@@ -403,7 +405,17 @@ def test_more_conversations_share_passes_only_once_theirs_are_compared(
         served.batch.settle()
         most.append(served.batch.most)
     assert (most, compared) == ([2, 3, 1], [None, 1, 1])
-    assert served.batch.forward(served.session(), chain(2)).num_sharing == 1
+    served.batch.prepare_for(5)
+    served.batch.settle()
+    assert len(compared) == 3
+    # Who was waiting for a shared pass by then makes a pass of its own.
+    tree = _TreeRequest(served.session(), chain(2), 0, (), 1)
+    prompt = _PromptRequest(served.session(0), range(9))
+    for name, request in (("tree", tree), ("prompt", prompt)):
+        served.start(name, partial(served.batch._submit, request))
+    served.end()
+    assert served.found == {"tree": None, "prompt": None}
+    assert sorted(served.model.passes) == [[-9], [2]]
 
 
 def test_a_conversation_without_company_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,10 @@ from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.model import Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine.batch import Batch, Wish, charge, deal_rows
+from edge_spec.engine.batch import Batch
 from edge_spec.scheduler.adaptive import AdaptivePolicy
 from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.dealing import Wish, charge, deal_rows
 from edge_spec.scheduler.lossless import ExactPolicy, Losslessness
 from edge_spec.scheduler.policy import RoundPlan
 from edge_spec.testing import ScriptedModel, random_logits

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edge_spec.engine.batch import Wish, deal_rows
+from edge_spec.scheduler.dealing import Wish, deal_rows
 
 
 def linear(rows: int) -> float:
