@@ -14,7 +14,6 @@
 namespace rows {
 
 Plugin plugin;
-Counters counters;
 
 namespace {
 
@@ -179,7 +178,6 @@ size_t type_alignment(BufferType*) { return kAlignment; }
 Buffer* allocate(BufferType* type, size_t size) {
   auto* storage = new (std::nothrow) Storage{};
   if (storage == nullptr || !storage->memory.reserve(size)) {
-    counters.failed_allocations++;
     load.num_failed++;
     delete storage;
     return nullptr;
@@ -325,11 +323,4 @@ EDGE_SPEC_EXPORT void edge_spec_rows_end_load(rows::Load* found) {
   rows::load = {};
   rows::wanted = {};
   rows::watch_sources(false);
-}
-
-EDGE_SPEC_EXPORT void edge_spec_rows_counters(int64_t found[4]) {
-  found[0] = rows::counters.products;
-  found[1] = rows::counters.expert_products;
-  found[2] = rows::counters.attentions;
-  found[3] = rows::counters.failed_allocations;
 }

@@ -1,7 +1,6 @@
 // The parts of the plugin: what llama.cpp's graphs are computed with in place of ggml's kernels.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 #include "export.h"
@@ -39,11 +38,6 @@ struct Plugin {
   ggml::BufferType* buffer_type;  // null until it is in force
 };
 extern Plugin plugin;
-
-struct Counters {
-  std::atomic<int64_t> products, expert_products, attentions, failed_allocations;
-};
-extern Counters counters;
 
 // The type of a weight in a file, -1 if it is none of ours.
 int type_of(int ggml_type);

@@ -110,7 +110,6 @@ class AttentionTraits final : public ggml::Traits {
         row += last - first;
       }
     }
-    if (params->ith == 0) counters.attentions.fetch_add(1, std::memory_order_relaxed);
     return true;
   }
 

@@ -143,14 +143,6 @@ EDGE_SPEC_EXPORT const char* edge_spec_rows_install(void* library, uint32_t type
 #endif
 }
 
-// Whether ggml's list of buffer types, which it copies when the first model is opened, has ours.
-EDGE_SPEC_EXPORT int edge_spec_rows_is_listed() {
-  using rows::plugin;
-  if (plugin.buffer_type == nullptr) return 0;
-  const rows::ggml::BufferTypes* list = plugin.ggml.extra_types();
-  return list->begin != list->end && *list->begin == plugin.buffer_type;
-}
-
 // Null before it is installed.
 EDGE_SPEC_EXPORT void* edge_spec_rows_buffer_type() { return rows::plugin.buffer_type; }
 

@@ -75,8 +75,6 @@ size_t panel_bytes(const Weight& weight) {
 // What both operations have in common.
 class PackedProducts : public ggml::Traits {
  public:
-  explicit PackedProducts(std::atomic<int64_t>& counter) : counter_(counter) {}
-
   bool work_size(int num_threads, const Tensor* op, size_t& size) final {
     const Weight* weight = packed(op->src[0]);
     size = weight == nullptr ? 0 : Workspace::needed(bytes(*weight, op), num_threads);
@@ -87,7 +85,6 @@ class PackedProducts : public ggml::Traits {
     const Weight* weight = packed(op->src[0]);
     if (weight == nullptr || !weight->is_ready) return without_weight(params, op);
     compute(params, Workspace(params, bytes(*weight, op)), *weight, op);
-    if (params->ith == 0) counter_.fetch_add(1, std::memory_order_relaxed);
     return true;
   }
 
@@ -96,13 +93,9 @@ class PackedProducts : public ggml::Traits {
   virtual size_t bytes(const Weight&, const Tensor* op) const = 0;
   virtual void compute(const ComputeParams*, const Workspace&, const Weight&,
                        const Tensor* op) const = 0;
-
-  std::atomic<int64_t>& counter_;
 };
 
 class Products final : public PackedProducts {
-  using PackedProducts::PackedProducts;
-
   void compute(const ComputeParams* params, const Workspace& space, const Weight& weight,
                const Tensor* op) const override {
     quantize(space, weight, op->src[1]);
@@ -185,8 +178,6 @@ struct Groups {
 };
 
 class ExpertProducts final : public PackedProducts {
-  using PackedProducts::PackedProducts;
-
   void compute(const ComputeParams* params, const Workspace& space, const Weight& weight,
                const Tensor* op) const override {
     Groups groups(space.base(), num_pairs(op), weight.num_matrices);
@@ -289,8 +280,8 @@ class ExpertProducts final : public PackedProducts {
   }
 };
 
-Products products_traits(counters.products);
-ExpertProducts expert_traits(counters.expert_products);
+Products products_traits;
+ExpertProducts expert_traits;
 
 }  // namespace
 
