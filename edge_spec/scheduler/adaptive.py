@@ -226,8 +226,7 @@ class AdaptivePolicy:
         stake = record.account.stake - spent
         most = self.rounds.rows_within(stake, min(len(tree), limits.num_rows))
         limits = replace(limits, num_rows=most)
-        token_s = self.rounds.token * self.rounds.plain_s
-        plan = plan_rows(tree, reach, limits, self.costs, token_s)
+        plan = plan_rows(tree, reach, limits, self.rounds)
         if plan is None:
             return None
         expected = sum(plan.values) or sum(reach_of(record.calibration, plan.tree))

@@ -291,8 +291,9 @@ _MEMORY = 0.95  # likewise, of all else: about the last 20 count
 class RoundCosts:
     """What rounds cost in plain steps of this moment, without drafting.
 
-    A plain step may take longer after a pass of more rows: runtimes that keep the graph of the last
-    pass build it again then, which is a fifth of a step of a small model. That belongs to the rows.
+    A pass may take longer where the one before it had another number of rows: runtimes that keep
+    the graph of the last pass build it again then, which is a fifth of a step of a small model. So
+    a width is worth holding while that costs less than the rows that it would spare.
 
     plain_s: seconds of a plain round. token: of a token at the better of the last rounds' rate and
     plain decoding's. row: of one more row.
@@ -301,15 +302,23 @@ class RoundCosts:
     def __init__(self, costs: RowCosts) -> None:
         self.costs = costs
         self._around_s = 0.0  # of a round, outside drafting and the pass
-        self._after_s = 0.0  # that plain steps take longer after a pass of more rows
-        self._switches = 1.0  # share of passes of more rows that a plain step follows
-        self._was_wider = False  # the last pass
+        self._change_s = 0.0  # that a pass takes longer after one of another width
+        self._returns = 1.0  # share of passes of more rows that a plain step follows
+        self._last_rows = costs.plain_rows  # of the last pass
         self._steps = self._tokens = 1.0  # means over rounds
         self._look()
 
     def of(self, rows: int) -> float:
         """Return the steps of a round whose pass has so many rows."""
         return 1 + (self.costs.at(rows) - self.costs.at(1) + self._switch_s(rows)) / self.plain_s
+
+    def further(self, rows: int) -> list[float]:
+        """Return what passes of 1, 2, ... `rows` rows take on top of a plain step, the first of
+        another width than the last one."""
+        found = self.costs.further(rows)
+        if (change_s := max(0.0, self._change_s)) and self._last_rows <= rows:
+            found[self._last_rows - 1] -= change_s
+        return found
 
     def most_lost(self, rows: int) -> float:
         """Return the steps that a pass may take beyond a plain one."""
@@ -338,16 +347,17 @@ class RoundCosts:
         in that round, at what else the machine had to do."""
         rows, seconds, before_s = round_stats.num_rows, round_stats.forward_s, self.costs.at(1)
         is_plain, is_scaled = rows <= self.costs.plain_rows, self.costs.is_scaled
-        if self._was_wider:
-            self._switches = faded(self._switches, float(is_plain))
+        if self._last_rows > self.costs.plain_rows:
+            self._returns = faded(self._returns, float(is_plain))
             if is_plain and is_scaled:
-                self._after_s = faded(self._after_s, min(seconds - before_s, before_s))
-                seconds = max(seconds - max(0.0, self._after_s), 0.5 * seconds)
+                self._change_s = faded(self._change_s, min(seconds - before_s, before_s))
+        if rows != self._last_rows and is_scaled:
+            seconds = max(seconds - max(0.0, self._change_s), 0.5 * seconds)
         slowed = self.costs.observe(rows, seconds)
         before_s = before_s if is_scaled else self.costs.at(1)
         around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
         self._around_s = faded(self._around_s, without_outlier(around_s, self.costs.at(rows)))
-        self._was_wider = not is_plain
+        self._last_rows = rows
         self._look()
         # Drafters were asked before the pass, when the machine may have been slower still.
         now_s = max(self.plain_s, max(1.0, min(slowed, OUTLIER)) * before_s)
@@ -365,7 +375,7 @@ class RoundCosts:
         """Count plain rounds that drafters had no part in."""
         left = _RATE_MEMORY**rounds
         self._steps, self._tokens = 1 + left * (self._steps - 1), 1 + left * (self._tokens - 1)
-        self._was_wider = False
+        self._last_rows = self.costs.plain_rows
         self._look()
 
     def _look(self) -> None:
@@ -375,7 +385,10 @@ class RoundCosts:
         self.row = self.costs.slope / self.plain_s
 
     def _switch_s(self, rows: int) -> float:
-        return self._switches * max(0.0, self._after_s) if rows > self.costs.plain_rows else 0.0
+        """Return what changing to this width takes, and changing back where that is usual."""
+        if rows <= self.costs.plain_rows:
+            return 0.0
+        return (self._returns + (rows != self._last_rows)) * max(0.0, self._change_s)
 
 
 def faded(mean: float, value: float, memory: float = _MEMORY) -> float:

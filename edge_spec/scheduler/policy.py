@@ -17,7 +17,7 @@ from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.modes import DEFAULT_DRAFT_TOKENS
 from edge_spec.core.tree import TokenTree, chain_first, likeliest
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.cost import RoundCosts, RowCosts
 
 # A draft token is the likeliest of several, so on average its chance is overestimated a little (the
 # winner's curse). What another value does: benchmarks/simulate.py.
@@ -87,28 +87,27 @@ class _Gain:
 
 
 def plan_rows(
-    tree: TokenTree, reach: list[float], limits: Budget, costs: RowCosts, token_s: float
+    tree: TokenTree, reach: list[float], limits: Budget, rounds: RoundCosts
 ) -> RoundPlan | None:
     """Plans the number of likeliest rows that is worth most; None where that is none.
 
-    reach: of each row, the chance that it and all above it are right. token_s: what a token takes
-    at the rate that the time could be spent at otherwise.
+    reach: of each row, the chance that it and all above it are right.
     """
     if len(tree) == 1:
         return None
     if tree.draft_probs or not (tree.is_chain or limits.branches):
         # Whether a sampled row is kept must not depend on what comes after it, which depends on
         # its token: a bound that is the same for all rows is blind to that.
-        return cut(tree, limits, costs.slope / token_s)
+        return cut(tree, limits, rounds.row / rounds.token)
     if tree.required:
         reach = [1.0, *sorted(reach[1:], reverse=True)]
-        num_rows = _best_rows(reach[: limits.num_rows], costs, token_s)
+        num_rows = _best_rows(reach[: limits.num_rows], rounds)
         return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
     order = list(range(len(reach)))
     if not tree.is_chain:  # stable, and no row is likelier than its parent, which stays before it
         order.sort(key=lambda row: -reach[row])
     likeliest = [reach[row] for row in order[: limits.num_rows]]
-    num_rows = _best_rows(likeliest, costs, token_s)
+    num_rows = _best_rows(likeliest, rounds)
     if num_rows == 1:
         return None
     if tree.is_chain:  # most rounds
@@ -116,14 +115,15 @@ def plan_rows(
     return RoundPlan(tree.select(sorted(order[:num_rows])), None)
 
 
-def _best_rows(reach: Sequence[float], costs: RowCosts, token_s: float) -> int:
-    """Looks at every number of rows: steps in t(k) are real, and a fourth may be cheaper than a
-    third."""
-    best, most, tokens = 1, 0.0, -1.0
-    rate = _CAUTION / token_s
-    for row, more_s in enumerate(costs.further(len(reach))):
+def _best_rows(reach: Sequence[float], rounds: RoundCosts) -> int:
+    """Looks at every number of rows: steps in t(k) are real, a fourth may be cheaper than a third,
+    and the number of the last pass than any other."""
+    rate = _CAUTION / (rounds.token * rounds.plain_s)
+    further = rounds.further(len(reach))
+    best, most, tokens = 1, -rate * further[0], 0.0
+    for row in range(1, len(reach)):
         tokens += reach[row]
-        won = tokens - rate * more_s
+        won = tokens - rate * further[row]
         if won > most:
             best, most = row + 1, won
     return best

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 import pytest
 
 from edge_spec.core.metrics import RoundStats
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.protocol import Budget
 from edge_spec.scheduler.cost import RoundCosts, RowCosts
+from edge_spec.scheduler.policy import plan_rows
 
 SECONDS = {1: 1.0, 2: 1.2, 4: 1.4, 8: 1.8}
 
@@ -43,6 +46,27 @@ def test_what_a_plain_step_takes_more_after_a_wider_pass_belongs_to_that() -> No
     # Its own graph is built as well: 1.4 + 0.2, and 0.2 for the next step.
     assert found.of(4) == pytest.approx(1.8, abs=0.08)
     assert found.most_lost(4) >= found.of(4) - 1
+
+
+def test_another_pass_of_the_same_width_takes_no_change() -> None:
+    found = costs_after([4, 1, 1, 1] * 100 + [4], switch_s=0.2)
+    plain, *_, same, _ = found.further(5)
+    assert plain == 0.0
+    assert same == pytest.approx(0.4 - 0.2, abs=0.05)  # a plain step would have to change
+    assert found.further(3)[2] == pytest.approx(0.3, abs=0.05)
+    assert found.of(4) == pytest.approx(1.6, abs=0.08)  # the change back alone
+
+
+def test_a_width_is_held_while_a_change_costs_more_than_its_spare_rows() -> None:
+    """Two draft tokens are worth their rows, the third one is not."""
+    tree, reach = TokenTree.chain(1, [2, 3, 4, 5, 6]), [1.0, 0.9, 0.8, 0.02, 0.01, 0.0]
+    rows = {}
+    for last in (1, 4, 8):
+        found = costs_after([4, 1, 1, 1] * 100 + [last], switch_s=0.2)
+        plan = plan_rows(tree, reach, Budget(5, 8), found)
+        assert plan is not None
+        rows[last] = len(plan.tree)
+    assert rows == {1: 3, 4: 4, 8: 3}
 
 
 def test_a_slower_machine_makes_no_round_dearer() -> None:

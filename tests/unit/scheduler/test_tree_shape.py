@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget
 from edge_spec.scheduler import policy
-from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.cost import RoundCosts, RowCosts
 from edge_spec.scheduler.policy import best_shape, plan_rows
 
 MOST_ROWS = 7
@@ -107,7 +107,7 @@ def test_rows_of_a_tree_are_chosen_by_what_came_of_draft_tokens_like_them(chance
         np.array([1.0, 0.5, 0.5, 0.5, 0.5], np.float32),
     )
     reach = [1.0, 0.04, chance, 0.03, chance * chance]
-    plan = plan_rows(tree, reach, Budget(15, 16), RowCosts({1: 1.0, 16: 2.5}), 1.0)
+    plan = plan_rows(tree, reach, Budget(15, 16), RoundCosts(RowCosts({1: 1.0, 16: 2.5})))
     assert plan is not None
     expected = [0, 2, 4] if chance > 0.4 else [0, 2]
     assert plan.tree.tokens.tolist() == expected
