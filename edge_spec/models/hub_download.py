@@ -254,12 +254,6 @@ def list_cached() -> list[HubModel]:
     return [model for each in references if (model := find_cached(each)) is not None]
 
 
-def content_sha256(path: Path) -> str:
-    """Hash a file in the cache, whose content's name may be its hash already."""
-    name = path.resolve().name
-    return name if _SHA256.fullmatch(name) else sha256_file(path)
-
-
 def pull(reference: HubReference, progress: Progress) -> HubModel:
     """Download the model as the hub has it now. If the hub cannot be reached, return it as the
     cache has it, and say so in one line.
