@@ -72,10 +72,10 @@ def _draft(target: HubReference, draft: str) -> HubReference | None:
 
 
 def _document(model: HubModel) -> dict[str, Any]:
-    from edge_spec.models.hub_download import content_sha256
+    from edge_spec.storage.measurements import known_sha256
 
     files = [
-        {"name": name, "num_bytes": path.stat().st_size, "sha256": content_sha256(path)}
+        {"name": name, "num_bytes": path.stat().st_size, "sha256": known_sha256(path)}
         for name, path in model.files.items()
     ]
     return {
@@ -234,7 +234,7 @@ def _export_one(model: str, out: Path, asked: AskedExport, as_json: bool) -> Non
 def _export_pair(
     model: str, out: Path, choices: ExportChoices, asked: AskedExport, as_json: bool
 ) -> None:
-    from edge_spec.models.pair_export import PairPart, PairRequest, export_pair
+    from edge_spec.models.pair_export import PairPart, export_pair
     from edge_spec.models.source import Source
 
     if asked.compute is not None:
@@ -247,8 +247,8 @@ def _export_pair(
         if asked.draft not in (None, "none") or asked.draft_layers is not None:
             smaller = model if asked.draft is None else asked.draft
             draft = PairPart(Source(smaller, progress), asked.draft_layers)
-        request = PairRequest(target, draft, choices, asked.options(None, None))
-        manifest = export_pair(request, out, progress)
+        how = asked.options(None, None)
+        manifest = export_pair(target, draft, choices, out, progress, how)
     _print_pair(manifest, out.absolute(), as_json)
 
 

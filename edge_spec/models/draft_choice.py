@@ -22,10 +22,10 @@ from edge_spec.core.export import Requantizes
 from edge_spec.core.model import Progress, ScoredTokens
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.drafters import factory
-from edge_spec.errors import BundleError, EdgeSpecError, UsageError
+from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
-from edge_spec.models.bundle import is_bundle, open_bundle, read_manifest
+from edge_spec.models.bundle import is_bundle, open_bundle
 from edge_spec.models.hub import is_on_hub
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
@@ -89,7 +89,7 @@ def chosen_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:
                 "--draft auto chooses the only draft", remedy="Leave it or the others out."
             )
         trained = trained_drafter(source)
-        suggested = str(trained) if trained else suggest_draft(source, asked.draft_runtime)
+        suggested = str(trained) if trained else suggest_draft(source)
         if suggested is not None:
             source.progress(f"Drafting with {suggested}", 0.0)
         return () if suggested is None else (suggested,)
@@ -134,9 +134,9 @@ def head_path(name: str, target: Source) -> Path | None:
     return path if runtimes.is_head(path, is_targets) else None
 
 
-def suggest_draft(target: Source, draft_runtime: str) -> str | None:
-    """A MODEL: the smallest that has the target's tokens and at most LARGEST_SHARE of its size,
-    from the hub's cache and edge-spec's own; a pair bundle's own draft where there is one.
+def suggest_draft(target: Source) -> str | None:
+    """Return the smallest MODEL of the caches that has the target's tokens and at most
+    LARGEST_SHARE of its size; a pair bundle's own draft where there is one.
 
     None, which one line says, where nothing fits. Raises as `Source.path` does.
     """
@@ -148,7 +148,7 @@ def suggest_draft(target: Source, draft_runtime: str) -> str | None:
         _log.warning("no draft is suggested for %s: %s", target.name, error)
         return None
     largest, fitting = LARGEST_SHARE * wanted.config.num_parameters, []
-    for model, path in _candidates(draft_runtime):
+    for model, path in _candidates():
         try:
             found = describe(path)
         except (EdgeSpecError, OSError) as error:
@@ -167,24 +167,14 @@ def suggest_draft(target: Source, draft_runtime: str) -> str | None:
     return None
 
 
-def _candidates(draft_runtime: str) -> Iterator[tuple[str, Path]]:
-    """MODELs and their paths; of conversions those that a runtime reads which the draft may get."""
+def _candidates() -> Iterator[tuple[str, Path]]:
+    """Yield MODELs that are here, and their paths."""
     from edge_spec.models.hub_download import list_cached
 
     for cached in list_cached():
         yield str(cached.reference), cached.path
     for path in sorted((cache_directory() / "models").glob("*.gguf")):
         yield str(path), path
-    names = runtimes.installed_runtimes() if draft_runtime == "auto" else [draft_runtime]
-    reads = {runtimes.load_runtime(name).reads for name in names}
-    for path in sorted((cache_directory() / "bundles").glob("[!.]*")):
-        try:
-            format = read_manifest(path).format if is_bundle(path) else path.suffix[1:]
-        except BundleError as error:
-            _log.debug("%s cannot draft: %s", path, error)
-            continue
-        if format in reads:
-            yield str(path), path
 
 
 def place_of(source: Source, kind: str) -> Path:

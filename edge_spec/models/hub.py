@@ -106,7 +106,7 @@ class HubReference:
             raise UsageError(
                 f"{revision!r} is no revision", remedy="Give a branch, a tag or a commit after @."
             )
-        if file is not None and not (is_below(file) and file.lower().endswith(".gguf")):
+        if file is not None and not (is_below(file) and is_gguf(file)):
             raise UsageError(
                 f"{file!r} is not the name of a GGUF file",
                 remedy=f"Name one, or write hf:{repository} for a model of safetensors.",
@@ -127,22 +127,19 @@ def is_on_hub(model: str) -> bool:
     return model.startswith(PREFIX)
 
 
-@dataclass(frozen=True)
-class ChosenFiles:
-    """Files that belong together: one GGUF file, or those of a Hugging Face directory."""
-
-    names: tuple[str, ...]  # as the repository has them, "/" between folders
-    # A directory without a tokenizer, which only a trained head needs none of: its config.json
-    # tells whether it is one.
-    has_to_be_head: bool = False
-
-    @property
-    def is_gguf(self) -> bool:
-        return self.names[0].lower().endswith(".gguf")
+def is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
 
 
-def choose(reference: HubReference, names: Collection[str]) -> ChosenFiles:
-    """Choose the model's files among `names`: safetensors if there are any, else a GGUF file.
+def has_to_be_head(names: Collection[str]) -> bool:
+    """Say whether these files are a directory without a tokenizer, which only a trained head needs
+    none of: its config.json tells whether it is one."""
+    return CONFIG in names and TOKENIZER not in names
+
+
+def choose(reference: HubReference, names: Collection[str]) -> tuple[str, ...]:
+    """Choose the files that belong together among `names`, "/" between folders: those of a Hugging
+    Face directory if there are safetensors, else one GGUF file.
 
     Raises UsageError if it is not clear which file is meant, UnsupportedModelError if none can be
     read.
@@ -153,20 +150,20 @@ def choose(reference: HubReference, names: Collection[str]) -> ChosenFiles:
                 f"hf:{reference.repository} has no file {reference.file}",
                 remedy=_list(_find_gguf(names)),
             )
-        return ChosenFiles((_choose_gguf(reference, [reference.file]),))
+        return (_choose_gguf(reference, [reference.file]),)
     if CONFIG not in names:
-        return ChosenFiles((_choose_gguf(reference, names),))
+        return (_choose_gguf(reference, names),)
     weights = _find_safetensors(names)
     if TOKENIZER not in names:
         # The weights of some heads have another name.
         others = [name for name in names if name.endswith(".safetensors") and "/" not in name]
         weights = weights or (tuple(others) if len(others) == 1 else ())
         if weights:
-            return ChosenFiles((CONFIG, *weights), has_to_be_head=True)
+            return (CONFIG, *weights)
     if not weights:
-        return ChosenFiles((_choose_gguf(reference, names),))
+        return (_choose_gguf(reference, names),)
     described = [name for name in _DESCRIPTION if name in names]
-    return ChosenFiles((*described, *sorted(filter(_TEMPLATES.fullmatch, names)), *weights))
+    return (*described, *sorted(filter(_TEMPLATES.fullmatch, names)), *weights)
 
 
 def _find_safetensors(names: Collection[str]) -> tuple[str, ...]:
@@ -213,8 +210,7 @@ def _choose_gguf(reference: HubReference, names: Collection[str]) -> str:
 
 
 def _find_gguf(names: Collection[str]) -> list[str]:
-    files = (name for name in names if name.lower().endswith(".gguf"))
-    return sorted(name for name in files if not _NO_MODEL.search(name))
+    return sorted(name for name in names if is_gguf(name) and not _NO_MODEL.search(name))
 
 
 def _list(files: list[str]) -> str:

@@ -41,7 +41,14 @@ from edge_spec.errors import (
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_below
 from edge_spec.models.devices import format_bytes
-from edge_spec.models.hub import CONFIG, TOKENIZER, ChosenFiles, HubReference, choose
+from edge_spec.models.hub import (
+    CONFIG,
+    TOKENIZER,
+    HubReference,
+    choose,
+    has_to_be_head,
+    is_gguf,
+)
 from edge_spec.storage.atomic import as_storage_error, atomic_file, locked, sha256_file, sync
 
 MAX_SMALL_BYTES = 100_000_000  # of a file that is no weights: several times what any has
@@ -190,20 +197,20 @@ class HubModel:
     reference: HubReference
     commit: str
     snapshot: Path
-    choice: ChosenFiles
+    names: tuple[str, ...]  # of its files in the repository
 
     @property
     def path(self) -> Path:
         """The GGUF file, or the directory."""
-        return self.snapshot / self.choice.names[0] if self.choice.is_gguf else self.snapshot
+        return self.snapshot / self.names[0] if is_gguf(self.names[0]) else self.snapshot
 
     @property
     def name(self) -> str:
-        return self.path.stem if self.choice.is_gguf else self.reference.name
+        return self.path.stem if is_gguf(self.names[0]) else self.reference.name
 
     @property
     def files(self) -> dict[str, Path]:
-        return {name: self.snapshot / name for name in self.choice.names}
+        return {name: self.snapshot / name for name in self.names}
 
     @cached_property
     def identity(self) -> str:
@@ -237,12 +244,12 @@ def find_cached(reference: HubReference) -> HubModel | None:
         return None
     files = (path for path in snapshot.rglob("*") if path.is_file())
     try:
-        choice = choose(reference, [path.relative_to(snapshot).as_posix() for path in files])
+        names = choose(reference, [path.relative_to(snapshot).as_posix() for path in files])
     except EdgeSpecError:  # not all of it is here
         return None
-    if choice.has_to_be_head and not runtimes.says_head(snapshot / CONFIG):
+    if has_to_be_head(names) and not runtimes.says_head(snapshot / CONFIG):
         return None
-    return HubModel(reference, commit, snapshot, choice)
+    return HubModel(reference, commit, snapshot, names)
 
 
 def list_cached() -> list[HubModel]:
@@ -252,12 +259,6 @@ def list_cached() -> list[HubModel]:
         for ref in sorted(_cache_root().glob("models--*--*/refs/*"))
     )
     return [model for each in references if (model := find_cached(each)) is not None]
-
-
-def content_sha256(path: Path) -> str:
-    """Hash a file in the cache, whose content's name may be its hash already."""
-    name = path.resolve().name
-    return name if _SHA256.fullmatch(name) else sha256_file(path)
 
 
 def pull(reference: HubReference, progress: Progress) -> HubModel:
@@ -276,11 +277,11 @@ def pull(reference: HubReference, progress: Progress) -> HubModel:
         _log.warning("%s is opened as the cache has it: the hub was not asked", reference)
         _log.debug("%s", error)
         return cached
-    choice = choose(reference, listed)
-    files = {name: listed[name] for name in choice.names}
+    names = choose(reference, listed)
+    files = {name: listed[name] for name in names}
     check_sizes(reference, files)
     blobs, snapshot = _folder(reference) / "blobs", _folder(reference) / "snapshots" / commit
-    if choice.has_to_be_head:
+    if has_to_be_head(names):
         fetch_blobs(reference, commit, {CONFIG: files[CONFIG]}, progress)
         if not runtimes.says_head(blobs / files[CONFIG].digest):
             raise UnsupportedModelError(
@@ -295,7 +296,7 @@ def pull(reference: HubReference, progress: Progress) -> HubModel:
     if not _COMMIT.fullmatch(reference.revision):  # for use without the network
         with atomic_file(_folder(reference) / "refs" / reference.revision) as work:
             work.write_text(commit, encoding="utf-8")
-    return HubModel(reference, commit, snapshot, choice)
+    return HubModel(reference, commit, snapshot, names)
 
 
 def check_sizes(reference: HubReference, files: Files) -> None:

@@ -202,42 +202,38 @@ class ModelPlan:
             model.tokenizer_json()
 
     def prepare(
-        self,
-        progress: Progress,
-        before_conversion: Callable[[Any], None] | None = None,
-        keeps: bool = True,
+        self, progress: Progress, before_conversion: Callable[[Any], None] | None = None
     ) -> PreparedModel:
         """Convert the model if its runtime does not read it as it is, and open its header.
 
         One line says which runtimes refused it before. before_conversion: is shown a model that has
-        to be converted, and may raise. keeps: in the cache, a tokenizer that takes long to make.
-        Raises an EdgeSpecError where the runtime cannot have the model.
+        to be converted, and may raise. Raises an EdgeSpecError where the runtime cannot have the
+        model.
         """
         if self.refusals:
             _log.warning("%s", self)
         self.require_devices()
-        if self.runtime.reads == "checkpoint":
-            return self._of(runtimes.open_checkpoint(self.source.at("checkpoint")), keeps)
         if self.own is None:
-            return self._of(self._converted(progress, before_conversion), keeps)
-        return self._of(self._open(self.own), keeps)
+            return self._of(self._converted(progress, before_conversion))
+        return self._of(self._open(self.own))
 
-    def find(self, progress: Progress) -> PreparedModel | None:
+    def find(self) -> PreparedModel | None:
         """Prepare a model for a look at it alone: nothing is converted, written or hashed. Return
         None where it would have to be converted, also since a conversion is damaged."""
         if not self.is_there:
             return None
-        if self.format == "checkpoint" or (self.format == "gguf" and self.own is not None):
-            return replace(self, refusals=()).prepare(progress, keeps=False)
-        if self.own is not None:
-            return self._of(self._open(self.own, hashed=False), keeps=False)
-        with suppress(ModelFileError):
-            return self._of(self._open(self.kept, hashed=False), keeps=False)
-        return None
+        try:
+            return self._of(self._open(self.own or self.kept, hashed=False), keeps=False)
+        except ModelFileError:
+            if self.own is not None:
+                raise
+            return None
 
     def _open(self, path: Path, hashed: bool = True) -> Bundle | ModelInfo:
         """Open what the runtime reads, with its weights unread. hashed: else a bundle is not.
         Raises ModelFileError for damage, UnsupportedModelError, UsageError for another format."""
+        if self.format == "checkpoint":
+            return runtimes.open_checkpoint(path)
         if self.format != "gguf":
             bundle = open_bundle(path, hashed)
             if bundle.manifest.format != self.format:
@@ -291,7 +287,8 @@ class ModelPlan:
             )
         return found
 
-    def _of(self, found: Bundle | ModelInfo, keeps: bool) -> PreparedModel:
+    def _of(self, found: Bundle | ModelInfo, keeps: bool = True) -> PreparedModel:
+        """keeps: in the cache, a tokenizer that takes long to make."""
         if isinstance(found, Bundle):
             make_text, is_own = partial(text_of_bundle, found), False
         else:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from edge_spec.core.export import ExportOptions
@@ -31,7 +32,6 @@ from edge_spec.models.bundle import (
     PairManifest,
     Variant,
     VocabularyProof,
-    is_bundle,
     list_files,
     may_replace,
     read_manifest,
@@ -189,29 +189,53 @@ def with_quantizations(choices: ExportChoices, asked: str | None) -> ExportChoic
 
 @dataclass(frozen=True)
 class PairPart:
-    """A model, or its first layers alone."""
+    """A model of a pair, or its first layers alone."""
 
     source: Source
     num_layers: int | None = None  # None: all
 
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """Open it with its weights unread. Raises UsageError for more layers than there are, and as
+        `Source.path` and `open_checkpoint` do."""
+        checkpoint = runtimes.open_checkpoint(self.source.path)
+        found = checkpoint.config.num_layers
+        if self.num_layers is not None and not 1 <= self.num_layers <= found:
+            raise UsageError(
+                f"{self.source.name} has {found} layers, {self.num_layers} are asked for",
+                remedy=f"Choose 1 to {found}.",
+            )
+        return checkpoint
 
-@dataclass(frozen=True)
-class PairRequest:
-    """Lists what a pair bundle is made of. An option of one format, such as a block size, goes to
-    that format; quantization, layers and compute unit are not taken from `options`."""
+    @property
+    def kept_layers(self) -> int:
+        return self.num_layers or self.checkpoint.config.num_layers
 
-    target: PairPart
-    draft: PairPart | None
-    choices: ExportChoices
-    options: ExportOptions = field(default_factory=ExportOptions)
+    @property
+    def name(self) -> str:
+        name = "".join("_" if c in "/\\:" or c < " " else c for c in self.source.name)[:150]
+        return name if self.num_layers is None else f"{name}-{self.num_layers}-layers"
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        return Tokenizer(self.checkpoint.tokenizer_json()).vocabulary()
 
 
-def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairManifest:
+def export_pair(
+    target: PairPart,
+    draft: PairPart | None,
+    choices: ExportChoices,
+    out: Path,
+    progress: Progress,
+    options: ExportOptions = ExportOptions(),  # noqa: B008
+) -> PairManifest:
     """Write a pair bundle at `out`; its manifest says what was chosen and left out, and why.
 
-    Raises UsageError if `out` must not be replaced, for a draft with other tokens and for options
-    that no format has; what the exporters raise; ExportError if nothing could be written of a
-    model. Then, or when interrupted, `out` is left as it was.
+    options: one of a single format, such as a block size, goes to that format; quantization, layers
+    and compute unit are not taken from them. Raises UsageError if `out` must not be replaced, for a
+    draft with other tokens or all layers of the target, and for options that no format has; what
+    the exporters raise; ExportError if nothing could be written of a model. Then, or when
+    interrupted, `out` is left as it was.
     """
     out = out.absolute()
     if out.exists() and not may_replace(out, PairManifest):
@@ -220,33 +244,55 @@ def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairMani
             remedy="Choose an empty or new directory.",
         )
     require_readable(out)
-    _check_request(request)
-    models = _open_models(request)
-    proof = prove_vocabulary(*models) if request.draft is not None else None
-    notes = list(request.choices.notes)
+    _require_options(choices, options)
+    if draft and draft.source == target.source and draft.kept_layers >= target.kept_layers:
+        raise UsageError(
+            f"the draft would be {target.source.name} itself, with all of its "
+            f"{target.kept_layers} layers",
+            remedy="Choose a smaller --draft, or fewer --draft-layers.",
+        )
+    parts = {ROLES[0]: target}
+    proof = None
+    if draft is not None:
+        parts[ROLES[1]] = draft
+        proof = _prove_vocabulary(target, draft)
+    template = target.checkpoint.chat_template
+    notes = list(choices.notes)
     with atomic_directory(out) as work:
-        checkpoint = models[0].checkpoint
-        (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
-        template = checkpoint.chat_template
-        written = [each.write(request, work, progress, notes) for each in models]
+        (work / TOKENIZER).write_text(target.checkpoint.tokenizer_json(), encoding="utf-8")
+        written = {
+            role: _write(role, part, choices, options, work, progress, notes)
+            for role, part in parts.items()
+        }
+        formats = {format for member in written.values() for format in member.formats}
         manifest = PairManifest(
-            name=models[0].name,
-            kind=request.choices.kind,
+            name=target.name,
+            kind=choices.kind,
             notes=tuple(notes),
-            target=written[0],
-            draft=written[1] if len(written) > 1 else None,
+            target=written[ROLES[0]],
+            draft=written.get(ROLES[1]),
             tokenizer=list_files(work, work / TOKENIZER)[TOKENIZER],
             chat_template_sha256=template and hashlib.sha256(template.encode()).hexdigest(),
             vocabulary=proof,
-            versions=runtimes.writer_versions(
-                sorted({format for each in written for format in each.formats})
-            ),
+            versions=runtimes.writer_versions(sorted(formats)),
         )
         write_listing(work, manifest)
     return manifest
 
 
-def prove_vocabulary(target: _Model, draft: _Model) -> VocabularyProof:
+def _require_options(choices: ExportChoices, options: ExportOptions) -> None:
+    for option, owners in _OWN_OPTIONS.items():
+        if getattr(options, option) and choices.formats.isdisjoint(owners):
+            raise UsageError(
+                f"none of {', '.join(sorted(choices.formats))} has an option "
+                f"{option.replace('_', '-')}",
+                remedy="Leave it out.",
+            )
+    for format in sorted(choices.formats) if choices.kind is None else ():
+        runtimes.load_exporter(format)  # raises for an unknown name, or if its library is missing
+
+
+def _prove_vocabulary(target: PairPart, draft: PairPart) -> VocabularyProof:
     """Prove that the draft's tokens are the target's. Raises UsageError that lists the first
     differences."""
     require_same_vocabulary(target.vocabulary, draft.vocabulary, target.name, draft.name)
@@ -260,133 +306,73 @@ def prove_vocabulary(target: _Model, draft: _Model) -> VocabularyProof:
     )
 
 
-def _check_request(request: PairRequest) -> None:
-    formats = request.choices.formats
+def _write(
+    role: str,
+    part: PairPart,
+    choices: ExportChoices,
+    options: ExportOptions,
+    work: Path,
+    progress: Progress,
+    notes: list[str],
+) -> Member:
+    """Write a model in all of its formats below `work`, and add a note for each that is left out.
+    Raises ExportError if all are."""
+
+    def say(what: str, fraction: float) -> None:
+        progress(f"{role.capitalize()}: {what}", fraction)
+
+    variants = []
+    for choice in choices.of(role):
+        try:
+            variants.append(_write_variant(role, part, choice, options, work, say))
+        except (MissingDependencyError, UnsupportedModelError) as error:
+            is_missing = isinstance(error, MissingDependencyError)
+            if choices.kind is None or (is_missing and choice.is_required):
+                raise
+            shutil.rmtree(work / role / choice.format, ignore_errors=True)
+            notes.append(f"{role} {choice.format} is left out: {error}"[:MAX_TEXT_CHARACTERS])
+    if not variants:
+        raise ExportError(
+            f"the {role} could not be written for {choices.kind}: {'; '.join(notes)}",
+            remedy="Choose another model or --for another kind of device.",
+        )
+    path = part.checkpoint.path
+    return Member(
+        name=part.name,
+        num_layers=part.kept_layers,
+        source_sha256=sha256_file(path) if path.is_file() else None,
+        variants=tuple(variants),
+    )
+
+
+def _write_variant(
+    role: str, part: PairPart, choice: ExportChoice, asked: ExportOptions, work: Path, say: Progress
+) -> Variant:
+    options = ExportOptions(
+        quantization=choice.quantization,
+        num_layers=part.num_layers,
+        check=asked.check,
+        compute=choice.compute,
+    )
     for option, owners in _OWN_OPTIONS.items():
-        if getattr(request.options, option) and formats.isdisjoint(owners):
-            raise UsageError(
-                f"none of {', '.join(sorted(formats))} has an option {option.replace('_', '-')}",
-                remedy="Leave it out.",
-            )
-    for format in sorted(formats) if request.choices.kind is None else ():
-        runtimes.load_exporter(format)  # raises for an unknown name, or if its library is missing
-
-
-def _open_models(request: PairRequest) -> list[_Model]:
-    """Return the target, and the draft if there is one. Raises UsageError for more layers than
-    there are, and for a draft that is the target."""
-    target, draft = request.target, request.draft
-    checkpoint = runtimes.open_checkpoint(target.source.path)
-    opened = _Model.of(ROLES[0], target, checkpoint)
-    if draft is None:
-        return [opened]
-    if draft.source != target.source:
-        checkpoint = runtimes.open_checkpoint(draft.source.path)
-    elif draft.num_layers is None or draft.num_layers >= opened.kept_layers:
-        raise UsageError(
-            f"the draft would be {target.source.name} itself, with all of its "
-            f"{opened.kept_layers} layers",
-            remedy="Choose a smaller --draft, or fewer --draft-layers.",
-        )
-    return [opened, _Model.of(ROLES[1], draft, checkpoint)]
-
-
-@dataclass(frozen=True)
-class _Model:
-    """A model of the pair, opened to be written in all of its formats."""
-
-    role: str
-    name: str
-    checkpoint: Checkpoint
-    num_layers: int | None
-    vocabulary: dict[str, int]
-
-    @classmethod
-    def of(cls, role: str, part: PairPart, checkpoint: Checkpoint) -> _Model:
-        num_layers = checkpoint.config.num_layers
-        if part.num_layers is not None and not 1 <= part.num_layers <= num_layers:
-            raise UsageError(
-                f"{part.source.name} has {num_layers} layers, {part.num_layers} are asked for",
-                remedy=f"Choose 1 to {num_layers}.",
-            )
-        name = "".join("_" if c in "/\\:" or c < " " else c for c in part.source.name)[:150]
-        if part.num_layers is not None:
-            name += f"-{part.num_layers}-layers"
-        vocabulary = Tokenizer(checkpoint.tokenizer_json()).vocabulary()
-        return cls(role, name, checkpoint, part.num_layers, vocabulary)
-
-    @property
-    def kept_layers(self) -> int:
-        return self.num_layers or self.checkpoint.config.num_layers
-
-    def write(
-        self, request: PairRequest, work: Path, progress: Progress, notes: list[str]
-    ) -> Member:
-        """Write it below `work`, and add a note for each format that is left out. Raises
-        ExportError if all are."""
-        choices = request.choices
-        variants = []
-        for choice in choices.of(self.role):
-            try:
-                variants.append(self._write_variant(choice, request.options, work, progress))
-            except (MissingDependencyError, UnsupportedModelError) as error:
-                is_missing = isinstance(error, MissingDependencyError)
-                if choices.kind is None or (is_missing and choice.is_required):
-                    raise
-                shutil.rmtree(work / self.role / choice.format, ignore_errors=True)
-                note = f"{self.role} {choice.format} is left out: {error}"
-                notes.append(note[:MAX_TEXT_CHARACTERS])
-        if not variants:
-            raise ExportError(
-                f"the {self.role} could not be written for {choices.kind}: {'; '.join(notes)}",
-                remedy="Choose another model or --for another kind of device.",
-            )
-        path = self.checkpoint.path
-        return Member(
-            name=self.name,
-            num_layers=self.kept_layers,
-            source_sha256=sha256_file(path) if path.is_file() else None,
-            variants=tuple(variants),
-        )
-
-    def _write_variant(
-        self, choice: ExportChoice, asked: ExportOptions, work: Path, progress: Progress
-    ) -> Variant:
-        own = {
-            option: getattr(asked, option)
-            for option, owners in _OWN_OPTIONS.items()
-            if choice.format in owners
-        }
-        options = ExportOptions(
-            quantization=choice.quantization,
-            num_layers=self.num_layers,
-            check=asked.check,
-            compute=choice.compute,
-            **own,
-        )
-        path = f"{self.role}/{choice.format}"
-        if choice.format == "gguf":
-            (work / path).mkdir(parents=True)
-            path += "/model.gguf"
-
-        def say(what: str, fraction: float) -> None:
-            progress(f"{self.role.capitalize()}: {what}", fraction)
-
-        exporter = runtimes.load_exporter(choice.format)
-        report = exporter.export(self.checkpoint, work / path, options, say)
-        return Variant(
-            format=choice.format,
-            quantization=_read_quantization(work / path),
-            compute=choice.compute,
-            path=path,
-            parity=report.parity,
-            why=choice.why,
-            files=list_files(work, work / path),
-        )
-
-
-def _read_quantization(path: Path) -> str:
-    """Return the quantization of a bundle, or of a GGUF file."""
-    if is_bundle(path):
-        return read_manifest(path).quantization
-    return joined_types(runtimes.open_model_info(path).weight_types)
+        if choice.format in owners:
+            options = replace(options, **{option: getattr(asked, option)})
+    is_file, path = choice.format == "gguf", f"{role}/{choice.format}"
+    if is_file:
+        (work / path).mkdir(parents=True)
+        path += "/model.gguf"
+    exporter = runtimes.load_exporter(choice.format)
+    report = exporter.export(part.checkpoint, work / path, options, say)
+    if is_file:
+        stored = joined_types(runtimes.open_model_info(work / path).weight_types)
+    else:
+        stored = read_manifest(work / path).quantization
+    return Variant(
+        format=choice.format,
+        quantization=stored,
+        compute=choice.compute,
+        path=path,
+        parity=report.parity,
+        why=choice.why,
+        files=list_files(work, work / path),
+    )

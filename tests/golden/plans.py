@@ -318,7 +318,7 @@ def _plans_in_use(folder: Path) -> Iterator[tuple[str, Any]]:
     for number, (name, (measured, asked)) in enumerate(cases.items()):
         with _empty_cache(folder / str(number)):
             for source, how, step_s in measured:
-                prepared = ModelPlan(source, "llamacpp").find(quiet)
+                prepared = ModelPlan(source, "llamacpp").find()
                 assert prepared is not None
                 save_profile(profile_key(source, prepared, how), _profile(step_s, CHEAP_ROWS))
             plans = plan_engine(target, LoadOptions(**asked))
@@ -373,7 +373,7 @@ def _examined(
     asked = AskedOptions(draft=None if draft is None else str(paths[draft]))
     plan, _ = choose_plan(plans_for(Source(str(paths["target"]), quiet), asked))
     for each, step_s in zip((plan.target, *plan.drafts), times, strict=False):
-        prepared = each.find(quiet)
+        prepared = each.find()
         assert prepared is not None
         key = profile_key(each.source, prepared, each.how)
         save_profile(key, _profile(step_s, rows))

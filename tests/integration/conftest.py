@@ -32,7 +32,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_export import PairPart, PairRequest, export_pair, named_formats
+from edge_spec.models.pair_export import PairPart, export_pair, named_formats
 from edge_spec.models.source import Source
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
@@ -191,8 +191,8 @@ def exported_pair(hf: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     """A pair bundle: a model of two layers as ONNX and GGUF, and its first layer, that drafts."""
     out = tmp_path_factory.mktemp("pairs") / "pair"
     target = PairPart(Source(str(hf()), lambda what, fraction: None))
-    request = PairRequest(target, replace(target, num_layers=1), named_formats(["onnx", "gguf"]))
-    export_pair(request, out, lambda what, fraction: None)
+    draft, formats = replace(target, num_layers=1), named_formats(["onnx", "gguf"])
+    export_pair(target, draft, formats, out, lambda what, fraction: None)
     return out
 
 

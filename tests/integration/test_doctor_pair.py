@@ -159,7 +159,7 @@ def profiled(model: Path, draft: Path, target_s: float, draft_s: float) -> None:
     """As if both had been measured here."""
     plan, _ = choose_plan(plans_for(Source(str(model), quiet), AskedOptions(draft=str(draft))))
     for each, seconds in zip((plan.target, *plan.drafts), (target_s, draft_s), strict=True):
-        prepared = each.find(quiet)
+        prepared = each.find()
         assert prepared is not None
         key = profile_key(each.source, prepared, each.how)
         rows = {1: seconds, 2: 1.2 * seconds, 8: 2.4 * seconds}

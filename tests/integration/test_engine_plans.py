@@ -149,11 +149,11 @@ def keep(source: Source, place: str, step_ms: float, rows: dict[int, float]) -> 
     if threads:
         how = RuntimeOptions(threads=int(threads) or None, providers=("cpu",))
     plan = ModelPlan(source, name, how)
-    prepared = plan.find(quiet)
+    prepared = plan.find()
     if prepared is not None:
         save_profile(profile_key(source, prepared, how), profile(step_ms / 1e3, rows))
         return
-    shapes = ModelPlan(source, "llamacpp").find(quiet)
+    shapes = ModelPlan(source, "llamacpp").find()
     assert shapes is not None
     key = replace(profile_key(source, shapes, how), runtime=name)
     key = replace(key, weights="int4 block 32", library=runtimes.library_version(name))
@@ -234,7 +234,7 @@ def test_a_device_that_is_gone_is_one_line_and_the_next_way_answers(
     source = Source(str(model), quiet)
     keep(source, "llamacpp", 30, CHEAP)
     how = RuntimeOptions(providers=("cuda7",))
-    prepared = ModelPlan(source, "llamacpp").find(quiet)
+    prepared = ModelPlan(source, "llamacpp").find()
     assert prepared is not None
     save_profile(profile_key(source, prepared, how), profile(0.001, CHEAP))
     plans = plan_engine(source, LoadOptions())

@@ -104,7 +104,7 @@ def test_loading_keeps_it_and_looking_at_a_model_does_not(
 ) -> None:
     source = Source(str(gguf()), lambda what, fraction: None)
     plan = ModelPlan(source, "reference")
-    found = plan.find(source.progress)
+    found = plan.find()
     assert found is not None and not num_made()
     assert found.text is found.text
     assert num_made() == 1 and not cache.exists()

@@ -181,4 +181,4 @@ def test_the_hub_is_asked_for_all_files_of_templates() -> None:
     others = ["config.json", "tokenizer.json", "model.safetensors"]
     unwanted = [f"{FOLDER}/a/b.jinja", f"{FOLDER}/a.txt", "other.jinja", "README.md"]
     chosen = choose(HubReference.parse("hf:org/one"), [*wanted, *others, *unwanted])
-    assert set(chosen.names) == {*wanted, *others}
+    assert set(chosen) == {*wanted, *others}

@@ -23,7 +23,6 @@ from edge_spec.models.bundle import PairManifest, read_listing
 from edge_spec.models.pair_export import (
     ExportChoices,
     PairPart,
-    PairRequest,
     choices_for,
     export_pair,
     named_formats,
@@ -78,7 +77,7 @@ def test_an_interrupt_leaves_out_as_it_was(
 
     model = part(hf())
     with pytest.raises(KeyboardInterrupt):
-        export_pair(PairRequest(model, replace(model, num_layers=1), BOTH), out, interrupt)
+        export_pair(model, replace(model, num_layers=1), BOTH, out, interrupt)
     assert contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if existing else [])
 
@@ -86,13 +85,13 @@ def test_an_interrupt_leaves_out_as_it_was(
 def test_a_pair_is_replaced_whole_and_other_directories_are_not(
     pair: Path, hf: Callable[..., Path], tmp_path: Path
 ) -> None:
-    request = PairRequest(part(hf(), 1), None, named_formats(["gguf"]), UNCHECKED)
-    export_pair(request, pair, quiet)
+    request = part(hf(), 1), None, named_formats(["gguf"]), pair, quiet, UNCHECKED
+    export_pair(*request)
     assert set(contents(pair)) == {"pair.json", "tokenizer.json", "target/gguf/model.gguf"}
     (pair / "diary.txt").write_text("dear diary")
     before = contents(pair)
     with pytest.raises(UsageError, match="exists and is no pair bundle, or has more in it"):
-        export_pair(request, pair, quiet)
+        export_pair(*request)
     assert contents(pair) == before
 
 
@@ -105,7 +104,7 @@ def test_a_draft_with_other_tokens_is_refused_before_anything_is_written(
     vocabulary["!"], vocabulary['"'] = vocabulary['"'], vocabulary["!"]
     (other / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(UsageError, match="another vocabulary than llama: 2 of 265 tokens differ"):
-        export_pair(PairRequest(part(hf()), part(other), BOTH), tmp_path / "out", quiet)
+        export_pair(part(hf()), part(other), BOTH, tmp_path / "out", quiet)
     assert not (tmp_path / "out").exists()
 
 
@@ -123,7 +122,7 @@ def without(monkeypatch: pytest.MonkeyPatch, format: str, error: Exception) -> N
 
 
 def exported_for(kind: ExportChoices, model: Path, out: Path) -> PairManifest:
-    return export_pair(PairRequest(part(model), part(model, 1), kind, UNCHECKED), out, quiet)
+    return export_pair(part(model), part(model, 1), kind, out, quiet, UNCHECKED)
 
 
 def test_a_format_that_was_named_is_written_or_nothing_is(

@@ -50,7 +50,7 @@ class Examined:
     def of(cls, role: str, plan: ModelPlan, progress: Progress) -> Examined:
         """Read headers alone. Raises an EdgeSpecError where a start could not open it."""
         plan.require_devices()
-        prepared = plan.find(progress)
+        prepared = plan.find()
         if prepared is None:
             plan.require_convertible()
             _, published = runtimes.exporter_for(plan.format, plan.source.at(plan.format))

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants, file_download
 
 from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
-from edge_spec.models.hub import DRAFTS, HEADS, HubReference, choose, known
+from edge_spec.models.hub import DRAFTS, HEADS, HubReference, choose, has_to_be_head, known
 from edge_spec.models.hub_download import (
     MAX_FILE_BYTES,
     MAX_SMALL_BYTES,
@@ -28,7 +28,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def chosen(names: list[str], model: str = "hf:org/name") -> tuple[str, ...]:
-    return choose(HubReference.parse(model), names).names
+    return choose(HubReference.parse(model), names)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_shards_are_taken_with_their_index_or_not_at_all() -> None:
 def test_a_directory_without_a_tokenizer_has_to_be_a_head(weights: str) -> None:
     reference = HubReference.parse("hf:org/name")
     found = choose(reference, ["config.json", weights, "tokenizer.model"])
-    assert found.names == ("config.json", weights) and found.has_to_be_head
-    assert not choose(reference, [*DIRECTORY, "model.safetensors"]).has_to_be_head
+    assert found == ("config.json", weights) and has_to_be_head(found)
+    assert not has_to_be_head(choose(reference, [*DIRECTORY, "model.safetensors"]))
 
 
 @pytest.mark.parametrize(
