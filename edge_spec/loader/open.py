@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import HasWays, Model
-from edge_spec.core.runtime_protocols import OpensBeside
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
@@ -119,11 +118,7 @@ class TargetOpening:
 def _opens_beside(prepared: PreparedEngine) -> bool:
     """Says whether there is no reason to wait with it."""
     runtime = prepared.target.runtime
-    if (
-        not isinstance(runtime, OpensBeside)
-        or not runtime.opens_beside
-        or _is_left(_mark(prepared))
-    ):
+    if not runtime.opens_beside or _is_left(_mark(prepared)):
         return False
     free, size = free_bytes(), prepared.target.source.path.stat().st_size
     return size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
