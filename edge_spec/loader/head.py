@@ -6,7 +6,6 @@ import io
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -25,6 +24,7 @@ from edge_spec.core.heads import (
     MedusaHead,
     MedusaStep,
     StoredStep,
+    TargetTables,
     TrainedHead,
 )
 from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
@@ -52,7 +52,7 @@ STORED_VERSION = 6  # raise it where exporters store a step in another way
 WIDE = 768
 _MOST_THREADS = 4  # that divide a product: more of them wait for memory, and for each other
 _GRAPH_FILE = "step.onnx"
-_RUNTIME, _LIBRARY = "ort", "onnxruntime"
+_RUNTIME = "ort"
 
 _Scoring = TypeVar("_Scoring", EagleHead, DFlashHead, AssistantHead)
 _log = logging.getLogger(__name__)
@@ -83,24 +83,25 @@ def open_trained_head(
     keeps: bool = True,
 ) -> HeadNetwork:
     """threads: of the target. keeps: what is made of the head, in the cache. Raises as
-    `runtimes.open_head` does, and UsageError for a target without weights that a head shares."""
+    `runtimes.open_head` and `head_backend` do, and UsageError for a target without weights that a
+    head shares."""
     head = runtimes.open_head(path, target.config)
-    backend = head_backend(path, source.identity, target.config.hidden_size, threads, keeps)
+    told = f"the head {path} shares"
     network: HeadNetwork
-    if isinstance(head, MedusaHead):
-        network = MedusaNetwork(head, backend)
+    if isinstance(head, AssistantHead):
+        tables: TargetTables = StoredTables(open_tables(source, told))
+        network = AssistantNetwork(_with_fewer_tokens(head, target), tables)
     else:
-        tables = (
-            _NoTables()
-            if _has_tables(head)
-            else StoredTables(open_tables(source, f"the head {path} shares"))
-        )
-        if isinstance(head, DFlashHead):
-            network = DFlashNetwork(_with_fewer_tokens(head, target), tables, backend)
-        elif isinstance(head, AssistantHead):
-            network = AssistantNetwork(_with_fewer_tokens(head, target), tables)
+        backend = head_backend(path, source.identity, target.config.hidden_size, threads, keeps)
+        if isinstance(head, MedusaHead):
+            network = MedusaNetwork(head, backend)
         else:
-            network = EagleNetwork(_with_fewer_tokens(head, target), tables, backend)
+            has_tables = head.embed_rows is not None and head.head_rows is not None
+            tables = _NoTables() if has_tables else StoredTables(open_tables(source, told))
+            if isinstance(head, DFlashHead):
+                network = DFlashNetwork(_with_fewer_tokens(head, target), tables, backend)
+            else:
+                network = EagleNetwork(_with_fewer_tokens(head, target), tables, backend)
     network.reported_acceptance = reported_acceptance(path)
     return network
 
@@ -113,13 +114,6 @@ class _NoTables:
 
     def output_rows(self, tokens: np.ndarray | None) -> np.ndarray:
         raise NotImplementedError
-
-
-def _has_tables(head: EagleHead | DFlashHead | AssistantHead) -> bool:
-    """Says whether the head needs none of the target's tables."""
-    if isinstance(head, AssistantHead):
-        return False
-    return head.embed_rows is not None and head.head_rows is not None
 
 
 def _with_fewer_tokens(head: _Scoring, target: PreparedModel) -> _Scoring:
@@ -168,12 +162,12 @@ def open_weights(source: Source, who: str) -> Checkpoint:
 
 def head_backend(
     head: Path, target: str, hidden_size: int, threads: int | None = None, keeps: bool = True
-) -> HeadBackend | None:
+) -> HeadBackend:
     """target: changes with the model whose tables a head may share. threads: of a wide head, whose
-    products are long enough to be divided; None: as suits it. keeps: what is made, in the cache."""
-    runtime: object = runtimes.load_runtime(_RUNTIME) if find_spec(_LIBRARY) else None
-    if not isinstance(runtime, ComputesHeads):
-        return None
+    products are long enough to be divided; None: as suits it. keeps: what is made, in the cache.
+    Raises MissingDependencyError without onnxruntime."""
+    runtime: object = runtimes.load_runtime(_RUNTIME)
+    assert isinstance(runtime, ComputesHeads)
     is_wide = hidden_size >= WIDE
     cached = cache_directory() / "heads" / f"{head.name}-{_identity(head, target)}"
     threads = threads or min(available_cores(), _MOST_THREADS)

@@ -21,13 +21,7 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.block_quantize import input_importance
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.coreml.graph import (
-    ANE_MAX_SIZE,
-    AneRecipe,
-    GpuRecipe,
-    ProgramBuilder,
-    Recipe,
-)
+from edge_spec.exporters.coreml.graph import ANE_MAX_SIZE, AnePass, GpuPass, build_program
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
@@ -105,9 +99,15 @@ class CoreMlExporter:
             weights = CoreMlWeights(
                 checkpoint, quantization.body, quantization.head, np.float16, importance
             )
-            recipe: Recipe = (AneRecipe if compute == ANE else GpuRecipe)(weights, config)
-            graph = ProgramBuilder(weights, recipe, config, shape, options.hidden_states)
-            program = graph.build(lambda done: progress("Converting the weights", done))
+            layout = AnePass if compute == ANE else GpuPass
+            program = build_program(
+                weights,
+                layout,
+                config,
+                shape,
+                options.hidden_states,
+                lambda done: progress("Converting the weights", done),
+            )
             progress("Writing the package", 0.0)
             save_package(program, work / PACKAGE, compute)
             bound = quantization.max_kl_divergence

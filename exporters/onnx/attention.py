@@ -55,7 +55,7 @@ from onnx import GraphProto, TensorProto, ValueInfoProto
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Rotation
-from edge_spec.exporters.onnx.emitter import Emitter, distances
+from edge_spec.exporters.onnx.emitter import Emitter, distances, window_bias
 from edge_spec.exporters.onnx.nodes import CONTRIB, tensor
 
 STACKED = "stacked"
@@ -79,51 +79,62 @@ def stacked_inputs() -> list[ValueInfoProto]:
     ]
 
 
-class Attention:
-    """Adds that of one layer after another. rotations: the names of each one's tables; biases: of
-    what is added to scores, by a layer's window."""
+class AttentionGraph(Emitter):
+    """A graph to which attention is added, and convolutions, of one layer after another."""
 
-    def __init__(
-        self,
-        graph: Emitter,
-        rotations: Mapping[Rotation, Sequence[str]],
-        biases: Mapping[int | None, str],
-    ) -> None:
-        self._graph, self._config = graph, graph.config
-        self._rotations, self._biases = rotations, biases
-        self._is_stacked = pays_to_stack(graph.config)
+    _rotations: Mapping[Rotation, Sequence[str]]  # the names of each one's tables
+    _biases: Mapping[int | None, str]  # what is added to scores, by a layer's window
+    _ancestors: Sequence[str]  # `ancestors` apart, each [attended]
 
-    def add(self, x: str, layer: int) -> str:
-        """x: [1, rows, hidden] -> the same, what the last matrix makes of the heads."""
-        config, graph = self._config, self._graph
+    def prepare_attention(self) -> None:
+        """Adds what all layers read."""
+        config = self.config
+        rotations = enumerate(config.rotations)
+        self._rotations = {each: self._rope_tables(i, each) for i, each in rotations}
+        every = "attention_bias" if config.relative_positions is None else self._add_relative_bias()
+        self._biases = {None: every} | {
+            window: window_bias(self, window) for window in config.windows
+        }
+        self._ancestors = self._nearest_first() if config.convolving else []
+
+    def _rope_tables(self, index: int, rotation: Rotation) -> list[str]:
+        tables = rotation.tables(self.config.context_length)
+        suffix = f".{index}" if index else ""
+        return [
+            self.weights.add(f"rope_{name}{suffix}", table)
+            for name, table in zip(("cos", "sin"), tables, strict=True)
+        ]
+
+    def attend(self, x: str, layer: int) -> str:
+        config, is_stacked = self.config, pays_to_stack(self.config)
         prefix = f"model.layers.{layer}.self_attn."
         # q, k and v side by side
         own = [f"{part}_proj" for part in self._parts(layer)]
-        packed = graph.linear(x, prefix, own, config.qkv_bias)
-        if config.qk_norm and self._is_stacked:
+        packed = self.linear(x, prefix, own, config.qkv_bias)
+        if config.qk_norm and is_stacked:
             parts = self._normed_heads(packed, layer, prefix)
-            packed = graph.add("Concat", parts, prefix + "normed", axis=-1)
-        if self._is_stacked:
+            packed = self.add("Concat", parts, prefix + "normed", axis=-1)
+        if is_stacked:
             outputs = [prefix + "output", *(f"present.{layer}.{part}" for part in PARTS)]
-            output = graph.choose(
+            output = self.choose(
                 STACKED,
                 outputs,
                 self._branch("stacked", self._stacked, packed, layer),
                 self._branch("grouped", self._grouped, packed, layer),
             )
         else:
-            output, *_ = self._grouped(graph, packed, layer, "")
-        return graph.linear(output, prefix, ["o_proj"], config.output_bias)
+            output, *_ = self._grouped(self, packed, layer, "")
+        return self.linear(output, prefix, ["o_proj"], config.output_bias)
 
     def _branch(self, name: str, form: _Form, packed: str, layer: int) -> GraphProto:
         """A form of attention, whose nodes' names end with its own."""
-        inner = self._graph.branch()
+        inner = self.branch()
         found = form(inner, packed, layer, f".{name}")
         return inner.subgraph(f"model.layers.{layer}.self_attn.output.{name}", found)
 
     def _stacked(self, graph: Emitter, packed: str, layer: int, end: str) -> list[str]:
         """packed: [1, rows, q, k and v side by side]."""
-        config = self._config
+        config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
 
         def add(op: str, inputs: list[str], name: str, domain: str = "", **attributes: Any) -> str:
@@ -171,7 +182,7 @@ class Attention:
 
     def _parts(self, layer: int) -> str:
         """Returns those of "qkv" that a layer has matrices of its own for."""
-        config = self._config
+        config = self.config
         if config.kv_source(layer) != layer:
             return "q"
         return "qk" if config.kind(layer).keys_as_values else "qkv"
@@ -179,12 +190,12 @@ class Attention:
     def _grouped(self, graph: Emitter, packed: str, layer: int, end: str) -> list[str]:
         """Adds GroupQueryAttention, `end` ending the names of what it returns. A layer with keys
         and values of another one finds them where that one has written them, and adds none."""
-        config, kind = self._config, self._config.kind(layer)
+        config, kind = self.config, self.config.kind(layer)
         source, heads = config.kv_source(layer), config.heads(layer)
         prefix = f"model.layers.{layer}.self_attn."
         attended = graph.add("Gather", [packed, "attention_rows"], prefix + "attended", axis=1)
         inputs = [attended, "", ""]
-        if (config.qk_norm or self._parts(layer) != "qkv") and not self._is_stacked:
+        if (config.qk_norm or self._parts(layer) != "qkv") and not pays_to_stack(config):
             inputs = self._normed_heads(inputs[0], layer, prefix)
         rotation, rotary = ["", "", ""], config.rotation(kind)
         if rotary is not None and not config.qk_norm_after_rope:
@@ -213,7 +224,7 @@ class Attention:
     def _normed_heads(self, packed: str, layer: int, prefix: str) -> list[str]:
         """Splits q, k and v and normalizes them as the model does, q and k in some models once they
         are rotated."""
-        config, graph = self._config, self._graph
+        config = self.config
         parts = self._split(packed, layer, prefix)
         for part in "qk" if config.qk_norm else "":
             if part not in parts:
@@ -222,7 +233,7 @@ class Attention:
             if config.qk_norm_after_rope:
                 parts[part] = self._rotated(parts[part], layer, name)
             if config.qk_norm_whole:
-                parts[part] = graph.norm(parts[part], name + "_norm", name + ".normed")
+                parts[part] = self.norm(parts[part], name + "_norm", name + ".normed")
             else:
                 parts[part] = self._norm_each_head(parts[part], layer, name)
         if "v" in parts:
@@ -230,96 +241,129 @@ class Attention:
                 parts["v"] = self._norm_each_head(parts["v"], layer, f"{prefix}v")
             return list(parts.values())
         kv_size = config.heads(layer).kv_size
-        none = graph.weights.add(f"no_keys_{kv_size}", np.zeros((1, 0, kv_size), np.float32))
+        none = self.weights.add(f"no_keys_{kv_size}", np.zeros((1, 0, kv_size), np.float32))
         return [parts["q"], none, none]
 
     def _split(self, packed: str, layer: int, prefix: str) -> dict[str, str]:
         """Returns what a layer has of "qkv", each by itself, before any norm."""
-        graph, heads, parts = self._graph, self._config.heads(layer), self._parts(layer)
+        heads, parts = self.config.heads(layer), self._parts(layer)
         if parts == "q":
             return {"q": packed}
         sizes = [heads.query_size if part == "q" else heads.kv_size for part in parts]
         name = self._sized("qkv_sizes", layer) + ("" if parts == "qkv" else f".{parts}")
         split = {part: f"{prefix}{part}.split" for part in parts}
-        graph.add("Split", [packed, graph.constant(name, sizes)], list(split.values()), axis=-1)
+        self.add("Split", [packed, self.constant(name, sizes)], list(split.values()), axis=-1)
         return split if "v" in split else split | {"v": split["k"]}
 
     def _sized(self, name: str, layer: int) -> str:
         """The name of a constant that depends on the sizes of a layer's heads."""
-        kind = self._config.kind(layer)
+        kind = self.config.kind(layer)
         own = [kind.num_kv_heads, kind.head_dim]
         return name if own == [None, None] else f"{name}.{own[0]}.{own[1]}"
 
     def _rotated(self, x: str, layer: int, name: str) -> str:
-        rotation = self._config.rotation(self._config.kind(layer))
+        rotation = self.config.rotation(self.config.kind(layer))
         if rotation is None:
             return x
         inputs = [x, "position_ids", *self._rotations[rotation]]
-        return self._graph.add("RotaryEmbedding", inputs, name + ".rotated", domain=CONTRIB)
+        return self.add("RotaryEmbedding", inputs, name + ".rotated", domain=CONTRIB)
 
     def _norm_each_head(self, x: str, layer: int, name: str) -> str:
-        graph, head_dim = self._graph, self._config.heads(layer).head_dim
-        heads = graph.constant(self._sized("head_shape", layer), [1, 0, -1, head_dim])
-        flat = graph.constant("flat_shape", [1, 0, -1])
-        split = graph.add("Reshape", [x, heads], name + ".heads")
+        head_dim = self.config.heads(layer).head_dim
+        heads = self.constant(self._sized("head_shape", layer), [1, 0, -1, head_dim])
+        flat = self.constant("flat_shape", [1, 0, -1])
+        split = self.add("Reshape", [x, heads], name + ".heads")
         if name.endswith(".v"):
-            ones = graph.weights.add(f"ones_{head_dim}", np.ones(head_dim, np.float32))
-            normed = graph.rms_norm(split, ones, self._config.norm_epsilon, name + ".normed")
+            ones = self.weights.add(f"ones_{head_dim}", np.ones(head_dim, np.float32))
+            normed = self.rms_norm(split, ones, self.config.norm_epsilon, name + ".normed")
         else:
-            normed = graph.norm(split, name + "_norm", name + ".normed")
-        return graph.add("Reshape", [normed, flat], name + ".flat")
+            normed = self.norm(split, name + "_norm", name + ".normed")
+        return self.add("Reshape", [normed, flat], name + ".flat")
 
+    def _add_relative_bias(self) -> str:
+        """`attention_bias` with what each head adds, [1, heads, attended, total]."""
+        relative = self.config.relative_positions
+        assert relative is not None
+        weight = self.checkpoint.float32("model.relative_bias.weight")
+        distance = distances(self, "relative.")
+        far = self.constant("relative.far", relative.max_distance, np.int32)
+        after = self.add("Sub", [far, distance], "relative.after")
+        bias = self.head_bias("relative.", after, weight[relative.buckets(both_ways=False)])
+        return self.add("Add", [bias, "attention_bias"], "relative.bias")
 
-def relative_bias(graph: Emitter) -> str:
-    """`attention_bias` with what each head adds, [1, heads, attended, total]."""
-    relative = graph.config.relative_positions
-    assert relative is not None
-    weight = graph.checkpoint.float32("model.relative_bias.weight")
-    distance = distances(graph, "relative.")
-    far = graph.constant("relative.far", relative.max_distance, np.int32)
-    after = graph.add("Sub", [far, distance], "relative.after")
-    bias = head_bias(graph, "relative.", after, weight[relative.buckets(both_ways=False)])
-    return graph.add("Add", [bias, "attention_bias"], "relative.bias")
+    def head_bias(self, prefix: str, after: str, table: np.ndarray) -> str:
+        """[1, heads, rows, keys] of the rows of `table` [2 * max_distance + 1, heads]. after: name
+        of [rows, keys] int32, how far each key stands after its query, plus max_distance."""
+        lowest = self.constant(prefix + "nearest", 0, np.int32)
+        highest = self.constant(prefix + "farthest", len(table) - 1, np.int32)
+        index = self.add("Clip", [after, lowest, highest], prefix + "index")
+        stored = self.weights.add(prefix + "table", table.astype(np.float32))
+        found = self.add("Gather", [stored, index], prefix + "found", axis=0)
+        heads = self.add("Transpose", [found], prefix + "heads", perm=[2, 0, 1])
+        return self.add("Unsqueeze", [heads, self.constant("first_axis", [0])], prefix + "by_head")
 
+    def attend_to_source(self, x: str, layer: int) -> str:
+        """A single row is attended twice here, too (graph.py)."""
+        config, prefix = self.config, f"model.layers.{layer}.cross_attn."
+        queries = self.linear(x, prefix, ["q_proj"], config.qkv_bias)
+        attended = self.add("Gather", [queries, "attention_rows"], prefix + "attended", axis=1)
+        source = [f"cross.{layer}.{part}" for part in PARTS]
+        mixed = self.attend_everywhere([attended, *source], prefix + "mixed")
+        output = self.add("Gather", [mixed, "kept_rows"], prefix + "output", axis=1)
+        return self.linear(output, prefix, ["o_proj"], config.output_bias)
 
-def head_bias(graph: Emitter, prefix: str, after: str, table: np.ndarray) -> str:
-    """[1, heads, rows, keys] of the rows of `table` [2 * max_distance + 1, heads]. after: name of
-    [rows, keys] int32, how far each key stands after its query, plus max_distance."""
-    lowest = graph.constant(prefix + "nearest", 0, np.int32)
-    highest = graph.constant(prefix + "farthest", len(table) - 1, np.int32)
-    index = graph.add("Clip", [after, lowest, highest], prefix + "index")
-    stored = graph.weights.add(prefix + "table", table.astype(np.float32))
-    found = graph.add("Gather", [stored, index], prefix + "found", axis=0)
-    heads = graph.add("Transpose", [found], prefix + "heads", perm=[2, 0, 1])
-    return graph.add("Unsqueeze", [heads, graph.constant("first_axis", [0])], prefix + "by_head")
+    def attend_everywhere(self, inputs: list[str], output: str) -> str:
+        """Attention of all heads in which each row sees all keys."""
+        config = self.config
+        scale = config.attention_scale
+        return self.add(
+            "MultiHeadAttention",
+            inputs,
+            output,
+            domain=CONTRIB,
+            num_heads=config.num_heads,
+            scale=float(config.head_dim) ** -0.5 if scale is None else scale,
+        )
 
+    def _nearest_first(self) -> list[str]:
+        count = self.config.num_preceding
+        ones = self.weights.add("one_each", np.ones(count, np.int64))
+        found = [f"{ANCESTORS}.{distance}" for distance in range(count)]
+        self.add("Split", [ANCESTORS, ones], found, axis=0)
+        first = self.constant("first_axis", [0])
+        return [self.add("Squeeze", [name, first], name + ".rows") for name in found]
 
-def cross_attention(graph: Emitter, x: str, layer: int) -> str:
-    """Returns what attention to the source adds to the normed residual stream `x`.
+    def convolve(self, x: str, layer: int) -> str:
+        prefix = f"model.layers.{layer}.conv."
+        joined = self.linear(x, prefix, ["in_proj"])
+        parts = [prefix + part for part in ("enters", "leaves", "values")]
+        self.add("Split", [joined], parts, axis=-1, num_outputs=3)
+        gated = self.product(parts[0], parts[2], prefix + "gated")
+        attended = self.add("Gather", [gated, "attention_rows"], prefix + "attended", axis=1)
+        convolved = self._convolved(attended, layer)
+        kept = self.add("Gather", [convolved, "kept_rows"], prefix + "kept", axis=1)
+        product = self.product(parts[1], kept, prefix + "product")
+        return self.linear(product, prefix, ["out_proj"])
 
-    A single row is attended twice here, too (graph.py).
-    """
-    config, prefix = graph.config, f"model.layers.{layer}.cross_attn."
-    queries = graph.linear(x, prefix, ["q_proj"], config.qkv_bias)
-    attended = graph.add("Gather", [queries, "attention_rows"], prefix + "attended", axis=1)
-    source = [f"cross.{layer}.{part}" for part in PARTS]
-    mixed = multi_head_attention(graph, [attended, *source], prefix + "mixed")
-    output = graph.add("Gather", [mixed, "kept_rows"], prefix + "output", axis=1)
-    return graph.linear(output, prefix, ["o_proj"], config.output_bias)
-
-
-def multi_head_attention(graph: Emitter, inputs: list[str], output: str) -> str:
-    """Attention of all heads in which each row sees all keys."""
-    config = graph.config
-    scale = config.attention_scale
-    return graph.add(
-        "MultiHeadAttention",
-        inputs,
-        output,
-        domain=CONTRIB,
-        num_heads=config.num_heads,
-        scale=float(config.head_dim) ** -0.5 if scale is None else scale,
-    )
+    def _convolved(self, rows: str, layer: int) -> str:
+        """rows: [1, attended, hidden] -> the same; writes them to the cache."""
+        prefix, first = f"model.layers.{layer}.conv.", self.constant("first_axis", [0])
+        update = self.add("Unsqueeze", [rows, first], prefix + "update")
+        cache = [f"past.{layer}.gated", update, "cached_tokens"]
+        present = self.add("TensorScatter", cache, f"present.{layer}.gated", axis=2)
+        kernel = self.checkpoint.float32(prefix + "conv.weight").T  # the row's own last
+        taps = [
+            self.weights.add(f"{prefix}tap.{distance}", np.ascontiguousarray(tap))
+            for distance, tap in enumerate(kernel[::-1])
+        ]
+        total = self.product(update, taps[0], prefix + "own")
+        for distance, tap in enumerate(taps[1:], start=1):
+            name = f"{prefix}before.{distance}"
+            ancestors = self._ancestors[distance - 1]
+            before = self.add("Gather", [present, ancestors], name, axis=2)
+            term = self.product(before, tap, name + ".term")
+            total = self.plus(total, term, name + ".total")
+        return self.add("Squeeze", [total, first], prefix + "convolved")
 
 
 def source_values(config: ModelConfig) -> list[ValueInfoProto]:
@@ -340,47 +384,3 @@ def convolution_inputs(config: ModelConfig) -> list[ValueInfoProto]:
         tensor("cached_tokens", TensorProto.INT64, [1]),
         tensor(ANCESTORS, TensorProto.INT64, [config.num_preceding, "attended"]),
     ]
-
-
-def nearest_first(graph: Emitter) -> list[str]:
-    """`ancestors` apart, each [attended]: once for all layers."""
-    count = graph.config.num_preceding
-    ones = graph.weights.add("one_each", np.ones(count, np.int64))
-    found = [f"{ANCESTORS}.{distance}" for distance in range(count)]
-    graph.add("Split", [ANCESTORS, ones], found, axis=0)
-    first = graph.constant("first_axis", [0])
-    return [graph.add("Squeeze", [name, first], name + ".rows") for name in found]
-
-
-def convolution(graph: Emitter, x: str, layer: int, ancestors: Sequence[str]) -> str:
-    """x: [1, rows, hidden] -> the same; ancestors: as `nearest_first` gives them."""
-    prefix = f"model.layers.{layer}.conv."
-    joined = graph.linear(x, prefix, ["in_proj"])
-    parts = [prefix + part for part in ("enters", "leaves", "values")]
-    graph.add("Split", [joined], parts, axis=-1, num_outputs=3)
-    gated = graph.add("Mul", [parts[0], parts[2]], prefix + "gated")
-    attended = graph.add("Gather", [gated, "attention_rows"], prefix + "attended", axis=1)
-    convolved = _convolved(graph, attended, layer, ancestors)
-    kept = graph.add("Gather", [convolved, "kept_rows"], prefix + "kept", axis=1)
-    product = graph.add("Mul", [parts[1], kept], prefix + "product")
-    return graph.linear(product, prefix, ["out_proj"])
-
-
-def _convolved(graph: Emitter, rows: str, layer: int, ancestors: Sequence[str]) -> str:
-    """rows: [1, attended, hidden] -> the same; writes them to the cache."""
-    prefix, first = f"model.layers.{layer}.conv.", graph.constant("first_axis", [0])
-    update = graph.add("Unsqueeze", [rows, first], prefix + "update")
-    cache = [f"past.{layer}.gated", update, "cached_tokens"]
-    present = graph.add("TensorScatter", cache, f"present.{layer}.gated", axis=2)
-    kernel = graph.checkpoint.float32(prefix + "conv.weight").T  # the row's own last
-    taps = [
-        graph.weights.add(f"{prefix}tap.{distance}", np.ascontiguousarray(tap))
-        for distance, tap in enumerate(kernel[::-1])
-    ]
-    total = graph.add("Mul", [update, taps[0]], prefix + "own")
-    for distance, tap in enumerate(taps[1:], start=1):
-        name = f"{prefix}before.{distance}"
-        before = graph.add("Gather", [present, ancestors[distance - 1]], name, axis=2)
-        term = graph.add("Mul", [before, tap], name + ".term")
-        total = graph.add("Add", [total, term], name + ".total")
-    return graph.add("Squeeze", [total, first], prefix + "convolved")

@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 from onnx import TensorProto
 
+from edge_spec.core.decoder_walk import DecoderWalk
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.block_quantize import (
     BlockQuantized,
@@ -225,7 +226,7 @@ def output_of(name: str) -> str:
     return name.removesuffix(".weight") + ".output"
 
 
-class Emitter(Nodes):
+class Emitter(Nodes, DecoderWalk[str]):
     """The nodes of a graph, or of a branch of one, that reads a checkpoint's tensors.
 
     x and what methods return are names of tensors, the last argument mostly what is returned; a
@@ -251,12 +252,10 @@ class Emitter(Nodes):
         return self.weights.add_made(name, lambda: self.checkpoint.float32(name))
 
     def linear(self, x: str, prefix: str, parts: Sequence[str], has_bias: bool = False) -> str:
-        """x times transposed matrices side by side: [..., in] -> [..., sum of outs]."""
         biases = [f"{prefix}{part}.bias" for part in parts] if has_bias else []
         return self.matrices.linear(x, [f"{prefix}{part}.weight" for part in parts], biases)
 
     def norm(self, x: str, name: str, output: str = "") -> str:
-        """Normalization by the vectors of that name."""
         is_layer_norm = self.config.layer_norm
         return self.add(
             "LayerNormalization" if is_layer_norm else "SimplifiedLayerNormalization",
@@ -281,12 +280,16 @@ class Emitter(Nodes):
         ends = ("weight", "bias") if self.config.layer_norm else ("weight",)
         return [self.vector(f"{name}.{end}") for end in ends]
 
+    def plus(self, x: str, y: str, output: str) -> str:
+        return self.add("Add", [x, y], output)
+
+    def product(self, x: str, y: str, output: str) -> str:
+        return self.add("Mul", [x, y], output)
+
     def times(self, x: str, scale: float, output: str) -> str:
-        """x itself for a scale of 1."""
-        return x if scale == 1.0 else self.add("Mul", [x, self._scalar(scale)], output)
+        return x if scale == 1.0 else self.product(x, self._scalar(scale), output)
 
     def softcap(self, x: str, cap: float, output: str) -> str:
-        """Keeps x between -cap and cap: cap * tanh(x / cap)."""
         small = self.add("Div", [x, self._scalar(cap)], output + ".small")
         bounded = self.add("Tanh", [small], output + ".tanh")
         return self.add("Mul", [bounded, self._scalar(cap)], output)
@@ -295,7 +298,6 @@ class Emitter(Nodes):
         return self.constant(f"scalar_{value!r}", value, np.float32)
 
     def activation(self, gate: str, prefix: str) -> str:
-        """The model's, one of edge_spec.core.config.ACTIVATIONS."""
         name = self.config.activation
         if name == "relu":
             return self.add("Relu", [gate], prefix + "relu")

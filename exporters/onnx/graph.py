@@ -51,117 +51,22 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model_parts import Rotation
-from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.core.decoder_walk import EMBEDDED
 from edge_spec.exporters.onnx.attention import (
     SCATTER_OPSET,
-    Attention,
-    convolution,
+    AttentionGraph,
     convolution_inputs,
-    cross_attention,
-    head_bias,
-    multi_head_attention,
-    nearest_first,
     pays_to_stack,
-    relative_bias,
     source_values,
     stacked_inputs,
 )
-from edge_spec.exporters.onnx.emitter import Emitter, count_up, window_bias
+from edge_spec.exporters.onnx.emitter import count_up
 from edge_spec.exporters.onnx.experts import ComposedMixture, Mixture
-from edge_spec.exporters.onnx.nodes import OPSET, Initializers, tensor
+from edge_spec.exporters.onnx.nodes import OPSET, tensor
 from edge_spec.exporters.requests import is_composed
-
-
-def mlp(graph: Emitter, x: str, prefix: str) -> str:
-    """Returns what the last matrix of an MLP makes, [1, rows, hidden] as x. prefix: of the names of
-    the layer's tensors."""
-    config = graph.config
-    if not config.gated_mlp:
-        up = graph.linear(x, prefix, ["up_proj"], config.mlp_bias)
-        return graph.linear(graph.activation(up, prefix), prefix, ["down_proj"], config.mlp_bias)
-    joined = graph.linear(x, prefix, ["gate_proj", "up_proj"])
-    gate, up = prefix + "gate", prefix + "up"
-    graph.add("Split", [joined], [gate, up], axis=-1, num_outputs=2)
-    product = graph.add("Mul", [graph.activation(gate, prefix), up], prefix + "product")
-    return graph.linear(product, prefix, ["down_proj"])
-
-
-def mlp_of_experts(graph: Emitter, x: str, stream: str, prefix: str) -> str:
-    """Returns what a layer's experts, and its MLP if any, make. stream: what x is a norm of."""
-    experts = graph.config.experts
-    if experts is None or not experts.beside_mlp:
-        return _mixture(graph, x, x, prefix)
-    dense = graph.norm(mlp(graph, x, prefix), prefix + "dense_post_norm")
-    routed = graph.norm(stream, prefix + "router_norm")
-    read = graph.norm(stream, prefix + "experts_norm")
-    mixed = graph.norm(_mixture(graph, read, routed, prefix), prefix + "experts_post_norm")
-    return graph.add("Add", [dense, mixed], prefix + "both")
-
-
-def _mixture(graph: Emitter, x: str, routed: str, prefix: str) -> str:
-    """routed: what the router reads."""
-    if is_composed(graph.config):
-        return ComposedMixture(graph, prefix).add(x, routed)
-    return Mixture(graph, prefix).add(x)
-
-
-_PREFIX = "layer_inputs."
-
-
-class LayerInputs:
-    """Adds nothing where a model's layers have neither. embedded: [1, rows, hidden], the stream
-    before the first layer."""
-
-    def __init__(self, graph: Emitter, embedded: str) -> None:
-        self._graph, self._config = graph, graph.config
-        self._inputs: list[str] = []  # of each layer, [1, rows, size]
-        own = graph.config.layer_embeddings
-        if own is None:
-            return
-        stored = _PREFIX + "stored"
-        graph.matrices.embed("input_ids", stored, "model.embed_tokens_per_layer.weight")
-        stored = graph.times(stored, own.scale, _PREFIX + "scaled")
-        projected = graph.linear(embedded, "model.", ["per_layer_model_projection"])
-        projected = graph.times(projected, own.projected_scale, _PREFIX + "projected")
-        each = graph.constant("layer_input_shape", [1, 0, -1, own.size])
-        flat = graph.constant("flat_shape", [1, 0, -1])
-        apart = graph.add("Reshape", [projected, each], _PREFIX + "apart")
-        normed = graph.norm(apart, "model.per_layer_projection_norm")
-        normed = graph.add("Reshape", [normed, flat], _PREFIX + "normed")
-        both = graph.add("Add", [normed, stored], _PREFIX + "sum")
-        both = graph.times(both, own.sum_scale, _PREFIX + "all")
-        count = self._config.num_layers
-        self._inputs = [f"{_PREFIX}{layer}" for layer in range(count)]
-        graph.add("Split", [both], self._inputs, axis=-1, num_outputs=count)
-
-    def end_layer(self, layer: int, update: str, residual: str) -> tuple[str, str]:
-        """update: what the layer's MLP adds to `residual`, both [1, rows, hidden]. Returns two that
-        add up to the stream that the layer leaves."""
-        graph, prefix = self._graph, f"model.layers.{layer}."
-        if self._inputs:
-            residual = graph.add("Add", [update, residual], prefix + "stream")
-            update = self._of_token(residual, prefix, self._inputs[layer])
-        if not self._config.layer_scale:
-            return update, residual
-        scale = graph.vector(prefix + "layer_scalar")
-        return (
-            graph.add("Mul", [update, scale], prefix + "update.scaled"),
-            graph.add("Mul", [residual, scale], prefix + "stream.scaled"),
-        )
-
-    def _of_token(self, x: str, prefix: str, own: str) -> str:
-        graph = self._graph
-        gate = graph.linear(x, prefix, ["per_layer_input_gate"])
-        activated = graph.activation(gate, prefix + "per_layer_input.")
-        product = graph.add("Mul", [activated, own], prefix + "per_layer_input.product")
-        update = graph.linear(product, prefix, ["per_layer_projection"])
-        return graph.norm(update, prefix + "post_per_layer_input_norm")
-
 
 PARTIAL_FILE = "partial.onnx"
 NO_UPDATE = "no_update"
-EMBEDDED = "embedded"  # the residual stream before the first sublayer
 
 
 @dataclass(frozen=True)
@@ -173,133 +78,91 @@ class Sublayer:
     layer: int | None  # whose part of the cache they write; None: an MLP's
 
 
-class GraphBuilder(Emitter):
+class GraphBuilder(AttentionGraph):
     """A graph to which a whole model is added."""
 
-    def __init__(self, weights: Initializers, checkpoint: StoredCheckpoint) -> None:
-        super().__init__(weights, checkpoint)
-        self.sublayers: list[Sublayer] = []  # in the order they run in, filled by `build`
+    _positions = ""  # of the rows, where the model has a table of them
 
     def build(self, on_layer: Callable[[int], None]) -> ModelProto:
         config = self.config
-        tables = {each: self._rope_tables(i, each) for i, each in enumerate(config.rotations)}
-        attention = Attention(self, tables, self._biases())
-        ancestors = nearest_first(self) if config.convolving else []
-        residual = self._embed("model", self._row_positions())
-        embeddings = LayerInputs(self, residual)
-        normed, residual = self._first_read(residual, "model.layers.0.input_layernorm")
+        self.sublayers: list[Sublayer] = []  # in the order they run in
+        self.prepare_attention()
+        if config.position_table:
+            positions = ["position_ids", "kept_rows"]
+            self._positions = self.add("Gather", positions, "row_positions", axis=1)
+        residual = self.embed()
+        inputs = self.layer_inputs(residual)
+        update: str | None = None
         for layer in range(config.num_layers):
-            prefix = f"model.layers.{layer}."
-            start = len(self.protos)
-            if config.kind(layer).convolution is None:
-                attended = self._update(attention.add(normed, layer), prefix + "self_attn.")
-            else:
-                update = convolution(self, normed, layer, ancestors)
-                attended = self._update(update, prefix + "conv.")
-            self._ends_sublayer(start, attended, layer)
-            if config.encoder is not None:
-                name = prefix + "cross_attn.input_norm"
-                normed, residual = self._add_and_norm(attended, residual, name)
-                attended = cross_attention(self, normed, layer)
-            name = prefix + "post_attention_layernorm"
-            normed, residual = self._add_and_norm(attended, residual, name)
-            start = len(self.protos)
-            inner = prefix + "mlp."
-            if config.mixes(layer):
-                update = mlp_of_experts(self, normed, residual, inner)
-            else:
-                update = mlp(self, normed, inner)
-            update = self._update(update, inner)
-            self._ends_sublayer(start, update, None)
-            update, residual = embeddings.end_layer(layer, update, residual)
-            if layer + 1 < config.num_layers:
-                following = f"model.layers.{layer + 1}.input_layernorm"
-                normed, residual = self._add_and_norm(update, residual, following)
+            update, residual = self.pass_layer(layer, update, residual, inputs)
             on_layer(layer)
-        self._scores(update, residual)
-        return self._model()
-
-    def _biases(self) -> dict[int | None, str]:
-        """Returns what is added to scores, by the window of a layer; None: it sees all."""
-        biases = {None: "attention_bias"}
-        if self.config.relative_positions is not None:
-            biases[None] = relative_bias(self)
-        return biases | {window: window_bias(self, window) for window in self.config.windows}
-
-    def _rope_tables(self, index: int, rotation: Rotation) -> list[str]:
-        tables = rotation.tables(self.config.context_length)
-        suffix = f".{index}" if index else ""
-        return [
-            self.weights.add(f"rope_{name}{suffix}", table)
-            for name, table in zip(("cos", "sin"), tables, strict=True)
-        ]
-
-    def _embed(self, half: str, positions: str) -> str:
-        """half: "model" or "encoder"; positions: the name of those of its rows, if it has a table
-        of them."""
-        scale = self.config.embedding_scale
-        placed = EMBEDDED + ".placed" if self.config.input_norm else EMBEDDED
-        has_table = self.config.position_table
-        scaled = EMBEDDED + ".tokens" if has_table else placed
-        output = scaled if scale == 1.0 else EMBEDDED + ".stored"
-        self.matrices.embed("input_ids", output)
-        embedded = self.times(output, scale, scaled)
-        if has_table:
-            table = self.vector(f"{half}.embed_positions.weight")
-            found = self.add("Gather", [table, positions], EMBEDDED + ".positions", axis=0)
-            self.add("Add", [embedded, found], placed)
-        if placed == EMBEDDED:
-            return placed
-        return self.norm(placed, f"{half}.input_norm", EMBEDDED)
-
-    def _row_positions(self) -> str:
-        """[1, rows] of a decoder with a table of them."""
-        if not self.config.position_table:
-            return ""
-        return self.add("Gather", ["position_ids", "kept_rows"], "row_positions", axis=1)
-
-    def _first_read(self, residual: str, name: str) -> tuple[str, str]:
-        """Returns what the first sublayer reads, and the stream that goes on."""
-        config = self.config
-        if config.norm_places == "after" or not config.embedding_norm:
-            return residual, residual
-        normed = self.norm(residual, name)
-        return normed, normed if config.norm_places == "stream" else residual
-
-    def _ends_sublayer(self, start: int, update: str, layer: int | None) -> None:
-        self.sublayers.append(Sublayer(slice(start, len(self.protos)), update, layer))
-
-    def _update(self, update: str, prefix: str) -> str:
-        """Returns what a sublayer adds to the residual stream, of what its last matrix makes."""
-        if self.config.norm_places in ("around", "after"):
-            update = self.norm(update, prefix + "post_norm")
-        return self.times(update, self.config.residual_scale, prefix + "update")
-
-    def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
-        """Returns what the next sublayer reads, x + residual or its norm, and that sum."""
-        if self.config.norm_places == "after":
-            both = self.add("Add", [x, residual], name + ".sum")
-            return both, both
-        outputs = [name + ".output", "", "", name + ".sum"]
-        self.skip_norm([x, residual], name, outputs)
-        return outputs[0], outputs[0 if self.config.norm_places == "stream" else 3]
-
-    def _scores(self, update: str, residual: str) -> None:
-        """Final norm and head, for the asked rows only."""
-        config, picked = self.config, []
+        assert update is not None
+        picked = []
         for name, stream in (("update", update), ("residual", residual)):
             rows = self.reshape(stream, "rows_shape", [-1, config.hidden_size], name + "_rows")
             picked.append(self.add("Gather", [rows, "logit_rows"], name + "_scored", axis=0))
         self.skip_norm(picked, "model.norm", "hidden")
-        scaled = "logits" if config.logit_softcap is None else "logits.scaled"
-        products = scaled if config.logit_scale == 1.0 else "logits.products"
-        scores = "logits.unbiased" if config.logit_bias else products
-        self.matrices.head("hidden", self.head_name, scores)
-        if config.logit_bias:
-            self.add("Add", [scores, self.vector("lm_head.bias")], products)
-        self.times(products, config.logit_scale, scaled)
-        if config.logit_softcap is not None:
-            self.softcap(scaled, config.logit_softcap, "logits")
+        self.score("hidden")
+        return self._model()
+
+    def mix_rows(self, x: str, layer: int) -> str:
+        start = len(self.protos)
+        return self._ends_sublayer(start, super().mix_rows(x, layer), layer)
+
+    def feed_forward(self, x: str, stream: str, layer: int) -> str:
+        start = len(self.protos)
+        return self._ends_sublayer(start, super().feed_forward(x, stream, layer), None)
+
+    def _ends_sublayer(self, start: int, update: str, layer: int | None) -> str:
+        self.sublayers.append(Sublayer(slice(start, len(self.protos)), update, layer))
+        return update
+
+    def look_up(self, table: str, output: str) -> str:
+        if table.endswith("embed_positions.weight"):
+            return self.add("Gather", [self.vector(table), self._positions], output, axis=0)
+        self.matrices.embed("input_ids", output, table)
+        return output
+
+    def norm_inputs(self, x: str, name: str, output: str) -> str:
+        own = self.config.layer_embeddings
+        assert own is not None
+        each = self.constant("layer_input_shape", [1, 0, -1, own.size])
+        flat = self.constant("flat_shape", [1, 0, -1])
+        apart = self.add("Reshape", [x, each], "layer_inputs.apart")
+        return self.add("Reshape", [self.norm(apart, name), flat], output)
+
+    def split_inputs(self, x: str, outputs: Sequence[str]) -> Sequence[str]:
+        self.add("Split", [x], outputs, axis=-1, num_outputs=len(outputs))
+        return outputs
+
+    def scale_layer(self, update: str, residual: str, prefix: str) -> tuple[str, str]:
+        scale = self.vector(prefix + "layer_scalar")
+        return (
+            self.product(update, scale, prefix + "update.scaled"),
+            self.product(residual, scale, prefix + "stream.scaled"),
+        )
+
+    def add_and_norm(self, update: str | None, residual: str, name: str) -> tuple[str, str]:
+        if update is None:
+            return self.norm(residual, name), residual
+        outputs = [name + ".output", "", "", name + ".sum"]
+        self.skip_norm([update, residual], name, outputs)
+        return outputs[0], outputs[3]
+
+    def gate(self, x: str, prefix: str) -> str:
+        joined = self.linear(x, prefix, ["gate_proj", "up_proj"])
+        gate, up = prefix + "gate", prefix + "up"
+        self.add("Split", [joined], [gate, up], axis=-1, num_outputs=2)
+        return self.product(self.activation(gate, prefix), up, prefix + "product")
+
+    def mix_experts(self, x: str, routed: str, prefix: str) -> str:
+        if is_composed(self.config):
+            return ComposedMixture(self, prefix).add(x, routed)
+        return Mixture(self, prefix).add(x)
+
+    def head(self, hidden: str, output: str) -> str:
+        self.matrices.head(hidden, self.head_name, output)
+        return output
 
     def partial(self) -> ModelProto:
         """Return the same model with sublayers that may be left out, for drafts that are a part of
@@ -441,32 +304,20 @@ class EncoderBuilder(GraphBuilder):
             count = self.add("Size", ["input_ids"], "source.count64")
             count = self.add("Cast", [count], "source.count", to=TensorProto.INT32)
             positions = count_up(self, count, "source.positions")
-        residual = self._embed("encoder", self._as_indices(positions))
-        bias = self._relative_bias(positions)
-        normed, residual = self._first_read(residual, "encoder.layers.0.input_layernorm")
+        if config.position_table:
+            # onnxruntime 1.32 makes a Slice that fails of a Gather by int32.
+            kind = TensorProto.INT64
+            self._positions = self.add("Cast", [positions], "source.indices", to=kind)
+        residual = self.embed("encoder")
+        self._bias = self._relative_bias(positions)
+        update: str | None = None
         for layer in range(encoder.num_layers):
-            prefix = f"encoder.layers.{layer}."
-            update = self._self_attention(normed, prefix + "self_attn.", bias)
-            normed, residual = self._add_and_norm(
-                update, residual, prefix + "post_attention_layernorm"
-            )
-            inner = prefix + "mlp."
-            update = self._update(mlp(self, normed, inner), inner)
-            is_last = layer + 1 == encoder.num_layers
-            following = f"encoder.layers.{layer + 1}.input_layernorm"
-            normed, residual = self._add_and_norm(
-                update, residual, "encoder.norm" if is_last else following
-            )
+            update, residual = self.pass_encoder_layer(layer, update, residual)
+        normed, _ = self.read(update, residual, "encoder.norm")
         for layer in range(config.num_layers):
             self._keys_and_values(normed, layer)
         source = [tensor("input_ids", TensorProto.INT64, [1, "source"])]
         return self.model("edge-spec-encoder", source, source_values(config))
-
-    def _as_indices(self, positions: str) -> str:
-        """Casts to int64: onnxruntime 1.32 makes a Slice that fails of a Gather by int32."""
-        if not self.config.position_table:
-            return ""
-        return self.add("Cast", [positions], "source.indices", to=TensorProto.INT64)
 
     def _relative_bias(self, keys: str) -> str:
         """[1, heads, source, source], the same for all layers; "" where there is none. keys: the
@@ -479,16 +330,15 @@ class EncoderBuilder(GraphBuilder):
         shifted = self.add("Add", [keys, far], "source.shifted")
         after = self.add("Sub", [shifted, rows], "source.after")
         weight = self.checkpoint.float32("encoder.relative_bias.weight")
-        return head_bias(self, "source.", after, weight[relative.buckets(both_ways=True)])
+        return self.head_bias("source.", after, weight[relative.buckets(both_ways=True)])
 
-    def _self_attention(self, x: str, prefix: str, bias: str) -> str:
-        config = self.config
+    def attend_all(self, x: str, prefix: str) -> str:
+        config, bias = self.config, self._bias
         packed = self.linear(x, prefix, ["q_proj", "k_proj", "v_proj"], config.qkv_bias)
         parts = [f"{prefix}{part}.split" for part in "qkv"]
         self.add("Split", [packed], parts, axis=-1, num_outputs=3)
-        mixed = multi_head_attention(
-            self, [*parts, "", "", bias] if bias else parts, prefix + "mixed"
-        )
+        inputs = [*parts, "", "", bias] if bias else parts
+        mixed = self.attend_everywhere(inputs, prefix + "mixed")
         return self.linear(mixed, prefix, ["o_proj"], config.output_bias)
 
     def _keys_and_values(self, x: str, layer: int) -> None:

@@ -171,6 +171,9 @@ class StaticPass(Emitter):
         self._function, self._rows = function, function.rows
         self._shape, self._state, self._fuses_norms = shape, state, fuses_norms
         self._groups = self.config.num_heads // self.config.num_kv_heads
+        ends = ("attended", "output")
+        layers = range(self.config.num_layers)
+        self._sums = (f"model.layers.{layer}.{end}" for layer in layers for end in ends)
 
     def build(self, hidden: bool, on_layer: Callable[[int], None]) -> ModelProto:
         """hidden: whether what is scored is returned, too."""
@@ -182,21 +185,17 @@ class StaticPass(Emitter):
         config = self.config
         self._cos, self._sin = (self._rotation(i, name) for i, name in enumerate(("cos", "sin")))
         self._masks = [self._for_groups(name) for name in ("past_mask", "own_mask")]
-        x = self.static.embed("input_ids", "embedded")
+        update: str | None = None
+        residual = self.embed()
         for layer in range(config.num_layers):
-            prefix = f"model.layers.{layer}."
-            normed = self.norm(x, prefix + "input_layernorm")
-            keys, values = self._keys_and_values(normed, layer, prefix + "self_attn.")
             if layer + 1 == config.num_layers and not self._function.scores:
+                normed, _ = self.read(update, residual, f"model.layers.{layer}.input_layernorm")
+                self._keys_and_values(normed, layer)
                 return []  # of this layer, nobody reads more
-            mixed = self._attention(normed, layer, keys, values)
-            x = self.add("Add", [x, mixed], prefix + "attended")
-            normed = self.norm(x, prefix + "post_attention_layernorm")
-            x = self.add("Add", [x, self._mlp(normed, prefix + "mlp.")], prefix + "output")
+            update, residual = self.pass_layer(layer, update, residual)
             on_layer(layer)
-        rows = self._reshaped(
-            self.norm(x, "model.norm"), (self._rows, config.hidden_size), "hidden"
-        )
+        normed, _ = self.add_and_norm(update, residual, "model.norm")
+        rows = self._reshaped(normed, (self._rows, config.hidden_size), "hidden")
         self.static.head(rows, self.head_name, "logits")
         sizes = {"logits": config.vocab_size} | ({"hidden": config.hidden_size} if hidden else {})
         kind = TensorProto.FLOAT
@@ -213,9 +212,17 @@ class StaticPass(Emitter):
         repeats = self.constant("groups", [1, 1, self._groups, 1])
         return self.add("Tile", [mask, repeats], mask + ".groups")
 
-    def _keys_and_values(self, x: str, layer: int, prefix: str) -> list[str]:
+    def look_up(self, table: str, output: str) -> str:
+        return self.static.embed("input_ids", output)
+
+    def add_and_norm(self, update: str | None, residual: str, name: str) -> tuple[str, str]:
+        if update is not None:
+            residual = self.plus(residual, update, next(self._sums))
+        return self.norm(residual, name), residual
+
+    def _keys_and_values(self, x: str, layer: int) -> list[str]:
         """Returns what attention reads of the rows' own; [1, kv_heads, rows, head_dim]."""
-        own = [self._heads(x, prefix, part, self.config.num_kv_heads) for part in "kv"]
+        own = [self.heads(x, layer, part) for part in "kv"]
         names = [f"new.{layer}.{part}" for part in PARTS]
         if self._state == TensorProto.FLOAT:
             pairs = zip(own, names, strict=True)
@@ -230,24 +237,23 @@ class StaticPass(Emitter):
             return state
         return self.add("Cast", [state], state + ".float32", to=TensorProto.FLOAT)
 
-    def _heads(self, x: str, prefix: str, part: str, count: int) -> str:
-        """Queries, keys or values, [1, count, rows, head_dim], normed and rotated."""
-        config, name = self.config, f"{prefix}{part}_proj"
-        product, shape = self._product(x, name, config.qkv_bias), (count, config.head_dim)
-        split = self._reshaped(product, (1, self._rows, *shape), name + ".split")
-        heads = self.add("Transpose", [split], name + ".heads", perm=[0, 2, 1, 3])
-        if config.qk_norm and part in "qk":
-            heads = self.norm(heads, f"{prefix}{part}_norm")
-        return heads if part == "v" else self._rotate(heads, name)
+    def split_heads(self, x: str, layer: int, part: str) -> str:
+        """[1, heads, rows, head_dim]"""
+        config, name = self.config, f"model.layers.{layer}.self_attn.{part}_proj"
+        count = config.num_heads if part == "q" else config.num_kv_heads
+        split = self._reshaped(x, (1, self._rows, count, config.head_dim), name + ".split")
+        return self.add("Transpose", [split], name + ".heads", perm=[0, 2, 1, 3])
 
-    def _product(self, x: str, name: str, has_bias: bool = False) -> str:
+    def linear(self, x: str, prefix: str, parts: Sequence[str], has_bias: bool = False) -> str:
+        (name,) = (prefix + part for part in parts)
         product = self.static.linear(x, [name + ".weight"], [])
         if not has_bias:
             return product
-        return self.add("Add", [product, self.vector(name + ".bias")], name + ".biased")
+        return self.plus(product, self.vector(name + ".bias"), name + ".biased")
 
-    def _rotate(self, x: str, name: str) -> str:
+    def rotate(self, x: str, layer: int, part: str) -> str:
         """x: [1, heads, rows, head_dim], halves paired (Su et al. 2021)."""
+        name = f"model.layers.{layer}.self_attn.{part}_proj"
         first, second = name + ".first", name + ".second"
         self.add("Split", [x], [first, second], axis=-1, num_outputs=2)
 
@@ -259,11 +265,12 @@ class StaticPass(Emitter):
         high = self.add("Add", [product(second, cos), product(first, sin)], name + ".high")
         return self.add("Concat", [low, high], name + ".rotated", axis=-1)
 
-    def _attention(self, x: str, layer: int, keys: str, values: str) -> str:
+    def attend(self, x: str, layer: int) -> str:
         config, prefix = self.config, f"model.layers.{layer}.self_attn."
+        keys, values = self._keys_and_values(x, layer)
         # Query heads that share keys stand as further rows of one head: nothing is repeated.
         shape = (1, config.num_kv_heads, self._groups * self._rows, config.head_dim)
-        queries = self._scaled(self._heads(x, prefix, "q", config.num_heads), prefix)
+        queries = self._scaled(self.heads(x, layer, "q"), prefix)
         queries = self._reshaped(queries, shape, prefix + "queries")
         past_keys, past_values = (self._widened(f"past.{layer}.{part}") for part in PARTS)
         scores = [
@@ -281,7 +288,7 @@ class StaticPass(Emitter):
             self.add("MatMul", [own, values], prefix + "own_mixed"),
         ]
         mixed = self.add("Add", parts, prefix + "mixed")
-        return self._product(self._joined(mixed, prefix), prefix + "o_proj", config.output_bias)
+        return self.linear(self._joined(mixed, prefix), prefix, ["o_proj"], config.output_bias)
 
     def _scaled(self, queries: str, prefix: str) -> str:
         """First: products then stay within float16."""
@@ -299,13 +306,9 @@ class StaticPass(Emitter):
         turned = self.add("Transpose", [each], prefix + "turned", perm=[0, 2, 1, 3])
         return self._reshaped(turned, (1, rows, config.query_size), prefix + "joined")
 
-    def _mlp(self, x: str, prefix: str) -> str:
-        gate = self._product(x, prefix + "gate_proj")
+    def activation(self, gate: str, prefix: str) -> str:
         share = self.add("Sigmoid", [gate], prefix + "share")
-        activated = self.add("Mul", [gate, share], prefix + "activated")
-        up = self._product(x, prefix + "up_proj")
-        product = self.add("Mul", [activated, up], prefix + "product")
-        return self._product(product, prefix + "down_proj")
+        return self.product(gate, share, prefix + "activated")
 
     def norm(self, x: str, name: str, output: str = "") -> str:
         """The nodes that compilers fuse to a root mean square norm (Zhang and Sennrich 2019)."""

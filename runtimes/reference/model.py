@@ -7,7 +7,6 @@ sequences pass a layer together, so that each matrix is read once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,98 +27,75 @@ from edge_spec.core.tree import TokenTree, preceding
 from edge_spec.errors import UsageError
 from edge_spec.models.devices import Device, processor
 from edge_spec.runtimes.kv_cache import KvCache
-from edge_spec.runtimes.reference.arithmetic import (
-    MAX_ROWS,
-    Arithmetic,
-    Heads,
-    Positions,
-    mix,
-    side_by_side,
-)
+from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic, Heads, Weights
 
 
-def encoded(model: Arithmetic, source: np.ndarray) -> np.ndarray:
+def encode(weights: Weights, source: np.ndarray) -> np.ndarray:
     """Returns keys and values of all the decoder's layers [layers, 2, heads, tokens, head_dim].
 
     source: its tokens, each of which sees all others.
     """
-    config = model.config
+    run, config = Arithmetic(weights, source, np.arange(len(source))), weights.config
     assert config.encoder is not None
-    x = model.embed(source, np.arange(len(source)), "encoder")
+    residual = run.embed("encoder")
+    update: np.ndarray | None = None
     for layer in range(config.encoder.num_layers):
-        x = _layer(model, x, f"encoder.layers.{layer}.")
-    x = model.norm(x, "encoder.norm")
+        update, residual = run.pass_encoder_layer(layer, update, residual)
+    x, _ = run.add_and_norm(update, residual, "encoder.norm")
     layers = [f"model.layers.{layer}.cross_attn." for layer in range(config.num_layers)]
-    return np.stack(
-        [[model.split_heads(x, f"{prefix}{part}_proj") for part in "kv"] for prefix in layers]
-    )
+    return np.stack([[run.project_heads(x, prefix, part) for part in "kv"] for prefix in layers])
 
 
-def _layer(model: Arithmetic, x: np.ndarray, prefix: str) -> np.ndarray:
-    """The residual stream [tokens, hidden] after a layer."""
-    relative, positions = model.config.relative_positions, np.arange(len(x))
-    x, normed = model.read(x, prefix + "input_layernorm")
-    heads = Heads(*(model.split_heads(normed, f"{prefix}self_attn.{part}_proj") for part in "qkv"))
-    bias = None
-    if relative is not None:
-        weight = model.weight("encoder.relative_bias.weight")
-        bias = relative.bias(weight, positions, positions, both_ways=True)
-    seen = np.ones((len(x), len(x)), bool)
-    mixed = mix(heads, seen, model.divisor(model.config.head_dim), None, bias=bias)
-    x = x + model.linear(side_by_side(mixed), prefix + "self_attn.o_proj")
-    return model.with_mlp(x, prefix)
+class _Pass(Arithmetic):
+    """Rows of a tree that follow `length` cached tokens, which all of them see. memory: keys and
+    values of an encoded source."""
 
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The rows of a pass in their text: see `edge_spec.runtimes.reference.arithmetic.Context`."""
-
-    model: Arithmetic
-    cache: KvCache
-    new: slice  # of the cached tokens
-    mask: np.ndarray  # [rows, cached] bool
-    positions: Positions
-    before: np.ndarray  # [count, rows] int64, as `preceding` has them
-
-    @classmethod
-    def of(cls, tree: TokenTree, model: Arithmetic, cache: KvCache, length: int) -> _Rows:
-        """tree: its rows follow `length` cached tokens, which all of them see."""
+    def __init__(
+        self,
+        weights: Weights,
+        tree: TokenTree,
+        cache: KvCache,
+        length: int,
+        memory: np.ndarray | None,
+    ) -> None:
+        super().__init__(weights, tree.tokens, length + tree.depths)
+        self._cache, self._memory = cache, memory
+        self._new = slice(length, length + len(tree))  # of the cached tokens
         past = np.ones((len(tree), length), bool)
-        rows = length + tree.depths
-        return cls(
-            model,
-            cache,
-            slice(length, length + len(tree)),
-            np.concatenate([past, tree.ancestors], axis=1),
-            Positions(rows, np.concatenate([np.arange(length), rows])),
-            preceding(tree.parents, length, model.config.num_preceding),
-        )
+        self._mask = np.concatenate([past, tree.ancestors], axis=1)
+        self._cached = np.concatenate([np.arange(length), self.positions])
+        self._before = preceding(tree.parents, length, self.config.num_preceding)
 
-    def attend(self, layer: int, heads: Heads) -> np.ndarray:
-        keys, values = self.cache.of_layer(layer)
-        keys[:, self.new], values[:, self.new] = heads.keys, heads.values
-        return self._mixed(layer, heads.queries, keys, values)
+    def attend_to_own(self, layer: int, heads: Heads) -> np.ndarray:
+        keys, values = self._cache.of_layer(layer)
+        keys[:, self._new], values[:, self._new] = heads.keys, heads.values
+        return self._mix(layer, heads.queries, keys, values)
 
-    def attend_to_source(self, layer: int, queries: np.ndarray) -> np.ndarray:
-        source = self.model.config.kv_source(layer)
-        return self._mixed(layer, queries, *self.cache.of_layer(source))
+    def attend_to_another(self, layer: int, queries: np.ndarray) -> np.ndarray:
+        return self._mix(layer, queries, *self._cache.of_layer(self.config.kv_source(layer)))
 
-    def _mixed(
+    def _mix(
         self, layer: int, queries: np.ndarray, keys: np.ndarray, values: np.ndarray
     ) -> np.ndarray:
-        end = self.new.stop
+        end = self._new.stop
         whole = Heads(queries, keys[:, :end], values[:, :end])
-        return self.model.mix(layer, whole, self.mask, self.positions)
+        return self.mix(layer, whole, self._mask, self.positions, self._cached)
+
+    def attend_to_source(self, x: np.ndarray, layer: int) -> np.ndarray:
+        assert self._memory is not None
+        prefix = f"model.layers.{layer}.cross_attn."
+        queries = self.project_heads(x, prefix, "q")
+        return self.join_heads(self.mix_all(Heads(queries, *self._memory[layer])), prefix)
 
     def precede(self, layer: int, gated: np.ndarray) -> np.ndarray:
-        kept = self.cache.gated(layer)
-        kept[self.new] = gated
-        found: np.ndarray = kept[self.before]
+        kept = self._cache.gated(layer)
+        kept[self._new] = gated
+        found: np.ndarray = kept[self._before]
         return found
 
 
 class ReferenceSession:
-    def __init__(self, model: Arithmetic) -> None:
+    def __init__(self, model: Weights) -> None:
         self.length = 0
         self._model = model
         self._memory: np.ndarray | None = None  # keys and values of an encoded source
@@ -131,15 +107,15 @@ class ReferenceSession:
         self._reserve(len(tokens))
         for start in range(0, len(tokens), MAX_ROWS):
             first, *others = tokens[start : start + MAX_ROWS]
-            _, features = self._hidden(TokenTree.chain(first, others))
+            features = self._run(TokenTree.chain(first, others))[2]
             start_of_chunk, self.length = self.length, self.length + 1 + len(others)
             if self._on_prefilled is not None and features is not None:
                 self._on_prefilled(start_of_chunk, features)
 
     def forward(self, tree: TokenTree) -> Forward:
         self._reserve(len(tree))
-        hidden, features = self._hidden(tree)
-        return Forward(self._model.logits(hidden), hidden, features)
+        run, hidden, features = self._run(tree)
+        return Forward(run.score(hidden), hidden, features)
 
     def commit(self, rows: Sequence[int]) -> None:
         self._cache.compact(self.length, rows)
@@ -168,7 +144,7 @@ class ReferenceSession:
 
     def attend_to(self, source: Sequence[int]) -> None:
         """See `edge_spec.core.source_session.DecoderSession`."""
-        self._memory = encoded(self._model, np.asarray(source))
+        self._memory = encode(self._model, np.asarray(source))
 
     def state(self) -> dict[str, np.ndarray]:
         """Returns the state of the cache (`KvCache.state`)."""
@@ -186,22 +162,35 @@ class ReferenceSession:
         require_room(self.length, rows, self._model.config.context_length)
         self._cache.reserve(self.length + rows, self.length)
 
-    def _hidden(self, tree: TokenTree) -> tuple[np.ndarray, np.ndarray | None]:
-        """Final normed hidden states [rows, hidden], and the features [rows, features, hidden] that
-        are collected; writes to the cache after `length`."""
-        model, rows = self._model, self.length + tree.depths
-        context = _Rows.of(tree, model, self._cache, self.length)
-        x = model.embed(tree.tokens, rows)
-        inputs = model.layer_inputs(tree.tokens, x)
-        streams = []
-        for layer in range(model.config.num_layers):
+    def _run(self, tree: TokenTree) -> tuple[_Pass, np.ndarray, np.ndarray | None]:
+        """The pass, its final normed hidden states [rows, hidden], and the features [rows,
+        features, hidden] that are collected; writes to the cache after `length`."""
+        run = _Pass(self._model, tree, self._cache, self.length, self._memory)
+        residual = run.embed()
+        update: np.ndarray | None = None
+        inputs, streams = run.layer_inputs(residual), []
+        for layer in range(run.config.num_layers):
             if layer in self._features:
-                streams.append(x)
-            x = model.layer(x, layer, rows, context, self._memory, inputs)
-        hidden = model.norm(x, "model.norm")
-        if model.config.num_layers in self._features:
+                streams.append(residual if update is None else residual + update)
+            update, residual = run.pass_layer(layer, update, residual, inputs)
+        hidden, _ = run.add_and_norm(update, residual, "model.norm")
+        if run.config.num_layers in self._features:
             streams.append(hidden)
-        return hidden, np.stack(streams, axis=1) if streams else None
+        return run, hidden, np.stack(streams, axis=1) if streams else None
+
+
+class _UnkeptWeights(Weights):
+    """Reads each weight whenever it is asked for."""
+
+    def __init__(self, source: TensorRows, context_length: int) -> None:
+        super().__init__(source, context_length)
+        self._source = source
+
+    def whole(self, name: str) -> np.ndarray:
+        return self._source.float32(name)
+
+    def rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        return self._source.float32_rows(name, numbers)
 
 
 _SERIAL_PRODUCT = 1 << 18  # multiplications, up to which OpenBLAS computes with one thread
@@ -220,61 +209,60 @@ class ReferenceLayerStream(Arithmetic):
         """Raises ContextFullError for a sequence that is longer than the model's context."""
         longest = max(map(len, sequences))
         require_room(0, longest, source.config.context_length)
-        super().__init__(source, longest)
+        positions = np.concatenate([np.arange(len(tokens)) for tokens in sequences])
+        super().__init__(_UnkeptWeights(source, longest), np.concatenate(sequences), positions)
         self.num_done = 0
-        self._source = source
         self._observe = observe
         ends = np.cumsum([len(tokens) for tokens in sequences])
         self._spans = [
             slice(end - len(each), end) for each, end in zip(sequences, ends, strict=True)
         ]
-        self._positions = np.concatenate([np.arange(len(tokens)) for tokens in sequences])
-        tokens = np.concatenate(sequences)
-        self._x = self.scaled(self.rows("model.embed_tokens.weight", tokens))
-        self._inputs = self.layer_inputs(tokens, self._x)
+        self._residual = self.embed()
+        self._update: np.ndarray | None = None
+        self._inputs = self.layer_inputs(self._residual)
         self._kept: dict[int, Heads] = {}  # of layers that later ones have keys and values from
 
-    def weight(self, name: str) -> np.ndarray:
-        return self._source.float32(name)
-
-    def rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
-        return self._source.float32_rows(name, numbers)
-
-    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+    def linear(
+        self, x: np.ndarray, prefix: str, parts: Sequence[str], has_bias: bool = False
+    ) -> np.ndarray:
         if self._observe is not None:
-            self._observe(name + ".weight", x)
-        return super().linear(x, name)
+            self._observe(f"{prefix}{parts[0]}.weight", x)
+        return super().linear(x, prefix, parts, has_bias)
 
     def advance(self) -> None:
-        self._x = self.layer(self._x, self.num_done, self._positions, self, inputs=self._inputs)
+        stream = self._update, self._residual
+        self._update, self._residual = self.pass_layer(self.num_done, *stream, self._inputs)
         self.num_done += 1
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
         """rows: which of all sequences' rows -> [len(rows), vocab]."""
-        hidden = self.norm(self._x[rows], "model.norm")
+        update = None if self._update is None else self._update[rows]
+        return self.score(self.add_and_norm(update, self._residual[rows], "model.norm")[0])
+
+    def head(self, hidden: np.ndarray, output: str) -> np.ndarray:
+        """Some tokens at a time."""
         if self._observe is not None:
             self._observe(self.head_name + ".weight", hidden)
         size = self.config.vocab_size
         scores = np.empty((len(hidden), size), np.float32)
         for start in range(0, size, _HEAD_ROWS):
             part = np.arange(start, min(start + _HEAD_ROWS, size))
-            head = self._source.float32_rows(self.head_name + ".weight", part)
+            head = self.weights.rows(self.head_name + ".weight", part)
             scores[:, start : start + len(part)] = hidden @ head.T
-        return self.final(scores)
+        return scores
 
     def precede(self, layer: int, gated: np.ndarray) -> np.ndarray:
-        """See `edge_spec.runtimes.reference.arithmetic.Context`."""
         found = np.zeros((self.config.num_preceding, *gated.shape), gated.dtype)
         for span in self._spans:
             for distance, before in enumerate(found, start=1):
                 before[span][distance:] = gated[span][:-distance]
         return found
 
-    def attend_to_source(self, layer: int, queries: np.ndarray) -> np.ndarray:
+    def attend_to_another(self, layer: int, queries: np.ndarray) -> np.ndarray:
         source = self._kept[self.config.kv_source(layer)]
-        return self.attend(layer, Heads(queries, source.keys, source.values))
+        return self.attend_to_own(layer, Heads(queries, source.keys, source.values))
 
-    def attend(self, layer: int, heads: Heads) -> np.ndarray:
+    def attend_to_own(self, layer: int, heads: Heads) -> np.ndarray:
         """Some rows at a time, which attend to what stands before them: products so small that a
         matrix library takes one thread for each. With more it waits, for as long as other processes
         have a core, thousands of times."""
@@ -289,14 +277,13 @@ class ReferenceLayerStream(Arithmetic):
                 end = min(start + step, length)
                 part = Heads(own.queries[:, start:end], own.keys[:, :end], own.values[:, :end])
                 seen = np.tri(end - start, end, start, dtype=bool)
-                positions = Positions(np.arange(start, end), np.arange(end))
-                found = self.mix(layer, part, seen, positions)
+                found = self.mix(layer, part, seen, np.arange(start, end), np.arange(end))
                 mixed[:, span.start + start : span.start + end] = found
         return mixed
 
 
-class ReferenceModel(Arithmetic):
-    """Float32 weights, read from the checkpoint when a layer is first used and then kept."""
+class ReferenceModel(Weights):
+    """Keeps all of its weights."""
 
     capabilities = Capabilities(max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True)
 
@@ -314,7 +301,7 @@ class ReferenceModel(Arithmetic):
         return forward_one_by_one(parts)
 
     def close(self) -> None:
-        self._weights.clear()
+        self._kept.clear()
 
 
 class ReferenceRuntime(Runtime):

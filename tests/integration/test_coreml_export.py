@@ -18,7 +18,7 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.coreml import CoreMlExporter, graph
-from edge_spec.exporters.coreml.graph import AneRecipe, GpuRecipe, ProgramBuilder
+from edge_spec.exporters.coreml.graph import AnePass, GpuPass, build_program
 from edge_spec.exporters.coreml.weights import CoreMlWeights, dense
 from edge_spec.exporters.requests import StaticShape
 from edge_spec.models import runtimes
@@ -32,8 +32,8 @@ from fixtures.mil_in_numpy import read_function
 from fixtures.silence import quiet
 
 CONTEXT = 64
-RECIPES = {"gpu": GpuRecipe, "ane": AneRecipe}
-# Head sizes of 32, which the Neural Engine's recipe needs, and rows of whole blocks.
+LAYOUTS = {"gpu": GpuPass, "ane": AnePass}
+# Head sizes of 32, which the Neural Engine's layout needs, and rows of whole blocks.
 WIDE = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96}
 
 Open = Callable[..., Any]
@@ -46,30 +46,28 @@ def export(checkpoint: Any, out: Path, **options: Any) -> Bundle:
 
 @pytest.fixture(scope="session")
 def wide(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A checkpoint that every recipe and quantization takes, stored as Q8_0."""
+    """A checkpoint that every layout and quantization takes, stored as Q8_0."""
     path = tmp_path_factory.mktemp("wide") / "wide.gguf"
     return runtimes.open_checkpoint(tiny.write_gguf(tiny.build("llama-tied", **WIDE), path, "Q8_0"))
 
 
-def float32_session(checkpoint: Any, recipe: str, hidden: bool = False) -> StaticSession:
+def float32_session(checkpoint: Any, unit: str, hidden: bool = False) -> StaticSession:
     weights = CoreMlWeights(checkpoint, dense(np.float32), dense(np.float32), np.float32)
     config = replace(checkpoint.config, context_length=CONTEXT)
-    graph = ProgramBuilder(
-        weights, RECIPES[recipe](weights, config), config, StaticShape.of(CONTEXT), hidden
-    )
-    program = graph.build(lambda done: None)
+    shape = StaticShape.of(CONTEXT)
+    program = build_program(weights, LAYOUTS[unit], config, shape, hidden, lambda done: None)
     signatures = signatures_of_program(program)
     layout = read_layout(signatures, config, "the graph")
     return StaticSession(NumpyProgram(signatures, program.functions.__getitem__), layout, CONTEXT)
 
 
 @pytest.mark.parametrize(
-    ("variant", "recipe"),
-    axes.each(["llama", "llama-tied", "llama-bias", "llama-llama3", "qwen3"], list(RECIPES)),
+    ("variant", "unit"),
+    axes.each(["llama", "llama-tied", "llama-bias", "llama-llama3", "qwen3"], list(LAYOUTS)),
 )
 def test_the_graph_scores_as_the_reference_does(
     variant: str,
-    recipe: str,
+    unit: str,
     checkpoint: Open,
     random_tree: Open,
     monkeypatch: pytest.MonkeyPatch,
@@ -77,7 +75,7 @@ def test_the_graph_scores_as_the_reference_does(
     """In float32: prefill, a plain step, a tree, and a chain after a branch was committed."""
     monkeypatch.setattr(graph, "ANE_MAX_SIZE", 100)  # the head in three parts
     source = checkpoint(variant)
-    sessions = (float32_session(source, recipe, True), ReferenceModel(source).open_session())
+    sessions = (float32_session(source, unit, True), ReferenceModel(source).open_session())
     tree = random_tree(7, seed=3)
     passes = (TokenTree.chain(7), tree, TokenTree.chain(1, [2, 3]))
     for session in sessions:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.core.heads import HeadBackend
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.drafting import RowScores
 from edge_spec.drafters.heads.eagle import EagleDrafter
@@ -23,7 +22,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.model import ReferenceSession
 from fixtures import heads
-from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
+from fixtures.head_drafting import float_backend
 
 LAYERS = 7
 PROMPT = np.random.default_rng(0).integers(3, 250, 12).tolist()
@@ -119,15 +118,8 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Stored
     return open_checkpoint(tiny.write_hf(model, tmp_path_factory.mktemp("target") / "hf"))
 
 
-@pytest.fixture(params=FLOAT_BACKENDS)
-def backend(request: pytest.FixtureRequest) -> HeadBackend | None:
-    return float_backend(request.param)
-
-
 @pytest.fixture
-def rig_of(
-    target: StoredCheckpoint, backend: HeadBackend | None, tmp_path: Path
-) -> Iterator[Callable[..., Rig]]:
+def rig_of(target: StoredCheckpoint, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     def make(form: str, options: dict[str, Any], prompt: list[int] = PROMPT) -> Rig:
         head = heads.draw(LAYERS, target.config.vocab_size, form, **options)
         path = head.write(tmp_path / "head")
@@ -135,7 +127,7 @@ def rig_of(
         model = ReferenceModel(target)
         session = model.open_session()
         assert isinstance(session, ReferenceSession)
-        network = EagleNetwork(open_head(path, target.config), tables, backend)
+        network = EagleNetwork(open_head(path, target.config), tables, float_backend())
         drafter = Recording(network)
         drafter.attach(model, session)
         session.prefill(prompt[:-1])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.heads import ComputesHeads, DFlashHead, HeadBackend, MedusaHead
+from edge_spec.core.heads import FLOAT_BITS, ComputesHeads, DFlashHead, HeadBackend, MedusaHead
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
@@ -33,7 +33,7 @@ from edge_spec.runtimes.reference.model import ReferenceSession
 from fixtures import heads, tiny_models
 from fixtures import text_distribution as text
 from fixtures.dflash import DFlash
-from fixtures.head_drafting import oblige
+from fixtures.head_drafting import float_backend, oblige
 
 LAYERS, VOCAB = 7, 265
 SEED = 2  # of a random model from which 4 bits are not too far on any processor
@@ -139,7 +139,7 @@ def test_medusa_heads_draft_by_their_formula(target: Path, tmp_path: Path) -> No
     path = heads.write_medusa(tmp_path / "head", states, random.integers(0, VOCAB, 40), VOCAB)
     read = open_head(path, source.config)
     assert isinstance(read, MedusaHead)
-    network = MedusaNetwork(read)
+    network = MedusaNetwork(read, float_backend())
     for index in range(2):
         (weight, bias), state = read.blocks[index][0], states[3].astype(np.float64)
         inner = np.array([row @ state for row in weight]) + bias
@@ -217,14 +217,14 @@ def test_medusa_heads_that_do_not_fit_are_refused(case: str, target: Path, tmp_p
     assert told in caught.value.message
 
 
-def _backend(bits: int | None) -> HeadBackend | None:
+def _backend(bits: int) -> HeadBackend:
     runtime = load_runtime("ort")
     assert isinstance(runtime, ComputesHeads)
-    return None if bits is None else StoredBackend(runtime, bits)
+    return StoredBackend(runtime, bits)
 
 
 def _drafter(
-    kind: str, source: StoredCheckpoint, vocab: int, backend: HeadBackend | None, folder: Path
+    kind: str, source: StoredCheckpoint, vocab: int, backend: HeadBackend, folder: Path
 ) -> Drafter:
     """With a random head of the kind in the folder, or in the target's own for mtp."""
     path = folder / "head"
@@ -257,16 +257,16 @@ def _drafter(
     [
         # Each has its own way from scores to the probabilities that drafts are drawn by. (What
         # scores are, with which heads and bits, is another file's.)
-        ("eagle", None, True),
+        ("eagle", FLOAT_BITS, True),
         ("eagle", 4, False),
         ("medusa", 8, True),
-        ("dflash", None, False),
-        ("dspark", None, True),
+        ("dflash", FLOAT_BITS, False),
+        ("dspark", FLOAT_BITS, True),
         ("p-eagle", 8, True),
     ],
 )
 def test_samples_have_the_distribution_of_the_target(
-    kind: str, bits: int | None, branches: bool, tiny: ModuleType, tmp_path: Path
+    kind: str, bits: int, branches: bool, tiny: ModuleType, tmp_path: Path
 ) -> None:
     vocab = 8
     model = tiny.build("llama", num_hidden_layers=LAYERS, vocab_size=vocab)

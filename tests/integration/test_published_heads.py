@@ -14,7 +14,7 @@ import pytest
 
 import edge_spec
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import DFlashHead, EagleHead, HeadBackend
+from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.drafters.draft.synced_session import Path as Drafted
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.drafting import RowScores
@@ -24,7 +24,7 @@ from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.heads import is_head, open_head, says_head
 from fixtures import head_gguf, heads, tiny_models
-from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
+from fixtures.head_drafting import float_backend
 
 VECTORS = Path(__file__).resolve().parents[1] / "fixtures" / "head_vectors.npz"
 DEEPSPEC = ("deepspec-vanilla", "deepspec-gated", "deepspec-rnn", "deepspec-none")
@@ -80,10 +80,9 @@ def write(directory: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     return directory
 
 
-def drafter_of(
-    path: Path, tensors: Tensors, backend: HeadBackend | None
-) -> RecordingDFlash | RecordingEagle:
+def drafter_of(path: Path, tensors: Tensors) -> RecordingDFlash | RecordingEagle:
     head, tables = open_head(path, TARGET), Tables(tensors)
+    backend = float_backend()
     drafter: RecordingDFlash | RecordingEagle
     if isinstance(head, DFlashHead):
         drafter = RecordingDFlash(DFlashNetwork(head, tables, backend))
@@ -144,15 +143,14 @@ def require_published(
         read = start
 
 
-@pytest.mark.parametrize("backend", FLOAT_BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_draft_as_their_published_code(
-    kind: str, backend: str, vectors: Mapping[str, np.ndarray], tmp_path: Path
+    kind: str, vectors: Mapping[str, np.ndarray], tmp_path: Path
 ) -> None:
     config, tensors = stored(vectors, kind)
     path = write(tmp_path / "head", config, tensors)
     assert says_head(path / "config.json") and is_head(path)
-    require_published(vectors, kind, drafter_of(path, tensors, float_backend(backend)))
+    require_published(vectors, kind, drafter_of(path, tensors))
 
 
 @pytest.mark.parametrize("kind", ["deepspec-vanilla", "p-eagle"])
@@ -161,7 +159,7 @@ def test_after_a_text_with_other_tokens_at_its_end_a_head_drafts_as_without(
     kind: str, parted: int, vectors: Mapping[str, np.ndarray], tmp_path: Path
 ) -> None:
     path = write(tmp_path / "head", *stored(vectors, kind))
-    drafter = drafter_of(path, stored(vectors, kind)[1], float_backend("graph"))
+    drafter = drafter_of(path, stored(vectors, kind)[1])
     start = int(vectors[f"{kind}/starts"][0])
     right = vectors[f"{kind}/text"][: start + 1].tolist()
     features = vectors[f"{kind}/features"][:start].astype(np.float32)
@@ -188,7 +186,7 @@ def test_the_best_path_of_a_tree_is_what_published_code_drafts(
     it."""
     config, tensors = stored(vectors, kind)
     path = write(tmp_path / "head", config, tensors)
-    drafter = drafter_of(path, tensors, float_backend("graph"))
+    drafter = drafter_of(path, tensors)
     start, drafted = int(vectors[f"{kind}/starts"][0]), vectors[f"{kind}/tokens"][0].tolist()
     drafter._target.text = vectors[f"{kind}/text"][: start + 1].tolist()
     drafter._target.store.put(0, vectors[f"{kind}/features"][:start].astype(np.float32))
@@ -260,7 +258,7 @@ def test_the_same_head_in_another_package_drafts_the_same(
     ids = np.unique(np.concatenate([drafted, np.arange(20, 40)]))  # a head of few tokens
     path = write(tmp_path / "head", *PACKAGES[package](config, tensors, ids))
     assert says_head(path / "config.json") and is_head(path)
-    drafter = drafter_of(path, tensors, float_backend("graph"))
+    drafter = drafter_of(path, tensors)
     require_published(vectors, kind, drafter, ids if package == "speculators" else None)
 
 
@@ -281,7 +279,7 @@ def test_the_same_head_in_a_gguf_file_drafts_the_same(
     inputs = [each + 1 for each in config["target_layer_ids"]]
     path = head_gguf.write(tmp_path / "h.gguf", "dflash", config, inputs, told, **metadata)
     assert is_head(path)
-    require_published(vectors, kind, drafter_of(path, tensors, float_backend("graph")), ids)
+    require_published(vectors, kind, drafter_of(path, tensors), ids)
 
 
 def test_an_eagle_head_in_a_gguf_file_is_read_as_in_safetensors(tmp_path: Path) -> None:

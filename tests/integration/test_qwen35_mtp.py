@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.heads import EagleHead, EntryRows, HeadBackend
+from edge_spec.core.heads import EagleHead, EntryRows
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
@@ -26,7 +26,7 @@ from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from fixtures import hybrid_models as hybrid
 from fixtures import text_distribution as text
-from fixtures.head_drafting import FLOAT_BACKENDS, float_backend, oblige
+from fixtures.head_drafting import float_backend, oblige
 from fixtures.llamacpp_mtp import OwnMtp
 
 pytest.importorskip("llama_cpp")
@@ -74,11 +74,6 @@ def head(
     return hybrid.write_qwen35(path, only_mtp=True, experts=has_experts)
 
 
-@pytest.fixture(params=FLOAT_BACKENDS)
-def backend(request: pytest.FixtureRequest) -> HeadBackend:
-    return float_backend(request.param)
-
-
 @pytest.fixture
 def own(target: Path) -> Iterator[OwnMtp]:
     opened = OwnMtp(target)
@@ -94,10 +89,10 @@ def model_of(path: Path) -> tuple[GgufModelInfo, LlamaCppModel]:
     return info, opened
 
 
-def network_of(head: Path, info: GgufModelInfo, backend: HeadBackend | None = None) -> EagleNetwork:
+def network_of(head: Path, info: GgufModelInfo) -> EagleNetwork:
     read = open_head(head, info.config)
     assert isinstance(read, EagleHead)
-    return EagleNetwork(read, StoredTables(info.shared_tables()), backend)
+    return EagleNetwork(read, StoredTables(info.shared_tables()), float_backend())
 
 
 def final_states(model: LlamaCppModel, tokens: list[int]) -> np.ndarray:
@@ -111,11 +106,11 @@ def final_states(model: LlamaCppModel, tokens: list[int]) -> np.ndarray:
 
 
 def test_each_draft_token_is_that_of_llama_cpps_own_graph(
-    head: Path, target: Path, backend: HeadBackend, own: OwnMtp
+    head: Path, target: Path, own: OwnMtp
 ) -> None:
     """In rounds that accept some draft tokens and reject others, whose states are taken back."""
     info, model = model_of(target)
-    network = network_of(head, info, backend)
+    network = network_of(head, info)
     drafter, session, written = Recording(network), model.open_session(), list(PROMPT)
     drafter.attach(model, session)
     session.prefill(written[:-1])
@@ -170,11 +165,11 @@ def test_states_are_those_of_transformers(target: Path, computed: dict[str, np.n
 
 
 def test_scores_of_the_layer_are_those_of_transformers(
-    head: Path, target: Path, backend: HeadBackend, computed: dict[str, np.ndarray]
+    head: Path, target: Path, computed: dict[str, np.ndarray]
 ) -> None:
     info = open_model_info(target)
     assert isinstance(info, GgufModelInfo)
-    scores = scores_of_layer(network_of(head, info, backend), computed)
+    scores = scores_of_layer(network_of(head, info), computed)
     np.testing.assert_allclose(scores, computed["logits"], atol=TOLERANCE, rtol=0)
 
 

@@ -89,9 +89,7 @@ class AssistantNetwork:
         queries = queries.reshape(len(stream), -1, layer.head_dim).swapaxes(0, 1)
         queries = self._normed(queries, prefix + "q_norm")
         queries = rotate(queries, position * _frequencies(layer))
-        # `attend` divides by the root of a head's size, which queries here are not.
-        queries = queries * np.float32(np.sqrt(layer.head_dim))
-        mixed = attend(Heads(queries, *seen), None)
+        mixed = attend(Heads(queries, *seen))
         beside = mixed.swapaxes(0, 1).reshape(len(stream), -1)
         attended = self._products(prefix + "o", beside)
         stream = stream + self._normed(attended, prefix + "attended_norm")

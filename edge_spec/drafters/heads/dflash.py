@@ -4,37 +4,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
 from edge_spec.core.heads import (
-    SHORTLIST,
-    BindsBlocks,
     BlockRows,
     BlockStep,
     Confidence,
     DFlashHead,
     FollowsBy,
     HeadBackend,
-    HeadScores,
     TargetTables,
     Transitions,
 )
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.draft.draft_tree import FIRST, SIBLINGS, kind_of
+from edge_spec.drafters.draft.draft_tree import FIRST, kind_of
 from edge_spec.drafters.draft.synced_session import Path
-from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, head_scores, rows_of
+from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, rows_of
 from edge_spec.drafters.heads.features import TextEntries
-from edge_spec.drafters.heads.layers import (
-    FloatProducts,
-    HeadLayers,
-    LayersNetwork,
-    attend,
-    logistic,
-    matrices_of,
-)
+from edge_spec.drafters.heads.layers import LayersNetwork, matrices_of
 from edge_spec.drafters.protocol import TRAITS, Budget
 
 _KEPT_ROWS = 1024  # of tokens: 1 MB
@@ -67,11 +56,11 @@ class TransitionWeights:
         assert state is not None  # see `DFlashHead.keeps_states`
         weight, bias = transitions.joined
         if transitions.kind is FollowsBy.GATED:
-            return None, logistic(weight @ np.concatenate([state, row]) + bias) * row
+            return None, _logistic(weight @ np.concatenate([state, row]) + bias) * row
         memory = np.zeros(transitions.rank, np.float32) if memory is None else memory
         made = weight @ np.concatenate([memory, row, state]) + bias
         gate, candidate, output = np.split(made, 3)
-        opened = logistic(gate)
+        opened = _logistic(gate)
         return opened * memory + (1 - opened) * np.tanh(candidate), np.tanh(output)
 
     def weighed(self, row: RowScores, made: np.ndarray) -> tuple[RowScores, np.ndarray]:
@@ -95,7 +84,7 @@ class TransitionWeights:
             return None
         weight = self._confidence.weight
         read = state if len(weight) == len(state) else np.concatenate([state, self._row(token)])
-        return float(logistic(weight @ read + self._confidence.bias))
+        return float(_logistic(weight @ read + self._confidence.bias))
 
     def _read(self, token: int) -> np.ndarray:
         if self._transitions is None:
@@ -104,65 +93,26 @@ class TransitionWeights:
         return row
 
 
+def _logistic(x: np.ndarray) -> np.ndarray:
+    found: np.ndarray = 1 / (1 + np.exp(-np.clip(x, -80, None)))
+    return found
+
+
 class DFlashNetwork(LayersNetwork):
-    """backend: what computes its steps; by default numpy does, in float32."""
+    """backend: what computes its steps."""
 
     kind = DFlashHead.drafted_by
 
-    def __init__(
-        self, head: DFlashHead, tables: TargetTables, backend: HeadBackend | None = None
-    ) -> None:
+    def __init__(self, head: DFlashHead, tables: TargetTables, backend: HeadBackend) -> None:
         super().__init__(head, tables)
         self.scored = head.scored
         self.transitions = TransitionWeights.of(head)
-        matrices = matrices_of(head, tables)
-        step: BindsBlocks = (
-            DFlashFormulas(head, FloatProducts(matrices))
-            if backend is None
-            else backend.dflash_step(head, matrices)
-        )
-        self.bound_to = step.bound_to
+        self.bound_to = backend.dflash_step(head, matrices_of(head, tables)).bound_to
         self._masks = self._embed(np.full(head.block_size - 1, head.mask_token))
 
     def embedded(self, pending: int) -> np.ndarray:
         """[block_size, hidden_size] of the block after this token."""
         return np.concatenate([self._embed(np.array([pending])), self._masks])
-
-
-class DFlashFormulas:
-    """Drafts where there is no backend; the steps of backends are compared with it."""
-
-    def __init__(self, head: DFlashHead, products: FloatProducts) -> None:
-        self._num_layers = head.config.num_layers
-        self._told = SIBLINGS if head.transitions is None else SHORTLIST
-        self._keeps_states = head.keeps_states
-        self._products = products
-        self._layers = HeadLayers(head.config, products, head.tensors)
-
-    def bound_to(self, cache: np.ndarray) -> BlockStep:
-        """See BindsBlocks."""
-        return lambda rows: self._scores(rows, cache)
-
-    def _scores(self, rows: BlockRows, cache: np.ndarray) -> HeadScores:
-        """See BlockStep."""
-        layers, known = self._layers, len(rows.found)
-        context = layers.normed(self._products("fc", rows.found), "context_norm")
-        at = rows.position + np.arange(known)
-        end, stream = rows.start + known, rows.embedded
-        positions = rows.position + known + np.arange(len(stream))
-        first = max(end - rows.num_seen, 0)
-        for layer in range(self._num_layers):
-            cache[layer, :, :, rows.start : end] = layers.keys_values(context, layer, at)
-            read = layers.normed(stream, f"layers.{layer}.input_norm")
-            made = layers.heads(read, layer, positions)
-            seen_keys, seen_values = cache[layer, :, :, first:end]
-            keys = np.concatenate([seen_keys, made.keys], axis=1)
-            values = np.concatenate([seen_values, made.values], axis=1)
-            mixed = attend(made._replace(keys=keys, values=values), None)  # each row sees all rows
-            stream = layers.leave(stream, mixed, layer)
-        scored = layers.normed(stream[rows.scored.start : rows.scored.stop], "norm")
-        found = head_scores(self._products("head", scored), self._told)
-        return replace(found, states=scored) if self._keeps_states else found
 
 
 class DFlashDrafter(HeadDrafter):
