@@ -83,7 +83,8 @@ class BlockQuantized:
     def dequantize(self) -> np.ndarray:
         """float32 [rows, columns]."""
         values = self.levels().reshape(*self.scales.shape, self.block_size)
-        floats: np.ndarray = (values - self.zeros[..., None].astype(np.float32)) * self.scales[..., None]
+        zeros = self.zeros[..., None].astype(np.float32)
+        floats: np.ndarray = (values - zeros) * self.scales[..., None]
         return floats.astype(np.float32).reshape(len(floats), -1)[:, : self.columns]
 
 
