@@ -49,51 +49,43 @@ class BlockQuantized:
     """A weight matrix [rows, columns] in blocks along the columns, the last one padded."""
 
     bits: int  # 4 or 8
-    block_size: int
     columns: int
     packed: np.ndarray  # uint8 [rows, blocks, block_size * bits / 8], low nibble first
     scales: np.ndarray  # float32 [rows, blocks]
-    zero_points: np.ndarray | None  # uint8 [rows, ceil(blocks * bits / 8)]
-
-    def dequantize(self) -> np.ndarray:
-        """float32 [rows, columns]."""
-        rows, blocks = self.scales.shape
-        values = self.levels().reshape(rows, blocks, self.block_size)
-        zeros: np.ndarray | float = 2.0 ** (self.bits - 1)
-        if self.zero_points is not None:
-            zeros = _unpack(self.zero_points, self.bits)[:, :blocks, None].astype(np.float32)
-        floats: np.ndarray = (values - zeros) * self.scales[..., None]
-        return floats.astype(np.float32).reshape(rows, -1)[:, : self.columns]
+    zeros: np.ndarray  # uint8 [rows, blocks]
 
     @classmethod
-    def of(
-        cls, levels: np.ndarray, scales: np.ndarray, zeros: np.ndarray, bits: int, columns: int
+    def symmetric(
+        cls, bits: int, columns: int, packed: np.ndarray, scales: np.ndarray
     ) -> BlockQuantized:
-        """levels: uint8 [rows, blocks, block_size]; scales, zeros: [rows, blocks]."""
-        has_zeros = not (zeros == 1 << (bits - 1)).all()
-        return cls(
-            bits=bits,
-            block_size=levels.shape[-1],
-            columns=columns,
-            packed=_pack(levels, bits),
-            scales=np.ascontiguousarray(scales),
-            zero_points=_pack(zeros, bits) if has_zeros else None,
-        )
+        return cls(bits, columns, packed, scales, np.full(scales.shape, 1 << (bits - 1), np.uint8))
 
-    def rows(self, rows: slice) -> BlockQuantized:
-        zeros = None if self.zero_points is None else self.zero_points[rows]
-        return replace(self, packed=self.packed[rows], scales=self.scales[rows], zero_points=zeros)
+    @property
+    def block_size(self) -> int:
+        return int(self.packed.shape[-1]) * 8 // self.bits
+
+    @property
+    def zero_points(self) -> np.ndarray | None:
+        """uint8 [rows, ceil(blocks * bits / 8)]; None where all are in the middle."""
+        return None if (self.zeros == 1 << (self.bits - 1)).all() else self.stated_zero_points()
 
     def stated_zero_points(self) -> np.ndarray:
-        """Returns zero points where there are none, too."""
-        if self.zero_points is not None:
-            return self.zero_points
-        middle = np.full(self.scales.shape, 1 << (self.bits - 1), np.uint8)
-        return _pack(middle, self.bits)
+        return _pack(self.zeros, self.bits)
+
+    def rows(self, rows: slice | np.ndarray) -> BlockQuantized:
+        packed, scales, zeros = self.packed[rows], self.scales[rows], self.zeros[rows]
+        return replace(self, packed=packed, scales=scales, zeros=zeros)
 
     def levels(self) -> np.ndarray:
         """The integers, uint8 [rows, blocks * block_size]."""
         return _unpack(self.packed, self.bits).reshape(len(self.packed), -1)
+
+    def dequantize(self) -> np.ndarray:
+        """float32 [rows, columns]."""
+        values = self.levels().reshape(*self.scales.shape, self.block_size)
+        zeros = self.zeros[..., None].astype(np.float32)
+        floats: np.ndarray = (values - zeros) * self.scales[..., None]
+        return floats.astype(np.float32).reshape(len(floats), -1)[:, : self.columns]
 
 
 def from_q4_0(stored: np.ndarray, columns: int) -> BlockQuantized:
@@ -107,7 +99,7 @@ def from_q4_0(stored: np.ndarray, columns: int) -> BlockQuantized:
     packed[..., :8] = (pairs & 15) | (pairs >> 4 & 0xF0)
     packed[..., 8:] = (pairs >> 4 & 15) | (pairs >> 8 & 0xF0)
     scales = blocks[..., 0].view("<f2").astype(np.float32)
-    return BlockQuantized(4, 32, columns, packed, scales, None)
+    return BlockQuantized.symmetric(4, columns, packed, scales)
 
 
 def from_q8_0(stored: np.ndarray, columns: int) -> BlockQuantized:
@@ -115,7 +107,7 @@ def from_q8_0(stored: np.ndarray, columns: int) -> BlockQuantized:
     blocks = stored.reshape(len(stored), -1, 34)
     values = blocks[..., 2:] ^ 0x80  # two's complement to an offset of 128
     scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0].astype(np.float32)
-    return BlockQuantized(8, 32, columns, values, scales, None)
+    return BlockQuantized.symmetric(8, columns, values, scales)
 
 
 def is_carried(stored: Sequence[StoredTensor], bits: int, block_size: int) -> bool:
@@ -148,7 +140,7 @@ def quantize_stored(
         weights = part.float32()
         if correction is not None:
             weights = weights @ correction
-        return quantize(weights, bits, block_size, symmetric, importance)
+        return _quantized(weights, bits, block_size, symmetric, importance)
 
     step = max(1, _SLICE_WEIGHTS // columns)
     parts = [
@@ -172,56 +164,41 @@ def quantize(
     Zero points are kept only where they lower the total error against symmetric blocks, and never
     where `symmetric` is asked for.
     """
+    stored = [StoredTensor.of(weights)]
+    return quantize_stored(stored, bits, block_size, importance, symmetric=symmetric)
+
+
+def _quantized(
+    weights: np.ndarray,
+    bits: int,
+    block_size: int,
+    symmetric: bool,
+    importance: np.ndarray | None,
+) -> BlockQuantized:
     rows, columns = weights.shape
     blocks = -(-columns // block_size)
     padding = ((0, 0), (0, blocks * block_size - columns))
     counts = np.ones(columns) if importance is None else importance / importance.mean()
     counts = np.pad(counts, padding[1]).astype(np.float32).reshape(blocks, block_size)
-    step = max(1, _SLICE_WEIGHTS // columns)
-    found = [
-        _best_blocks(np.pad(weights[start : start + step], padding), counts, bits, symmetric)
-        for start in range(0, rows, step)
-    ]
-    levels, scales, zeros = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return BlockQuantized.of(
-        levels.reshape(rows, blocks, block_size),
-        scales.reshape(rows, blocks),
-        zeros.reshape(rows, blocks),
-        bits,
-        columns,
-    )
+    padded = np.pad(weights, padding)
+    levels, scales, zeros = _best_blocks(padded, counts, bits, symmetric)
+    packed = _pack(levels.reshape(rows, blocks, block_size), bits)
+    scales, zeros = scales.reshape(rows, blocks), zeros.reshape(rows, blocks)
+    return BlockQuantized(bits, columns, packed, scales, zeros)
 
 
 def joined(parts: Sequence[BlockQuantized]) -> BlockQuantized:
     """Matrices of the same form above each other."""
-    first = parts[0]
-    middle = 1 << (first.bits - 1)
-    zeros: np.ndarray | None = None
-    if any(part.zero_points is not None for part in parts):
-        none = _pack(np.full(first.scales.shape[1:], middle, np.uint8), first.bits)
-        zeros = np.concatenate(
-            [
-                np.tile(none, (len(part.packed), 1))
-                if part.zero_points is None
-                else part.zero_points
-                for part in parts
-            ]
-        )
-    return replace(
-        first,
-        packed=np.concatenate([part.packed for part in parts]),
-        scales=np.concatenate([part.scales for part in parts]),
-        zero_points=zeros,
-    )
+    packed = np.concatenate([part.packed for part in parts])
+    scales = np.concatenate([part.scales for part in parts])
+    zeros = np.concatenate([part.zeros for part in parts])
+    return replace(parts[0], packed=packed, scales=scales, zeros=zeros)
 
 
 def in_turns(parts: Sequence[BlockQuantized]) -> BlockQuantized:
     """Matrices of the same form and size, the first row of each before the second ones."""
     whole = joined(parts)
-    order = np.arange(len(whole.packed)).reshape(len(parts), -1).T.ravel()
-    zeros = None if whole.zero_points is None else whole.zero_points[order]
-    packed, scales = whole.packed[order], whole.scales[order]
-    return replace(whole, packed=packed, scales=scales, zero_points=zeros)
+    return whole.rows(np.arange(len(whole.packed)).reshape(len(parts), -1).T.ravel())
 
 
 def _best_blocks(

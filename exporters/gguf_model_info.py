@@ -15,20 +15,18 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model_info import SpecialTokens
+from edge_spec.core.model_info import DEFAULT_TEMPLATE, SpecialTokens
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, ModelText, StoredCheckpoint
 from edge_spec.exporters.families import BY_ARCHITECTURE, BY_MODEL_TYPE
 from edge_spec.exporters.families.family import (
     MODEL_NAMES,
-    apart,
-    each_expert,
+    arranged,
     hf_name,
-    in_halves,
     model_config,
     read_gguf,
-    without_unread,
+    turned,
 )
 from edge_spec.exporters.families.stated import EXPERTS, GgufKeys
 from edge_spec.exporters.gguf_reader import (
@@ -48,7 +46,7 @@ from edge_spec.exporters.gguf_tokenizer import (
     tokenizer_digest,
     tokenizer_from_gguf,
 )
-from edge_spec.exporters.hf_source import default_of
+from edge_spec.exporters.hf_source import template_fields
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 # Fields of ModelConfig by llama.cpp's keys, which follow the architecture's name. Each layer may
@@ -126,13 +124,9 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     _require_weights(metadata, stored)
     stated = read_gguf(family, GgufKeys(metadata, architecture, stored))
     config = model_config(family, stated, stored)
-    tensors = apart(config, each_expert(config, without_unread(config, stored)))
+    tensors = arranged(config, stored)
     if family.is_permuted:
-        tensors |= {
-            name: in_halves(tensor, config.head_dim)
-            for name, tensor in tensors.items()
-            if ".q_proj." in name or ".k_proj." in name
-        }
+        tensors = {n: turned(n, each, config.head_dim, True) for n, each in tensors.items()}
     return StoredCheckpoint(file.path, config, tensors, **text_fields(file))
 
 
@@ -165,8 +159,7 @@ def _templates(metadata: Metadata) -> dict[str, Any]:
         if key.startswith(f"{_TEMPLATE}.")
     }
     default = metadata.get(_TEMPLATE, str)
-    default = default_of(named) if default is None else default
-    return {"chat_template": default, "named_templates": named}
+    return template_fields(named if default is None else {**named, DEFAULT_TEMPLATE: default})
 
 
 def _token_ids(metadata: Metadata, names: Iterable[str]) -> dict[str, int]:
@@ -239,9 +232,6 @@ def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{path} is a {reprlib.repr(architecture)} model", remedy=remedy)
 
 
-_MAX_COUNT = 1 << 31  # the library keeps counts in 32 bits
-
-
 @dataclass(frozen=True, eq=False)
 class GgufModelInfo(ModelText):
     """A GGUF file of a model that this version cannot convert."""
@@ -278,14 +268,6 @@ class SharedTables:
         return self.tensors[name].rows(rows).float32()
 
 
-_ASSERTED = {
-    "llada-moe": "expert_count",
-    "smallthinker": "expert_count",
-    "paddleocr": "rope.dimension_sections",
-}
-_BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are encoded
-
-
 def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     """Checks of the supported architectures everything that a conversion needs, of others, and of
     variants that cannot be converted, that the file is complete. Raises ModelFileError,
@@ -308,26 +290,14 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     mixes = metadata.get(f"{architecture}.expert_count", int)
     if family is not None and (EXPERTS in family.computes or not mixes):
         return checkpoint_of(file)
-    _check_architecture(metadata, architecture)
     if main_layers(metadata) is not None and is_only_mtp(file.tensors):
         raise UnsupportedModelError(
             f"{path} has the layer for multi-token prediction alone, not the model",
             remedy="Name it as the --draft of its model.",
         )
     tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
-    config = _dimensions(GgufKeys(metadata, architecture, tensors))
+    config = _dimensions(metadata, GgufKeys(metadata, architecture, tensors))
     return GgufModelInfo(path, config, tensors=tensors, **text_fields(file))
-
-
-def _check_architecture(metadata: Metadata, architecture: str) -> None:
-    """Raises ModelFileError for what the library asserts of these architectures."""
-    key = _ASSERTED.get(architecture)
-    layers = metadata.get("baichuan.block_count", int)
-    if key and not metadata.values.get(f"{architecture}.{key}"):
-        raise damaged(f"{metadata.path} lacks {architecture}.{key}")
-    if architecture == "baichuan" and layers not in _BAICHUAN_LAYERS:
-        told = f"has {layers} layers, expected one of {_BAICHUAN_LAYERS}"
-        raise damaged(f"{metadata.path} {told}")
 
 
 def _check_vectors(file: GgufFile) -> None:
@@ -341,11 +311,11 @@ def _check_vectors(file: GgufFile) -> None:
             )
 
 
-def _dimensions(keys: GgufKeys) -> ModelConfig:
-    """Return the dimensions that all architectures state; 0 where this one does not."""
-    metadata = keys.metadata
+def _dimensions(metadata: Metadata, keys: GgufKeys) -> ModelConfig:
+    """Return the dimensions that all architectures state, the largest where layers differ; 0 where
+    this one does not."""
     counts: dict[str, Any] = {
-        field: _largest(keys, key) for key, field in (_COUNTS | _EXPERTS).items()
+        field: max(keys.per_layer(key, 0), default=0) for key, field in (_COUNTS | _EXPERTS).items()
     }
     counts["num_layers"] = main_layers(metadata) or counts["num_layers"]
     counts["num_kv_heads"] = counts["num_kv_heads"] or counts["num_heads"]
@@ -354,7 +324,7 @@ def _dimensions(keys: GgufKeys) -> ModelConfig:
     context_length = int(keys.require("context_length", int))
     if not 1 <= context_length <= MAX_CONTEXT_TOKENS:
         raise damaged(
-            f"{metadata.path}: its context is {context_length} tokens, expected 1 to "
+            f"{keys.path}: its context is {context_length} tokens, expected 1 to "
             f"{MAX_CONTEXT_TOKENS}"
         )
     epsilons = (
@@ -369,14 +339,3 @@ def _dimensions(keys: GgufKeys) -> ModelConfig:
         rope_theta=keys.get("rope.freq_base", float) or 10000.0,
         tied_embeddings="lm_head.weight" not in keys.tensors,
     )
-
-
-def _largest(keys: GgufKeys, key: str) -> int:
-    """Return a count, or the largest where each layer has one of its own; 0 where there is none."""
-    value: Any = keys.metadata.values.get(f"{keys.architecture}.{key}", 0)
-    if isinstance(value, np.ndarray) and value.size:
-        value = int(value.max())
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
-        architecture = reprlib.repr(keys.architecture)
-        raise damaged(f"{keys.metadata.path}: {architecture}.{key} is no count")
-    return value

@@ -24,16 +24,6 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 from edge_spec.models.bundle import regular_size
 
-
-def unread_type(path: Path, tensor: str, number: int) -> ModelFileError:
-    """Returns the error for a tensor of a type that gguf does not name."""
-    return ModelFileError(
-        f"{path}: tensor {tensor} has the unknown type {number}: the file is of a newer version of "
-        "llama.cpp or of another program, such as ik_llama.cpp or bitnet.cpp, or is damaged",
-        remedy="Update edge-spec, or download another quantization of the model, such as Q4_K_M.",
-    )
-
-
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 # Of a header, which takes several times its size in memory. Large vocabularies have 260,000 tokens
@@ -272,17 +262,26 @@ class _Header:
         try:
             return name, shape, GGMLQuantizationType(kind), offset
         except ValueError:
-            raise unread_type(self.path, reprlib.repr(name), kind) from None
+            raise ModelFileError(
+                f"{self.path}: tensor {reprlib.repr(name)} has the unknown type {kind}: the file "
+                "is of a newer version of llama.cpp or of another program, such as ik_llama.cpp "
+                "or bitnet.cpp, or is damaged",
+                remedy="Update edge-spec, or download another quantization, such as Q4_K_M.",
+            ) from None
 
 
 class Metadata:
     """Typed look-ups that name the file when a value is missing or of another type."""
 
-    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+    def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+        """prefix: of all keys that are asked for."""
         self.values = values
         self.path = path
+        self._prefix = prefix
 
     def get(self, key: str, kind: type) -> Any:
+        """Returns the value; None where none is stated. Raises ModelFileError for another type."""
+        key = self._prefix + key
         value = self.values.get(key)
         if kind is float and isinstance(value, int):
             value = float(value)
@@ -296,7 +295,7 @@ class Metadata:
     def require(self, key: str, kind: type) -> Any:
         value = self.get(key, kind)
         if value is None:
-            raise damaged(f"{self.path} lacks {_cut(key)}")
+            raise damaged(f"{self.path} lacks {_cut(self._prefix + key)}")
         return value
 
 

@@ -15,19 +15,12 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.families import BY_MODEL_TYPE
 from edge_spec.exporters.families.family import (
     Family,
-    apart,
+    arranged,
     model_config,
     named_as_ours,
-    without_unread,
 )
 from edge_spec.exporters.families.stated import StatedConfig, lacked_feature
-from edge_spec.exporters.stored_tensor import (
-    NO_KINDS,
-    Kinds,
-    StoredTensor,
-    damaged,
-    read_safetensors,
-)
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged, read_safetensors
 from edge_spec.models.bundle import is_below, regular_size
 
 MAX_TEXT_BYTES = 100_000_000  # of a file; a vocabulary of 260,000 tokens takes a third
@@ -97,18 +90,17 @@ def _template_fields(files: Files) -> dict[str, Any]:
     for stated in (files[OLD_FILE], files[TOKENIZER_CONFIG]):
         if DEFAULT_TEMPLATE not in templates:
             templates = named_templates(stated.get("chat_template")) | templates
-    return {
-        "chat_template": default_of(templates),
-        "named_templates": {n: each for n, each in templates.items() if n != DEFAULT_TEMPLATE},
-        "special_tokens": _special_tokens(files),
-    }
+    return {**template_fields(templates), "special_tokens": _special_tokens(files)}
 
 
-def default_of(templates: Mapping[str, str]) -> str | None:
-    """Returns the template of conversations without tools: where none is named so, the first that
-    is not for tools."""
+def template_fields(templates: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the template of conversations without tools, and others. Where none is named so, it
+    is the first that is not for tools."""
     names = sorted(templates, key=lambda name: (name != DEFAULT_TEMPLATE, name == TOOL_TEMPLATE))
-    return templates[names[0]] if names else None
+    return {
+        "chat_template": templates[names[0]] if names else None,
+        "named_templates": {n: each for n, each in templates.items() if n != DEFAULT_TEMPLATE},
+    }
 
 
 def named_templates(stated: Any) -> dict[str, str]:
@@ -182,8 +174,12 @@ def _stated_ends(files: Files, values: Mapping[str, Any]) -> dict[int, str]:
             if is_first or id in found or _is_special(files, id):
                 found.setdefault(id, []).append(file)
     for file in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
-        name = _named(files.path / file, files[file])
-        named = None if name is None else _token_id(files, name)
+        token = files[file].get("eos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str | None):
+            told = f"eos_token is {reprlib.repr(token)}, expected a token's text"
+            raise damaged(f"{files.path / file}: {told}")
+        named = None if text is None else _token_id(files, text)
         if named is not None:
             found.setdefault(named, []).append(file)
     return {id: ", ".join(dict.fromkeys(stating)) for id, stating in found.items()}
@@ -196,15 +192,6 @@ def _token_ids(file: Path, name: str, value: Any) -> list[int]:
     if not all(type(token) is int for token in ids):
         raise damaged(f"{file}: {name} is {reprlib.repr(value)}, expected a token's number")
     return [token for token in ids if token >= 0]
-
-
-def _named(file: Path, stated: Mapping[str, Any]) -> str | None:
-    """Returns the text of the token that a file of the tokenizer calls its end."""
-    token = stated.get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(text, str | None):
-        raise damaged(f"{file}: eos_token is {reprlib.repr(token)}, expected a token's text")
-    return text
 
 
 def _token_id(files: Files, text: str) -> int | None:
@@ -261,8 +248,7 @@ def open_directory(path: Path) -> StoredCheckpoint:
     config = model_config(family, stated, stored)
     if family.of_tensors is not None:
         stored = family.of_tensors(config, stored)
-    stored = without_unread(config, stored)
-    tensors = apart(config, stored)
+    tensors = arranged(config, stored)
     if config.tied_embeddings:
         tensors.pop("lm_head.weight", None)
     return StoredCheckpoint(path=path, config=config, tensors=tensors, **text_fields(files, values))
@@ -286,14 +272,12 @@ def text_fields(files: Files, values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_weights(
-    path: Path, names: str = SINGLE, further: Kinds = NO_KINDS
-) -> dict[str, StoredTensor]:
-    """All tensors of a directory. names: as `weight_files` takes them. further: kinds beside those
-    of weights. Raises as `weight_files` and `read_safetensors` do."""
+def read_weights(path: Path, names: str = SINGLE) -> dict[str, StoredTensor]:
+    """All tensors of a directory. names: as `weight_files` takes them. Raises as that and
+    `read_safetensors` do."""
     tensors: dict[str, StoredTensor] = {}
     for file in weight_files(path, names):
-        tensors |= read_safetensors(file, further)
+        tensors |= read_safetensors(file)
     return tensors
 
 

@@ -42,7 +42,6 @@ from edge_spec.exporters.requests import (
     describe,
     report_bundle,
     require_replaceable,
-    require_unchanged,
 )
 from edge_spec.exporters.stored_tensor import damaged
 from edge_spec.models.bundle import Bundle
@@ -55,6 +54,7 @@ _TASK = "text-generation-with-past"
 # Keys and values beyond a sliding window are tried where the window is this long or shorter, with
 # so many tokens more.
 _TRIED_WINDOW_TOKENS, _BEYOND_WINDOW_TOKENS = 1024, 64
+_ORIGINAL = "original_max_position_embeddings"
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
 _WINDOWS = ("sliding_window", "window_size", "attention_window")
 # Whose frequencies change with the length of the text: a traced graph has those of a short one.
@@ -143,34 +143,25 @@ def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
     """The context in tokens, the tokens to score, and what had to be limited.
 
     The tokens reach beyond a sliding window; where that would be too many, the context ends with
-    the window, within which every model attends to all of its past.
+    the window, within which every model attends to all of its past. So it does where rotations
+    would change.
     """
-    lengths = [getattr(config, name, None) for name in _LENGTHS]
-    context = next((length for length in lengths if length), UNSTATED_CONTEXT_TOKENS)
-    notes = []
-    unchanged = _unchanged_tokens(config)
-    if unchanged is not None and unchanged < context:
-        notes.append(f"The context is limited to {unchanged} tokens: beyond, rotations change.")
-        context = unchanged
-    windows = [getattr(config, name, None) for name in _WINDOWS]
-    window = min((w for w in windows if isinstance(w, int) and 0 < w < context), default=None)
-    if window is not None and window > _TRIED_WINDOW_TOKENS:
-        notes.append(f"The context is limited to the sliding window of {window} tokens.")
-        context = window
-    elif window is not None:
-        wanted = max(window + _BEYOND_WINDOW_TOKENS, len(text))
-        text = (text * (wanted // len(text) + 1))[:wanted]
-    return context, text[:context], notes
-
-
-def _unchanged_tokens(config: Any) -> int | None:
-    """Up to which length the rotary embedding is that of a short text."""
+    lengths = (getattr(config, name, None) for name in _LENGTHS)
+    context: int = next((length for length in lengths if length), UNSTATED_CONTEXT_TOKENS)
+    stated = [getattr(config, name, None) for name in _WINDOWS]
+    windows = [each for each in stated if isinstance(each, int) and 0 < each < context]
+    ends: list[int] = [each for each in windows if each > _TRIED_WINDOW_TOKENS]
     scaling = getattr(config, "rope_scaling", None) or {}
-    if scaling.get("rope_type", scaling.get("type")) not in _CHANGING_ROPES:
-        return None
-    name = "original_max_position_embeddings"
-    found: int | None = scaling.get(name) or getattr(config, name, None)
-    return found
+    if scaling.get("rope_type", scaling.get("type")) in _CHANGING_ROPES:
+        ends.append(scaling.get(_ORIGINAL) or getattr(config, _ORIGINAL, None) or context)
+    notes = []
+    if min(ends, default=context) < context:
+        context = min(ends)
+        notes = [f"The context is limited to {context} tokens: beyond, attention changes."]
+    tried = [each + _BEYOND_WINDOW_TOKENS for each in windows if each not in ends]
+    wanted = max([len(text), *tried])
+    text = (text * (wanted // len(text) + 1))[:wanted]
+    return context, text[:context], notes
 
 
 def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[str, Any]:
@@ -266,8 +257,7 @@ class OptimumExporter:
         def on_chunk(done: float) -> None:
             progress("Comparing with transformers", done)
 
-        unchanged = require_unchanged(source.path)
-        with scratch_beside(out) as scratch, atomic_directory(out) as work, unchanged:
+        with scratch_beside(out) as scratch, atomic_directory(out) as work:
             written = _write_graph(source, scratch, work, quantization.bits, block_size, progress)
 
             def compared(bundle: Bundle) -> Parity:

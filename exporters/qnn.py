@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, external_data_helper
+from onnx import external_data_helper
 
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.isolated import IsolatedError, isolated, tell
@@ -56,7 +56,6 @@ from edge_spec.exporters.requests import (
 )
 from edge_spec.models.bundle import (
     TOKENIZER,
-    Bundle,
     CompiledFor,
     list_files,
     open_bundle,
@@ -102,7 +101,7 @@ class HtpIntegers(StaticIntegers):
         rows, columns = levels.shape
         packed = (levels.view(np.uint8) ^ 0x80).reshape(rows, -1, BLOCK_SIZE)
         of_blocks = np.repeat(scales[:, None], columns // BLOCK_SIZE, axis=1)
-        return BlockQuantized(8, BLOCK_SIZE, columns, packed, of_blocks, None)
+        return BlockQuantized.symmetric(8, columns, packed, of_blocks)
 
 
 HTP = StaticForm(HtpIntegers, fuses_norms=True)
@@ -138,7 +137,9 @@ class QnnExporter:
             scratch.mkdir()
             StaticOnnxExporter(HTP).export(checkpoint, scratch / "static", asked, progress)
             static = open_bundle(scratch / "static", hashed=False)
-            binary = _compile(static, work, soc, progress)
+            _require_mapped(static.file(DATA_FILE).stat().st_size)
+            graphs = {path.stem: path for path in sorted(static.path.glob("*.onnx"))}
+            binary = compile_graphs(graphs, work, soc, progress)
             shutil.copyfile(static.file(TOKENIZER), work / TOKENIZER)
             shutil.rmtree(scratch)
             described = static.manifest.model_dump(exclude=_MADE_ANEW)
@@ -149,19 +150,14 @@ class QnnExporter:
         return report_bundle(out, (note,))
 
 
-def _compile(static: Bundle, work: Path, soc: str, progress: Progress) -> CompiledFor:
-    """Raises UnsupportedModelError, before anything is compiled, and ExportError."""
-    weights = static.file(DATA_FILE).stat().st_size
-    if weights > MAX_MAPPED_BYTES:
+def _require_mapped(num_bytes: int) -> None:
+    """Raises UnsupportedModelError for weights that an NPU cannot map."""
+    if num_bytes > MAX_MAPPED_BYTES:
         raise UnsupportedModelError(
-            f"its weights are {weights / 1e9:.1f} GB, and an NPU of Qualcomm's maps about "
+            f"its weights are {num_bytes / 1e9:.1f} GB, and an NPU of Qualcomm's maps about "
             f"{MAX_MAPPED_BYTES / 1e9:.1f} GB",
             remedy="Use fewer bits (--quant int4), or a smaller model.",
         )
-    graphs = {path.stem: path for path in sorted(static.path.glob("*.onnx"))}
-    binary = compile_graphs(graphs, work, soc, progress)
-    _share_outside(work / path.name for path in graphs.values())
-    return binary
 
 
 class Soc(NamedTuple):
@@ -328,6 +324,7 @@ def compile_graphs(
         raise ExportError(
             "QNN's compiler ended without a binary", remedy="Export without --compile."
         )
+    _share_outside(written)
     return CompiledFor(soc=soc, htp_arch=chip.htp_arch, shares_weights=True, **found)
 
 
@@ -341,16 +338,14 @@ def _share_outside(graphs: Iterable[Path]) -> None:
     stored: dict[bytes, tuple[int, int]] = {}
     for path in graphs:
         model = onnx.load(path, load_external_data=False)
+        data = path.parent / _OUTSIDE_FILE
         for tensor in model.graph.initializer:
-            if len(tensor.raw_data) >= _LEAST_BYTES:
-                _move(tensor, path.parent / _OUTSIDE_FILE, stored)
+            content = tensor.raw_data
+            if len(content) < _LEAST_BYTES:
+                continue
+            if content not in stored:
+                with data.open("ab") as file:
+                    stored[content] = file.tell(), file.write(content)
+            external_data_helper.set_external_data(tensor, data.name, *stored[content])
+            tensor.ClearField("raw_data")
         path.write_bytes(model.SerializeToString())
-
-
-def _move(tensor: TensorProto, data: Path, stored: dict[bytes, tuple[int, int]]) -> None:
-    if tensor.raw_data not in stored:
-        with data.open("ab") as file:
-            stored[tensor.raw_data] = file.tell(), file.write(tensor.raw_data)
-    offset, length = stored[tensor.raw_data]
-    external_data_helper.set_external_data(tensor, data.name, offset, length)
-    tensor.ClearField("raw_data")

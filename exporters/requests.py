@@ -1,10 +1,9 @@
-"""What all exporters do: they check what is asked for before anything is written, name another
-runtime for what they cannot compute, and write what a bundle says of itself.
+"""What all exporters do: they check what is asked for before anything is written, and write
+what a bundle says of itself.
 
 `export` raises UsageError for unknown options and where `out` must not be replaced,
-UnsupportedModelError for a model that cannot be written, ModelFileError for a file that changes
-while it is read, ExportError beyond the quantization's bound; then, or when interrupted, `out` is
-left as it was.
+UnsupportedModelError for a model that cannot be written, ExportError beyond the quantization's
+bound; then, or when interrupted, `out` is left as it was.
 
 Some write graphs whose shapes are fixed, as NPUs and Core ML want them, in one layout. A program
 has one function for each number of rows, all of the same weights.
@@ -27,15 +26,14 @@ text, and an accepted path of a tree can stay where it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError, readable
+from edge_spec.errors import UnsupportedModelError, UsageError, readable
 from edge_spec.exporters.checkpoint import ModelText, StoredCheckpoint
 from edge_spec.exporters.parity import Compare
 from edge_spec.models.bundle import (
@@ -84,16 +82,6 @@ def is_composed(config: ModelConfig) -> bool:
     return config.activation != "silu" or experts.expert_scales
 
 
-def uncomposed(config: ModelConfig) -> str | None:
-    """Returns in words what such experts have that these nodes do not compute."""
-    experts = config.experts
-    if experts is None or not is_composed(config):
-        return None
-    if experts.sigmoid or experts.choice_bias:
-        return "are weighed by sigmoids"
-    return "have biases" if experts.biases else None
-
-
 def architecture_problem(config: ModelConfig) -> str | None:
     """Return what llama.cpp ignores, or refuses: what an architecture does not usually have."""
     architecture, scaling = gguf_architecture(config), config.rope_scaling
@@ -111,22 +99,7 @@ def architecture_problem(config: ModelConfig) -> str | None:
     return next((problem for problem, found in problems.items() if found), None)
 
 
-def other_runtime(checkpoint: StoredCheckpoint, refusing: str) -> str:
-    """Return the fastest of the other runtimes that runs the model as it is stored."""
-    config = checkpoint.config
-    if refusing != "ort" and head_problem(config) is None and uncomposed(config) is None:
-        return "ort"
-    converts = not config.features() and architecture_problem(config) is None
-    is_gguf = checkpoint.path.is_file()  # which llama.cpp reads as it is
-    if refusing != "llamacpp" and config.encoder is None and (is_gguf or converts):
-        return "llamacpp"
-    return "reference"
-
-
-def other_export(checkpoint: StoredCheckpoint, refusing: str) -> str:
-    """Return what to do with a model that an export cannot write."""
-    other = other_runtime(checkpoint, refusing)
-    return "Export it with --format onnx." if other == "ort" else f"Run it with --runtime {other}."
+OTHER_FORMAT = "Export it with --format onnx, or run it without --runtime."
 
 
 BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
@@ -177,36 +150,18 @@ def require_replaceable(out: Path) -> None:
         )
 
 
-def require_plain(checkpoint: StoredCheckpoint, writer: str, remedy: str) -> None:
+def require_plain(checkpoint: StoredCheckpoint, writer: str) -> None:
     """Raises UnsupportedModelError for what Llama does not have, which not every writer writes."""
     features = checkpoint.config.features()
     if features:
         named = ", ".join(name.replace("_", " ") for name in features)
         raise UnsupportedModelError(
-            f"{checkpoint.path}: the {writer} exporter does not write its {named}", remedy=remedy
+            f"{checkpoint.path}: the {writer} exporter does not write its {named}",
+            remedy=OTHER_FORMAT,
         )
 
 
-@contextmanager
-def require_unchanged(path: Path) -> Iterator[None]:
-    """Raises ModelFileError where a model's file, or one in its directory, changes meanwhile."""
-    before = _stats(path)
-    yield
-    if _stats(path) != before:
-        raise ModelFileError(
-            f"{path} changed while it was read", remedy="Export it again once it is complete."
-        )
-
-
-def _stats(path: Path) -> list[tuple[str | int, ...]]:
-    """Returns what changes with each file: not its content alone, but nothing that changes where
-    nobody touches the file."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [(file.name, file.stat()) for file in files if file.is_file()]
-    return [
-        (name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-        for name, stat in stats
-    ]
+_TEXT = ("chat_template", "named_templates", "special_tokens", "eos_ids", "bos_id", "adds_bos")
 
 
 def describe(
@@ -227,13 +182,8 @@ def describe(
     described: dict[str, Any] = {
         "format": format,
         "name": readable(path.stem if path.is_file() else path.name),
-        "chat_template": source.chat_template,
-        "eos_ids": source.eos_ids,
-        "bos_id": source.bos_id,
-        "adds_bos": source.adds_bos,
+        **{name: getattr(source, name) for name in _TEXT},
         "sampling": source.sampling.stated,
-        "named_templates": source.named_templates,
-        "special_tokens": source.special_tokens,
         "source_sha256": sha256_file(path) if path.is_file() else None,
         "architecture": config.to_dict(),
         "quantization": quantization,

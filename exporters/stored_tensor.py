@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +36,7 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A weight still in its file; `row_order` rearranges the stored rows into Hugging Face's, and
+    """A weight still in its file; `row_order` picks the stored rows in Hugging Face's order, and
     `read_rows` makes them of a file that has no rows: it returns uint8 [rows, row_bytes]."""
 
     shape: tuple[int, ...]
@@ -46,24 +45,34 @@ class StoredTensor:
     row_order: np.ndarray | None = None
     read_rows: Callable[[slice | np.ndarray], np.ndarray] | None = None
 
+    @classmethod
+    def of(cls, values: np.ndarray) -> StoredTensor:
+        """Returns one of values that are in no file, as float32."""
+        stored = np.ascontiguousarray(values, np.float32).view(np.uint8)
+        return cls(values.shape, GGMLQuantizationType.F32, stored)
+
     def stored_rows(self) -> np.ndarray:
         """uint8 [..., row_bytes] in Hugging Face's row order."""
         if self.read_rows is not None:
-            return self.read_rows(slice(None))
-        if self.row_order is None:
-            return self.data
-        rows = self.data.reshape(self.shape[0], -1)  # a bias has one item a row
-        ordered: np.ndarray = rows[self.row_order]
-        return ordered
+            return self.read_rows(slice(None) if self.row_order is None else self.row_order)
+        stored: np.ndarray = self.data if self.row_order is None else self._by_row()[self.row_order]
+        return stored
 
     def rows(self, rows: slice | np.ndarray) -> StoredTensor:
-        """Returns some rows of a matrix, by their indices; a slice of stored rows is a view."""
+        """Returns some rows, by their indices; a slice of stored rows is a view."""
         if self.read_rows is not None:
-            data = self.read_rows(rows)
-            return StoredTensor((len(data), *self.shape[1:]), self.kind, data)
-        stored = rows if self.row_order is None else self.row_order[rows]
-        data = self.data[stored]
+            order = np.arange(self.shape[0])[rows]
+            return replace(self.in_order(order), shape=(len(order), *self.shape[1:]))
+        data = self._by_row()[rows if self.row_order is None else self.row_order[rows]]
         return replace(self, shape=(len(data), *self.shape[1:]), data=data, row_order=None)
+
+    def in_order(self, rows: np.ndarray) -> StoredTensor:
+        """Returns the tensor with its rows in this order, which is kept until they are read."""
+        return replace(self, row_order=rows if self.row_order is None else self.row_order[rows])
+
+    def _by_row(self) -> np.ndarray:
+        """`data`, of a vector with one item a row."""
+        return self.data if len(self.shape) > 1 else self.data.reshape(self.shape[0], -1)
 
     def float32(self) -> np.ndarray:
         """The values, in `shape`. Raises UnsupportedModelError for a type gguf cannot read."""
@@ -77,14 +86,6 @@ class StoredTensor:
 
         on_all_cores(fill, [slice(i, i + step) for i in range(0, self.shape[0], step)])
         return values
-
-    @property
-    def file_map(self) -> mmap.mmap | None:
-        """Returns the file that `data` is a view of; None for values that were made."""
-        base: Any = self.data
-        while isinstance(base, np.ndarray | memoryview):
-            base = base.base if isinstance(base, np.ndarray) else base.obj
-        return base if isinstance(base, mmap.mmap) else None
 
     def _float32(self) -> np.ndarray:
         try:
@@ -109,20 +110,19 @@ def on_all_cores(work: Callable[[_Part], _Made], parts: Sequence[_Part]) -> list
 MAX_HEADER_BYTES = 32_000_000
 MAX_DIMS = 8  # models have 2, images' filters 5
 _SHOWN = 200  # characters of a name in a message
-_KINDS = {
+KINDS = {  # with the bytes of an item
     "F32": (GGMLQuantizationType.F32, 4),
     "F16": (GGMLQuantizationType.F16, 2),
     "BF16": (GGMLQuantizationType.BF16, 2),
     "U8": (GGMLQuantizationType.I8, 1),  # of what a family packs in its own way
+    # Of trained heads.
+    "I64": (GGMLQuantizationType.I64, 8),
+    "BOOL": (GGMLQuantizationType.I8, 1),
 }
-INTEGERS = {"I64": (GGMLQuantizationType.I64, 8), "BOOL": (GGMLQuantizationType.I8, 1)}
-Kinds = Mapping[str, tuple[GGMLQuantizationType, int]]  # with the bytes of an item
-NO_KINDS: Kinds = {}
 
 
-def read_safetensors(path: Path, further: Kinds = NO_KINDS) -> dict[str, StoredTensor]:
-    """All tensors of one file, still on disk. further: kinds beside those of weights. Raises
-    ModelFileError for a damaged file."""
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """All tensors of one file, still on disk. Raises ModelFileError for a damaged file."""
     try:
         regular_size(path)  # to open a pipe would wait
         mapped = np.memmap(path, np.uint8, "r")
@@ -141,7 +141,7 @@ def read_safetensors(path: Path, further: Kinds = NO_KINDS) -> dict[str, StoredT
         raise _damaged(path, "the header is not a JSON object")
     body = mapped[8 + header_bytes :]
     tensors = {
-        name: _tensor(path, name, entry, body, {**_KINDS, **further})
+        name: _tensor(path, name, entry, body)
         for name, entry in header.items()
         if name != "__metadata__"
     }
@@ -151,7 +151,7 @@ def read_safetensors(path: Path, further: Kinds = NO_KINDS) -> dict[str, StoredT
     return tensors
 
 
-def _tensor(path: Path, name: str, entry: Any, body: np.ndarray, kinds: Kinds) -> StoredTensor:
+def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor:
     try:
         dtype = str(entry["dtype"])
         num_dims = len(entry["shape"])
@@ -159,12 +159,12 @@ def _tensor(path: Path, name: str, entry: Any, body: np.ndarray, kinds: Kinds) -
         begin, end = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, OverflowError, TypeError, ValueError):
         raise _damaged(path, f"no type, shape and offsets for tensor {name[:_SHOWN]}") from None
-    if dtype not in kinds:
+    if dtype not in KINDS:
         raise UnsupportedModelError(
             f"tensor {name[:_SHOWN]} in {path} has the type {dtype[:_SHOWN]}",
-            remedy=f"Save the model in one of {', '.join(_KINDS)}.",
+            remedy=f"Save the model in one of {', '.join(KINDS)}.",
         )
-    kind, item_bytes = kinds[dtype]
+    kind, item_bytes = KINDS[dtype]
     # The dimensions first: to multiply numbers of thousands of digits takes its time.
     fits = (
         1 <= num_dims <= MAX_DIMS

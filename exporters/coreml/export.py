@@ -30,12 +30,10 @@ from edge_spec.exporters.requests import (
     chosen_context,
     chosen_quantization,
     describe,
-    other_runtime,
     report_bundle,
     require_block_size,
     require_plain,
     require_replaceable,
-    require_unchanged,
     require_whole_blocks,
 )
 from edge_spec.models.devices import devices_of
@@ -80,8 +78,7 @@ class CoreMlExporter:
     format = "coreml"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        other = other_runtime(checkpoint, "coreml")
-        require_plain(checkpoint, "Core ML", f"Use --runtime {other}.")
+        require_plain(checkpoint, "Core ML")
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
@@ -93,7 +90,7 @@ class CoreMlExporter:
         shape = _shape(checkpoint, compute, options.context_length)
         config = replace(checkpoint.config, context_length=shape.context_length)
         quantization = QUANTIZATIONS[compute][name]
-        with atomic_directory(out) as work, require_unchanged(checkpoint.path):
+        with atomic_directory(out) as work:
             weighs = name != "fp16"
             importance = input_importance(checkpoint, progress) if weighs else {}
             weights = CoreMlWeights(

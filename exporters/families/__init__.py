@@ -10,7 +10,6 @@ _FAMILIES = (
     gemma.GEMMA4,
     decoders.GPT_OSS,
     decoders.LFM2,
-    decoders.LFM2_MOE,
     encoders.T5,
     *encoders.FAMILIES,
 )

@@ -8,7 +8,7 @@ The functions that read what only some of them state stand before the rows of `F
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import SWISH_SLOPE, Experts, LayerKind
-from edge_spec.core.rope import Rope
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import PICTURES, TEXT_RULES, Family, Fields
 from edge_spec.exporters.families.stated import (
@@ -103,23 +102,19 @@ def _phi(stated: StatedConfig) -> Fields:
 
 
 def _olmo(stated: StatedConfig) -> Fields:
-    full = stated.rope(FULL)
-    fields = _normed_after(stated, full, stated.rope(SLIDING, scaled=False))
-    stretched = {"rope_theta": full.theta, "rope_scaling": full.scaling}
-    return {**fields, **stretched, "qk_norm_whole": True}
+    full, local = stated.rope(FULL), stated.rope(SLIDING, scaled=False)
+    return {
+        **stated.alternating(_PERIOD, local, full),
+        "norm_places": "after",
+        "rope_theta": full.theta,
+        "rope_scaling": full.scaling,
+        "qk_norm_whole": True,
+    }
 
 
 def _exaone4(stated: StatedConfig) -> Fields:
     """Leaves out positions in all layers that do not slide, where some do."""
-    return _normed_after(stated, None, stated.rope())
-
-
-def _normed_after(stated: StatedConfig, full: Rope | None, local: Rope) -> Fields:
-    window = stated.values.get("sliding_window")
-    if not window:
-        return {"norm_places": "after"}
-    kinds = {SLIDING: LayerKind(local, int(window)), FULL: LayerKind(full)}
-    return {"norm_places": "after", **of_types(kinds, stated.layer_types(_PERIOD))}
+    return {"norm_places": "after", **stated.alternating(_PERIOD, stated.rope(), None)}
 
 
 def _hunyuan(stated: StatedConfig) -> Fields:
@@ -229,7 +224,7 @@ FAMILIES = (
 
 
 _BLOCK, _BLOCK_BYTES = 32, 16  # weights that share a scale, and what they take without it
-_BLOCKS, _SCALES = "_blocks", "_scales"
+_BLOCKS, _SCALES, _BIAS = "_blocks", "_scales", "_bias"
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _LIMIT = 7.0  # of gate and up, which GGUF does not state
 _Rows = slice | np.ndarray
@@ -239,11 +234,10 @@ def _gpt_oss(stated: StatedConfig) -> Fields:
     values, rope = stated.values, stated.rope()
     if float(values["swiglu_alpha"]) != SWISH_SLOPE:
         raise stated.refuse(f"a slope of {values['swiglu_alpha']} in its experts")
-    kinds = {SLIDING: LayerKind(rope, int(values["sliding_window"])), FULL: LayerKind(rope)}
     return {
         **stated.mixture(Experts(biases=True, clamp=float(values["swiglu_limit"]))),
         "attention_sinks": True,
-        **of_types(kinds, stated.layer_types(2)),
+        **stated.alternating(2, rope, rope),
     }
 
 
@@ -253,70 +247,55 @@ def _of_experts(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict
     found = {}
     for name, tensor in stored.items():
         prefix, is_expert, part = name.partition(".mlp.experts.")
-        whole = part.removesuffix(_BLOCKS).removesuffix("_bias")
-        if not is_expert or whole not in _PARTS:
+        whole = part.removesuffix(_BLOCKS).removesuffix(_BIAS)
+        parts = _PARTS.get(whole, ()) if is_expert else ()
+        scales = stored.get(f"{prefix}{is_expert}{whole}{_SCALES}")
+        if not parts:
             if not part.endswith(_SCALES):  # those are read with their blocks
                 found[name] = tensor
             continue
-        _require_experts(name, tensor, config)
-        scales = stored.get(f"{prefix}{is_expert}{whole}{_SCALES}")
+        _require_experts(name, tensor, scales, config)
+        ending = "bias" if part.endswith(_BIAS) else "weight"
         for expert in range(config.num_experts):
-            for own, read in _parts_of(name, tensor, scales, whole, expert):
-                found[f"{prefix}{is_expert}{expert}.{own}"] = read
+            own = _of_expert(part, tensor, scales, expert)
+            for turn, of_part in enumerate(parts):
+                rows = own.rows(slice(turn, None, len(parts)))
+                found[f"{prefix}{is_expert}{expert}.{of_part}.{ending}"] = rows
     return found
 
 
-def _parts_of(
-    name: str, tensor: StoredTensor, scales: StoredTensor | None, whole: str, expert: int
-) -> Iterator[tuple[str, StoredTensor]]:
-    """The name and the tensor of what one expert has of a whole."""
-    parts, data = _PARTS[whole], tensor.data[expert]
-    for turn, part in enumerate(parts):
-        every = slice(turn, None, len(parts))
-        if name.endswith("_bias"):
-            items = data.reshape(tensor.shape[1], -1)[every]
-            shape = (len(items),)
-            yield (
-                f"{part}.bias",
-                StoredTensor(shape, tensor.kind, np.ascontiguousarray(items).ravel()),
-            )
-        elif name.endswith(_BLOCKS):
-            own = None if scales is None else scales.data[expert][every]
-            yield f"{part}.weight", _in_blocks(name, data[every], own)
-        else:
-            columns, rows = tensor.shape[1:]
-            items = data.reshape(columns, rows, -1)[:, every]
-            yield f"{part}.weight", _made((items.shape[1], columns), tensor.kind, items, _turned)
+def _of_expert(
+    part: str, tensor: StoredTensor, scales: StoredTensor | None, expert: int
+) -> StoredTensor:
+    """Returns what one expert has of a tensor of all."""
+    data = tensor.data[expert]
+    if part.endswith(_BIAS):
+        return StoredTensor(tensor.shape[1:], tensor.kind, data)
+    if part.endswith(_BLOCKS) and scales is not None:
+        shape = (len(data), data.shape[1] * _BLOCK)
+        read = partial(_as_ggml, scales.data[expert], data)
+        return StoredTensor(shape, GGMLQuantizationType.MXFP4, data, read_rows=read)
+    columns, rows = tensor.shape[1:]
+    items = data.reshape(columns, rows, -1)
+    return StoredTensor((rows, columns), tensor.kind, items, read_rows=partial(_turned, items))
 
 
-def _require_experts(name: str, tensor: StoredTensor, config: ModelConfig) -> None:
-    sizes = 2 if name.endswith("_bias") else 4 if name.endswith(_BLOCKS) else 3
+def _require_experts(
+    name: str, tensor: StoredTensor, scales: StoredTensor | None, config: ModelConfig
+) -> None:
+    sizes = 2 if name.endswith(_BIAS) else 4 if name.endswith(_BLOCKS) else 3
     if len(tensor.shape) != sizes or tensor.shape[0] != config.num_experts:
         raise damaged(
             f"tensor {name} has the shape {list(tensor.shape)}, expected {config.num_experts} "
             "experts"
         )
-
-
-def _in_blocks(name: str, blocks: np.ndarray, scales: np.ndarray | None) -> StoredTensor:
-    """blocks: [rows, blocks, bytes], scales: [rows, blocks]."""
-    if scales is None or scales.shape != blocks.shape[:2] or blocks.shape[2] != _BLOCK_BYTES:
+    if sizes == 4 and (scales is None or (*scales.shape, _BLOCK_BYTES) != tensor.shape):
         raise damaged(f"tensor {name} has no scale for each block of {_BLOCK_BYTES} bytes")
-    shape = (len(blocks), blocks.shape[1] * _BLOCK)
-    return _made(shape, GGMLQuantizationType.MXFP4, blocks, partial(_as_ggml, scales))
-
-
-def _made(
-    shape: tuple[int, int],
-    kind: GGMLQuantizationType,
-    data: np.ndarray,
-    read: Callable[[np.ndarray, _Rows], np.ndarray],
-) -> StoredTensor:
-    return StoredTensor(shape, kind, data, read_rows=partial(read, data))
 
 
 def _as_ggml(scales: np.ndarray, blocks: np.ndarray, rows: _Rows) -> np.ndarray:
-    """Here a byte has two neighbours, there weights that are half of a block apart."""
+    """Here a byte has two neighbours, there weights that are half of a block apart. blocks: [rows,
+    blocks, bytes], scales: [rows, blocks]."""
     stored = blocks[rows]
     values = np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:2], _BLOCK)
     low, high = np.split(values, 2, axis=-1)
@@ -349,11 +328,7 @@ _SIGMOID = 2  # as GGUF numbers what makes weights of a router's scores
 
 
 def _lfm2(stated: StatedConfig) -> Fields:
-    return {**_lfm2_layers(stated), "intermediate_size": _intermediate_size(stated)}
-
-
-def _lfm2_layers(stated: StatedConfig) -> Fields:
-    """Returns the fields that say which layers attend and which have convolutions."""
+    """Tells which layers attend and which have convolutions, and their MLPs or experts."""
     values = stated.values
     layers = range(min(int(values["num_hidden_layers"]), MAX_LAYERS))
     types = values.get("layer_types")
@@ -362,7 +337,20 @@ def _lfm2_layers(stated: StatedConfig) -> Fields:
         types = [FULL if layer in attending else CONVOLUTION for layer in layers]
     convolution = LayerKind(None, convolution=int(values["conv_L_cache"]))
     kinds = {FULL: LayerKind(stated.rope()), CONVOLUTION: convolution}
-    return {**of_types(kinds, types), "qk_norm": True}
+    fields = {**of_types(kinds, types), "qk_norm": True}
+    if not values.get("num_experts"):
+        return {**fields, "intermediate_size": _intermediate_size(stated)}
+    experts = Experts(
+        normalized=bool(values["norm_topk_prob"]),
+        sigmoid=True,
+        choice_bias=bool(values["use_expert_bias"]),
+        scale=float(values["routed_scaling_factor"]),
+    )
+    dense_layers = int(values["num_dense_layers"])
+    if dense_layers:  # the first ones, which have one MLP of this size
+        dense_size = int(values["intermediate_size"])
+        experts = replace(experts, dense_layers=dense_layers, dense_size=dense_size)
+    return {**fields, **stated.mixture(experts)}
 
 
 def _intermediate_size(stated: StatedConfig) -> int:
@@ -380,7 +368,16 @@ def _intermediate_size(stated: StatedConfig) -> int:
 def _lfm2_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """A layer without keys and values has a convolution."""
     counts = keys.per_layer("attention.head_count_kv", values["num_attention_heads"])
-    return {"layer_types": [FULL if count else CONVOLUTION for count in counts]}
+    gate = keys.require("expert_gating_func", int) if "num_experts" in values else _SIGMOID
+    if gate != _SIGMOID:
+        raise UnsupportedModelError(
+            f"{keys.path} weighs its experts by the function {gate}, not by a sigmoid",
+            remedy="Convert the model again.",
+        )
+    return {
+        "layer_types": [FULL if count else CONVOLUTION for count in counts],
+        "use_expert_bias": any(name.endswith(".expert_bias") for name in keys.tensors),
+    }
 
 
 def _channels_alone(
@@ -396,8 +393,8 @@ def _channels_alone(
 
 
 LFM2 = Family(
-    model_types=("lfm2",),
-    architectures=("lfm2",),
+    model_types=("lfm2", "lfm2_moe"),
+    architectures=("lfm2", "lfm2moe"),
     of_config=_lfm2,
     of_gguf=_lfm2_of_gguf,
     defaults={
@@ -406,10 +403,14 @@ LFM2 = Family(
         "block_multiple_of": 256,
         "conv_L_cache": 3,
         "norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "num_dense_layers": 2,
         "rope_theta": 1e6,
+        "routed_scaling_factor": 1.0,
         "tie_word_embeddings": True,
+        "use_expert_bias": True,
     },
-    gguf_defaults={"block_auto_adjust_ff_dim": False},
+    gguf_defaults={"block_auto_adjust_ff_dim": False, "num_dense_layers": 0},
     keys={
         "rms_norm_eps": "norm_eps",
         "intermediate_size": "block_ff_dim",
@@ -428,66 +429,13 @@ LFM2 = Family(
         (r"\.w3\.", ".up_proj."),
     ),
     gguf_parts={
+        **GGUF_EXPERTS,
         "shortconv.in_proj": "conv.in_proj",
         "shortconv.conv": "conv.conv",
         "shortconv.out_proj": "conv.out_proj",
-    },
-    gguf_others={"token_embd_norm.weight": "model.norm.weight"},
-    computes=(SHORT_CONVOLUTIONS,),
-    of_tensors=_channels_alone,
-)
-
-
-def _moe_config(stated: StatedConfig) -> Fields:
-    values = stated.values
-    experts = Experts(
-        normalized=bool(values["norm_topk_prob"]),
-        sigmoid=True,
-        choice_bias=bool(values["use_expert_bias"]),
-        scale=float(values["routed_scaling_factor"]),
-    )
-    dense_layers = int(values["num_dense_layers"])
-    if dense_layers:  # the first ones, which have one MLP of this size
-        dense_size = int(values["intermediate_size"])
-        experts = replace(experts, dense_layers=dense_layers, dense_size=dense_size)
-    return {**_lfm2_layers(stated), **stated.mixture(experts)}
-
-
-def _moe_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    gate = keys.require("expert_gating_func", int)
-    if gate != _SIGMOID:
-        raise UnsupportedModelError(
-            f"{keys.metadata.path} weighs its experts by the function {gate}, not by a sigmoid",
-            remedy="Convert the model again.",
-        )
-    has_bias = any(name.endswith(".expert_bias") for name in keys.tensors)
-    return {**_lfm2_of_gguf(keys, values), "use_expert_bias": has_bias}
-
-
-LFM2_MOE = Family(
-    model_types=("lfm2_moe",),
-    architectures=("lfm2moe",),
-    of_config=_moe_config,
-    of_gguf=_moe_of_gguf,
-    defaults={
-        "conv_L_cache": 3,
-        "norm_eps": 1e-5,
-        "norm_topk_prob": True,
-        "num_dense_layers": 2,
-        "rope_theta": 1e6,
-        "routed_scaling_factor": 1.0,
-        "tie_word_embeddings": True,
-        "use_expert_bias": True,
-    },
-    gguf_defaults={"num_dense_layers": 0},
-    keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"},
-    rules=LFM2.rules,
-    gguf_parts={
-        **LFM2.gguf_parts,
-        **GGUF_EXPERTS,
         "exp_probs_b.bias": "mlp.expert_bias",
+        "token_embd_norm.weight": "model.norm.weight",
     },
-    gguf_others=LFM2.gguf_others,
     computes=(EXPERTS, SHORT_CONVOLUTIONS),
     of_tensors=_channels_alone,
 )

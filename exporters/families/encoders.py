@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Encoder, LayerKind, RelativePositions
@@ -209,9 +208,9 @@ def _of_tensors(
                 found[f"{half}.norm.{suffix}"] = last
         table = f"{half}.embed_positions.weight"
         if model_type == _M2M:
-            found[table] = _made(_sinusoids_from_two(length, width))
+            found[table] = StoredTensor.of(_sinusoids_from_two(length, width))
         elif model_type == _MARIAN or (model_type == _PEGASUS and table not in found):
-            found[table] = _made(_sinusoids(length, width))
+            found[table] = StoredTensor.of(_sinusoids(length, width))
         elif model_type != _PEGASUS and table in found:
             found[table] = found[table].rows(slice(_OFFSET, None))
     if config.logit_bias:
@@ -220,7 +219,7 @@ def _of_tensors(
         if model_type == _MARIAN:
             scores = scores.copy()
             scores[config.encoder.start_id] -= _NEVER
-        found["lm_head.bias"] = _made(scores)
+        found["lm_head.bias"] = StoredTensor.of(scores)
     return found
 
 
@@ -242,10 +241,6 @@ def _sinusoids(num_positions: int, width: int) -> np.ndarray:
     angles = np.arange(num_positions)[:, None] * frequencies
     sines, cosines = np.sin(angles), np.cos(angles[:, : width // 2])
     return np.concatenate([sines, cosines], axis=1).astype(np.float32)
-
-
-def _made(values: np.ndarray) -> StoredTensor:
-    return StoredTensor(values.shape, GGMLQuantizationType.F32, values.view(np.uint8))
 
 
 def _family(model_type: str, **defaults: object) -> Family:

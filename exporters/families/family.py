@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.families.stated import GgufKeys, StatedConfig
@@ -52,9 +51,8 @@ class Family:
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Parts = field(default_factory=dict)  # of config.json: what others call them, and this one
     rules: Rules = ()  # from names in safetensors to ours
-    # Of a layer: its name in GGUF, and ours; with the ending where ours has none.
+    # Names in GGUF, and ours: of a layer, with the ending where ours has none, and whole ones.
     gguf_parts: Parts = field(default_factory=dict)
-    gguf_others: Parts = field(default_factory=dict)  # beside layers: names in GGUF, and ours
     is_permuted: bool = False  # GGUF has rows of q and k as interleaved pairs
     ignored: tuple[str, ...] = ()  # prefixes of the tensors that text does not need
     computes: tuple[str, ...] = ()  # features that most families lack, as stated.py names them
@@ -89,7 +87,7 @@ _LIBRARY_ONLY = Family((), ())  # of which no more is known than names
 
 def hf_name(name: str, family: Family = _LIBRARY_ONLY) -> str:
     """Returns our name of a tensor of GGUF, or the same where there is none."""
-    known = family.gguf_others.get(name, MODEL_NAMES.get(name))
+    known = family.gguf_parts.get(name, MODEL_NAMES.get(name))
     if known is not None:
         return known
     block, _, rest = name.partition(".")
@@ -123,11 +121,11 @@ def read_gguf(family: Family, keys: GgufKeys) -> StatedConfig:
     values = {
         **family.defaults,
         **family.gguf_defaults,
-        **keys.values(family.is_permuted),
+        **keys.as_config(family.is_permuted),
         "vocab_size": embeddings.shape[0],
         "tie_word_embeddings": "lm_head.weight" not in keys.tensors,
     }
-    return StatedConfig({**values, **family.of_gguf(keys, values)}, keys.metadata.path)
+    return StatedConfig({**values, **family.of_gguf(keys, values)}, keys.path)
 
 
 def model_config(
@@ -171,36 +169,27 @@ def _biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
     }
 
 
-def apart(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the tensors with those apart that some families store as one, rows above rows."""
-    found = {}
-    fused_rows = _fused(config)
-    for name, tensor in tensors.items():
-        stem, _, suffix = name.rpartition(".")
-        sublayer, _, fused = stem.rpartition(".")
-        start = 0
-        for part, rows in fused_rows.get(fused, {}).items():
-            found[f"{sublayer}.{part}.{suffix}"] = tensor.rows(slice(start, start + rows))
-            start += rows
-        if start not in (0, tensor.shape[0]):
-            raise damaged(f"tensor {name} has {tensor.shape[0]} rows, expected {start}")
-        if not start:
-            found[name] = tensor
-    return found
-
-
-def without_unread(
-    config: ModelConfig, tensors: Mapping[str, StoredTensor]
-) -> dict[str, StoredTensor]:
-    """Returns the tensors without the keys and values of layers that attend to those of others,
-    which some files have all the same."""
+def arranged(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the tensors with those apart that some families store as one: of all experts at once,
+    [experts, ...], and rows above rows. Leaves out keys and values of layers that attend to those
+    of others, which some files have all the same."""
     unread = tuple(
         f"{LAYER}{layer}.self_attn.{part}."
         for layer in range(len(config.kv_sources))
         for part in _OF_KEYS_AND_VALUES
         if config.kv_source(layer) != layer
     )
-    return {name: each for name, each in tensors.items() if not name.startswith(unread or ("\0",))}
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        prefix, _, part = name.partition(_ALL_EXPERTS)
+        if name.startswith(unread or ("\0",)):
+            continue
+        if part.count(".") == 1 and config.experts is not None:
+            for expert, own in enumerate(experts_of(name, tensor, config.num_experts)):
+                found |= _apart(config, f"{prefix}{_ALL_EXPERTS}{expert}.{part}", own)
+        else:
+            found |= _apart(config, name, tensor)
+    return found
 
 
 def experts_of(name: str, tensor: StoredTensor, count: int) -> list[StoredTensor]:
@@ -210,41 +199,37 @@ def experts_of(name: str, tensor: StoredTensor, count: int) -> list[StoredTensor
     return [replace(tensor, shape=tensor.shape[1:], data=data) for data in tensor.data]
 
 
-def each_expert(
-    config: ModelConfig, tensors: Mapping[str, StoredTensor]
-) -> dict[str, StoredTensor]:
-    """Returns the tensors with those of all experts at once, [experts, ...], as one of each."""
-    found = {}
-    for name, tensor in tensors.items():
-        prefix, _, part = name.partition(_ALL_EXPERTS)
-        if part.count(".") != 1 or config.experts is None:
-            found[name] = tensor
-            continue
-        for expert, own in enumerate(experts_of(name, tensor, config.num_experts)):
-            found[f"{prefix}{_ALL_EXPERTS}{expert}.{part}"] = own
+def _apart(config: ModelConfig, name: str, tensor: StoredTensor) -> dict[str, StoredTensor]:
+    stem, _, suffix = name.rpartition(".")
+    sublayer, _, fused = stem.rpartition(".")
+    inner, kv_size = config.intermediate_size, config.kv_size
+    rows_of_parts = {
+        "qkv_proj": {"q_proj": config.query_size, "k_proj": kv_size, "v_proj": kv_size},
+        "gate_up_proj": {"gate_proj": inner, "up_proj": inner},
+    }.get(fused)
+    if rows_of_parts is None:
+        return {name: tensor}
+    found: dict[str, StoredTensor] = {}
+    start = 0
+    for part, rows in rows_of_parts.items():
+        found[f"{sublayer}.{part}.{suffix}"] = tensor.rows(slice(start, start + rows))
+        start += rows
+    if start != tensor.shape[0]:
+        raise damaged(f"tensor {name} has {tensor.shape[0]} rows, expected {start}")
     return found
 
 
-def _fused(config: ModelConfig) -> dict[str, dict[str, int]]:
-    """The rows of each part of what may be stored as one."""
-    inner, kv_size = config.intermediate_size, config.kv_size
-    return {
-        "qkv_proj": {"q_proj": config.query_size, "k_proj": kv_size, "v_proj": kv_size},
-        "gate_up_proj": {"gate_proj": inner, "up_proj": inner},
-    }
-
-
-def in_halves(tensor: StoredTensor, head_dim: int) -> StoredTensor:
-    """Reads rows as two halves a head that are stored as interleaved pairs."""
+def turned(name: str, tensor: StoredTensor, head_dim: int, from_gguf: bool) -> StoredTensor:
+    """Returns the rows that make queries and keys, which some families' GGUF files have as
+    interleaved pairs and safetensors as two halves a head: as halves, or as pairs."""
     rows = tensor.shape[0]
-    if head_dim < 2 or rows % head_dim or head_dim % 2:
-        return tensor  # Checkpoint refuses its shape
-    stored = np.arange(rows).reshape(-1, head_dim // 2, 2)
-    return replace(tensor, row_order=stored.swapaxes(1, 2).ravel())
+    is_damaged = head_dim < 2 or rows % head_dim or head_dim % 2  # its shape is refused later
+    if is_damaged or not (".q_proj." in name or ".k_proj." in name):
+        return tensor
+    stored = (head_dim // 2, 2) if from_gguf else (2, head_dim // 2)
+    return tensor.in_order(np.arange(rows).reshape(-1, *stored).swapaxes(1, 2).ravel())
 
 
 def raised(tensor: StoredTensor, offset: float) -> StoredTensor:
     """Returns the tensor with this added to each of its values, read now: a norm is short."""
-    kind = GGMLQuantizationType.F32
-    values = tensor.float32() + np.float32(offset)
-    return StoredTensor(tensor.shape, kind, values.view(np.uint8))
+    return StoredTensor.of(tensor.float32() + np.float32(offset))

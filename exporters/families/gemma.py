@@ -17,7 +17,6 @@ from edge_spec.exporters.families.family import (
     TEXT_RULES,
     Family,
     Fields,
-    each_expert,
     raised,
 )
 from edge_spec.exporters.families.stated import (
@@ -29,7 +28,6 @@ from edge_spec.exporters.families.stated import (
     GgufKeys,
     StatedConfig,
     kv_sources,
-    of_types,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -65,9 +63,8 @@ def _of_config(generation: int, stated: StatedConfig) -> Fields:
     full = local = stated.rope(FULL)
     if generation == 3:
         local = stated.rope(SLIDING, "rope_local_base_freq", scaled=False)
-    kinds = {SLIDING: LayerKind(local, int(values["sliding_window"])), FULL: LayerKind(full)}
     return {
-        **of_types(kinds, stated.layer_types(_PERIODS[generation])),
+        **stated.alternating(_PERIODS[generation], local, full),
         "rope_theta": full.theta,
         "rope_scaling": full.scaling,
         "norm_places": "around",
@@ -190,7 +187,7 @@ def _gemma4(stated: StatedConfig) -> Fields:
 
 
 def gemma4_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    stated = StatedConfig(values, keys.metadata.path)
+    stated = StatedConfig(values, keys.path)
     types = stated.layer_types(_PERIODS[4])
     counts = keys.per_layer("attention.head_count_kv", values["num_attention_heads"])
     num_shared = keys.get("attention.shared_kv_layers", int) or 0
@@ -276,13 +273,10 @@ GEMMA4 = Family(
         "proj": "per_layer_projection",
         "post_norm": "post_per_layer_input_norm",
         "layer_output_scale.weight": "layer_scalar",
-    },
-    gguf_others={
         "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
         "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
         "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
     },
     ignored=(*PICTURES, *_OTHER_INPUTS),
     computes=(EXPERTS,),
-    of_tensors=each_expert,
 )

@@ -182,6 +182,15 @@ class StatedConfig:
             period = int(self.values.get(key) or period)
         return last_of(period, int(self.values["num_hidden_layers"]))
 
+    def alternating(self, period: int, local: Rope, full: Rope | None) -> dict[str, Any]:
+        """Returns the fields of a model whose layers slide but for the last of each `period`; none
+        where it states no window."""
+        window = self.values.get("sliding_window")
+        if window is None:
+            return {}
+        kinds = {SLIDING: LayerKind(local, int(window)), FULL: LayerKind(full)}
+        return of_types(kinds, self.layer_types(period))
+
     @property
     def activation(self) -> str:
         return _ACTIVATIONS[_activation(self.values)]
@@ -335,63 +344,68 @@ _YARN = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
     "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
 }
+_PATTERN = "attention.sliding_window_pattern"
 _SHORT = "rope_factors_short.weight"
+_MAX_COUNT = 1 << 31  # llama.cpp keeps counts in 32 bits
 
 
-class GgufKeys:
+class GgufKeys(Metadata):
     """The metadata of a GGUF file, by keys without their architecture."""
 
     def __init__(
         self, metadata: Metadata, architecture: str, tensors: Mapping[str, StoredTensor]
     ) -> None:
         """tensors: the file's, by our names."""
-        self.metadata = metadata
+        super().__init__(metadata.values, metadata.path, f"{architecture}.")
         self.architecture = architecture
         self.tensors = tensors
-
-    def get(self, key: str, kind: type) -> Any:
-        """Returns the value; None where it is not stated. Raises ModelFileError for another
-        type."""
-        return self.metadata.get(f"{self.architecture}.{key}", kind)
-
-    def require(self, key: str, kind: type) -> Any:
-        return self.metadata.require(f"{self.architecture}.{key}", kind)
 
     @property
     def num_layers(self) -> int:
         return int(self.require("block_count", int))
 
+    def array(self, key: str) -> np.ndarray | None:
+        """Returns a value of each layer; None where there is one for all, or none."""
+        stated = self.values.get(f"{self.architecture}.{key}")
+        if not (isinstance(stated, np.ndarray) and stated.dtype.kind in "iub" and stated.size):
+            return None
+        return stated[: self.num_layers]
+
     def per_layer(self, key: str, usual: int | None = None) -> list[int]:
         """Returns a count of each layer: one is stated for all, or an array. usual: where none is.
 
         Raises ModelFileError for what are no counts."""
-        stated = self.metadata.values.get(f"{self.architecture}.{key}")
-        if isinstance(stated, np.ndarray) and stated.dtype.kind in "iu" and stated.size:
-            return [int(count) for count in stated[: self.num_layers]]
-        found = self.require(key, int) if usual is None else self.get(key, int) or usual
-        return [int(found)] * min(self.num_layers, MAX_LAYERS)
+        stated = self.array(key)
+        if stated is not None:
+            counts = [int(count) for count in stated]
+        else:
+            found = self.require(key, int) if usual is None else self.get(key, int) or usual
+            counts = [int(found)] * min(self.num_layers, MAX_LAYERS)
+        if not all(0 <= count < _MAX_COUNT for count in counts):
+            raise damaged(f"{self.path}: {reprlib.repr(self.architecture)}.{key} is no count")
+        return counts
 
-    def values(self, is_permuted: bool) -> dict[str, Any]:
+    def as_config(self, is_permuted: bool) -> dict[str, Any]:
         """Returns what the file states, by the keys of config.json.
 
         is_permuted: whether rows of q and k are interleaved pairs. Raises ModelFileError,
         UnsupportedModelError."""
         num_heads = int(self.require("attention.head_count", int))
         if num_heads < 1:
-            raise damaged(f"{self.metadata.path} has {num_heads} attention heads")
+            raise damaged(f"{self.path} has {num_heads} attention heads")
         hidden_size = int(self.require("embedding_length", int))
         head_dim = self._head_dim(hidden_size // num_heads)
         has_no_mlp = 0 if self.get("expert_count", int) else None  # maybe: experts alone
         inner_sizes = self.per_layer("feed_forward_length", has_no_mlp)
+        kv_heads = self.per_layer("attention.head_count_kv", num_heads)
+        slides = self.array(_PATTERN)
         values = {
             "model_type": self.architecture,
             "num_hidden_layers": self.num_layers,
             "hidden_size": hidden_size,
             "intermediate_size": next(iter(inner_sizes), 0),
             "num_attention_heads": num_heads,
-            "num_key_value_heads": max(
-                self.per_layer("attention.head_count_kv", num_heads), default=0
-            ),
+            "num_key_value_heads": max(kv_heads, default=0),
             "head_dim": head_dim,
             "max_position_embeddings": self._context_length(),
             "rms_norm_eps": self.require("attention.layer_norm_rms_epsilon", float),
@@ -402,14 +416,9 @@ class GgufKeys:
         for key, (name, kind) in _OPTIONAL.items():
             if found := self.get(key, kind):
                 values[name] = found
-        return {**values, **self._layer_types()}
-
-    def _layer_types(self) -> dict[str, Any]:
-        key = "attention.sliding_window_pattern"
-        stated = self.metadata.values.get(f"{self.architecture}.{key}")
-        if not isinstance(stated, np.ndarray):
-            return {"sliding_window_pattern": self.get(key, int)}
-        return {"layer_types": [SLIDING if each else FULL for each in stated[: self.num_layers]]}
+        if slides is None:
+            return {**values, "sliding_window_pattern": self.get(_PATTERN, int)}
+        return {**values, "layer_types": [SLIDING if each else FULL for each in slides]}
 
     def _context_length(self) -> int:
         """The original one where there are other factors for longer texts: see StatedConfig."""
@@ -423,7 +432,7 @@ class GgufKeys:
         head_dim = usual if stated is None else stated
         if self.get("attention.value_length", int) not in (None, head_dim):
             raise UnsupportedModelError(
-                f"{self.metadata.path} has keys of {head_dim} elements and values of another size",
+                f"{self.path} has keys of {head_dim} elements and values of another size",
                 remedy="Use a model whose keys and values are of one size.",
             )
         return head_dim
@@ -432,7 +441,7 @@ class GgufKeys:
         rotated: int | None = self.get("rope.dimension_count", int)
         if is_permuted and rotated not in (None, head_dim):
             raise UnsupportedModelError(
-                f"{self.metadata.path} rotates {rotated} of the {head_dim} elements of a head",
+                f"{self.path} rotates {rotated} of the {head_dim} elements of a head",
                 remedy="Use a model that rotates all of them.",
             )
         return rotated

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -26,7 +26,6 @@ from gguf.constants import (
     GGMLQuantizationType as Kind,
 )
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.isolated import IsolatedError, isolated, tell
 from edge_spec.core.model import Progress
@@ -38,19 +37,18 @@ from edge_spec.errors import (
     readable,
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.families.family import LAYER_NAMES, MODEL_NAMES
+from edge_spec.exporters.families import BY_ARCHITECTURE
+from edge_spec.exporters.families.family import LAYER_NAMES, MODEL_NAMES, turned
 from edge_spec.exporters.gguf.vocabulary import Pairs, tokenizer_metadata
 from edge_spec.exporters.gguf_model_info import MODEL_KEYS, SAMPLING_KEYS, open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC, GgufFile
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
+    OTHER_FORMAT,
     architecture_problem,
     chosen_quantization,
     gguf_architecture,
-    other_export,
-    other_runtime,
     require_plain,
-    require_unchanged,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.storage.atomic import atomic_file, scratch_beside
@@ -95,17 +93,14 @@ class GgufExporter:
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
         """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
-        config, other = checkpoint.config, other_runtime(checkpoint, "llamacpp")
-        remedy = f"Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime {other}."
-        if config.encoder is not None:  # which no runtime here reads from GGUF
-            remedy = f"Use --runtime {other}."
-        require_plain(checkpoint, "GGUF", remedy)
+        config = checkpoint.config
+        require_plain(checkpoint, "GGUF")
         problem = architecture_problem(config)
         if problem is not None:
             raise UnsupportedModelError(
                 f"llama.cpp does not run {checkpoint.path} as a {gguf_architecture(config)!r} "
                 f"model: {problem}",
-                remedy=other_export(checkpoint, "llamacpp"),
+                remedy=OTHER_FORMAT,
             )
 
     def export(
@@ -123,7 +118,7 @@ class GgufExporter:
         architecture = gguf_architecture(checkpoint.config)
         tensors = list(gguf_tensors(checkpoint, kind))
         parity: dict[str, float] = {}
-        with atomic_file(out) as work, require_unchanged(checkpoint.path):
+        with atomic_file(out) as work:
             if kind is not None:
                 write_gguf(work, architecture, metadata, tensors, progress)
             else:
@@ -336,14 +331,12 @@ _GGUF_LAYER_NAMES = {hf: gguf for gguf, hf in LAYER_NAMES.items()}
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
-@dataclass(frozen=True, eq=False)
-class GgufTensor:
-    """One weight as the file will hold it; `row_order` picks its rows from Hugging Face's."""
+class GgufTensor(NamedTuple):
+    """One weight as the file will hold it."""
 
     name: str
     source: StoredTensor
     kind: Kind
-    row_order: np.ndarray | None = None
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -368,10 +361,7 @@ class GgufTensor:
                 )
             with np.errstate(all="ignore"):  # of scales too small for float16, which become 0
                 stored = quants.quantize(values, self.kind)
-        rows = np.ascontiguousarray(stored).view(np.uint8)
-        if self.row_order is not None:  # a bias has one item a row
-            rows = rows.reshape(self.source.shape[0], -1)[self.row_order]
-        return rows.reshape(self.stored_shape)
+        return np.ascontiguousarray(stored).view(np.uint8).reshape(self.stored_shape)
 
 
 def gguf_tensors(checkpoint: StoredCheckpoint, kind: Kind | None) -> Iterator[GgufTensor]:
@@ -380,16 +370,18 @@ def gguf_tensors(checkpoint: StoredCheckpoint, kind: Kind | None) -> Iterator[Gg
     As exporters/onnx does, keeps 8 bits in the embedding and the head where others have fewer.
     """
     config = checkpoint.config
+    family = BY_ARCHITECTURE.get(gguf_architecture(config))
     for name in checkpoint.names():
         source = checkpoint.tensors[name]
+        if family is not None and family.is_permuted:
+            source = turned(name, source, config.head_dim, from_gguf=False)
         stored_as = _kind(name, source, source.kind if kind is None else kind)
-        yield GgufTensor(gguf_name(name), source, stored_as, _row_order(config, name, source))
+        yield GgufTensor(gguf_name(name), source, stored_as)
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind != "linear":
         unscaled = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
         factors = scaling.divisors(unscaled).astype(np.float32)
-        kind = Kind.F32
-        yield GgufTensor(_ROPE_FACTORS, StoredTensor(factors.shape, kind, factors), kind)
+        yield GgufTensor(_ROPE_FACTORS, StoredTensor.of(factors), Kind.F32)
 
 
 def gguf_name(name: str) -> str:
@@ -411,15 +403,6 @@ def _kind(name: str, source: StoredTensor, wanted: Kind) -> Kind:
     if source.shape[-1] % GGML_QUANT_SIZES[wanted][0]:
         return Kind.F16  # as llama.cpp does with rows that fill no block
     return wanted
-
-
-def _row_order(config: ModelConfig, name: str, source: StoredTensor) -> np.ndarray | None:
-    """q and k of "llama" are stored for an interleaved rotation: see gguf_source."""
-    if gguf_architecture(config) != "llama" or not (".q_proj." in name or ".k_proj." in name):
-        return None
-    halves = np.arange(source.shape[0]).reshape(-1, 2, config.head_dim // 2)
-    order: np.ndarray = halves.swapaxes(1, 2).ravel()
-    return order
 
 
 def write_gguf(

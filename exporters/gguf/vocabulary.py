@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,36 +59,7 @@ TEXTS = (
 _NUM_SAMPLED = 4096
 
 
-class _Trial:
-    """Compares tokenizers with one by their ids for TEXTS, and for texts of its own tokens."""
-
-    def __init__(self, reference: tokenizers.Tokenizer, special: Mapping[str, int]) -> None:
-        """special: the tokens that are found in a text before it is split, and their ids."""
-        reference.no_truncation()  # which a tokenizer.json may ask for
-        reference.no_padding()
-        self._special = special
-        around = [f"{token}a {token} b {token}{token}\n{token}" for token in special]
-        self._texts = [*TEXTS, *special, *around, _sample(reference)]
-        self._expected = self._found(reference)
-
-    def agrees(self, candidate: tokenizers.Tokenizer) -> bool:
-        return self._found(candidate) == self._expected
-
-    def _found(self, tokenizer: tokenizers.Tokenizer) -> list[object]:
-        """Returns the ids of each text, and the text of each special token."""
-        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in self._texts]
-        special = self._special.values()
-        return [*ids, *(tokenizer.decode([id], skip_special_tokens=False) for id in special)]
-
-
-def _sample(reference: tokenizers.Tokenizer) -> str:
-    """A text of tokens from all over the vocabulary: words that these texts here do not have."""
-    step = max(reference.get_vocab_size() // _NUM_SAMPLED, 1)
-    text = reference.decode(list(range(0, reference.get_vocab_size(), step)))
-    return unicodedata.normalize("NFC", text)
-
-
-NO_SCORE = -1e9  # of tokens that no merge makes
+_NO_SCORE = -1e9  # of tokens that no merge makes
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _REMEDY = "Run the directory with --runtime ort, or use a GGUF file from the model's publisher."
 
@@ -101,114 +71,110 @@ def vocabulary_of(checkpoint: StoredCheckpoint) -> Pairs:
     Raises UnsupportedModelError for a tokenizer that llama.cpp does not have, ModelFileError for
     one that does not belong to the model.
     """
-    source = checkpoint.tokenizer_json()
+    source, vocab_size = checkpoint.tokenizer_json(), checkpoint.config.vocab_size
     Tokenizer(source)  # raises ModelFileError
-    described = _Described.read(checkpoint, json.loads(source))
-    whole = tokenizers.Tokenizer.from_str(source)
-    trial = _Trial(without_added_from(whole, len(described.tokens)), described.special)
-    for candidate in described.candidates():
+    described = json.loads(source)
+    model = described["model"]
+    if model.get("type", "BPE") != "BPE" or "merges" not in model:
+        raise UnsupportedModelError(
+            f"the tokenizer of {checkpoint.path} is {model.get('type')}, only BPE is supported",
+            remedy=_REMEDY,
+        )
+    added = [token for token in described.get("added_tokens") or () if token["id"] < vocab_size]
+    common = _tokens(checkpoint, model, added)
+    reference = without_added_from(tokenizers.Tokenizer.from_str(source), vocab_size)
+    reference.no_truncation()  # which a tokenizer.json may ask for
+    reference.no_padding()
+    special = {token["content"]: token["id"] for token in added}
+    around = [f"{token}a {token} b {token}{token}\n{token}" for token in special]
+    texts = [*TEXTS, *special, *around, _sample(reference)]
+
+    def read_by(tokenizer: tokenizers.Tokenizer) -> list[object]:
+        """Returns the ids of each text, and the text of each special token."""
+        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+        stated = [tokenizer.decode([id], skip_special_tokens=False) for id in special.values()]
+        return [*ids, *stated]
+
+    expected = read_by(reference)
+    for candidate in _candidates(common, model):
         with suppress(EdgeSpecError):
-            if trial.agrees(tokenizer_from_gguf(candidate, checkpoint.path)):
+            if read_by(tokenizer_from_gguf(candidate, checkpoint.path)) == expected:
                 return candidate
     raise UnsupportedModelError(
         f"llama.cpp has no tokenizer that gives the ids of {checkpoint.path}", remedy=_REMEDY
     )
 
 
-@dataclass(frozen=True)
-class _Described:
-    """Holds what GGUF can state of a tokenizer.json."""
+def _sample(reference: tokenizers.Tokenizer) -> str:
+    """A text of tokens from all over the vocabulary: words that these texts here do not have."""
+    step = max(reference.get_vocab_size() // _NUM_SAMPLED, 1)
+    text = reference.decode(list(range(0, reference.get_vocab_size(), step)))
+    return unicodedata.normalize("NFC", text)
 
-    tokens: list[str]  # in the order of their ids
-    kinds: np.ndarray  # int32 [tokens]
-    special: dict[str, int]  # ids of the tokens that are found in a text before it is split
-    merges: list[tuple[str, str]]
-    model: Mapping[str, Any]
 
-    @classmethod
-    def read(cls, checkpoint: StoredCheckpoint, described: Mapping[str, Any]) -> _Described:
-        model = described["model"]
-        if model.get("type", "BPE") != "BPE" or "merges" not in model:
-            raise UnsupportedModelError(
-                f"the tokenizer of {checkpoint.path} is {model.get('type')}, only BPE is supported",
-                remedy=_REMEDY,
-            )
-        vocab_size = checkpoint.config.vocab_size
-        added = [token for token in described.get("added_tokens") or () if token["id"] < vocab_size]
-        special = {token["content"]: token["id"] for token in added}
-        ids = model["vocab"] | special
-        by_id = {token_id: token for token, token_id in ids.items()}
-        if len(by_id) != len(ids) or max(by_id, default=0) >= vocab_size:
-            raise damaged(
-                f"the tokenizer of {checkpoint.path} has {len(ids)} tokens with ids up to "
-                f"{max(by_id, default=0)}, the model scores {vocab_size}"
-            )
-        kinds = np.full(vocab_size, TokenType.UNUSED, np.int32)
-        kinds[list(by_id)] = TokenType.NORMAL
-        for token in added:
-            kinds[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
-        if model.get("byte_fallback"):
-            kinds[[ids[token] for token in ids if _BYTE.fullmatch(token)]] = TokenType.BYTE
-            if (unknown := model.get("unk_token")) in ids:
-                kinds[ids[unknown]] = TokenType.UNKNOWN
-        return cls(
-            tokens=[by_id.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)],
-            kinds=kinds,
-            special=special,
-            merges=[
-                tuple(merge.split(" ", 1) if isinstance(merge, str) else merge)
-                for merge in model["merges"]
-            ],
-            model=model,
+def _tokens(
+    checkpoint: StoredCheckpoint, model: Mapping[str, Any], added: Sequence[Mapping[str, Any]]
+) -> Pairs:
+    """Returns the tokens in the order of their ids, and their types."""
+    vocab_size = checkpoint.config.vocab_size
+    ids = model["vocab"] | {token["content"]: token["id"] for token in added}
+    by_id = {token_id: token for token, token_id in ids.items()}
+    if len(by_id) != len(ids) or max(by_id, default=0) >= vocab_size:
+        raise damaged(
+            f"the tokenizer of {checkpoint.path} has {len(ids)} tokens with ids up to "
+            f"{max(by_id, default=0)}, the model scores {vocab_size}"
         )
+    kinds = np.full(vocab_size, TokenType.UNUSED, np.int32)
+    kinds[list(by_id)] = TokenType.NORMAL
+    for token in added:
+        kinds[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+    if model.get("byte_fallback"):
+        kinds[[ids[token] for token in ids if _BYTE.fullmatch(token)]] = TokenType.BYTE
+        if (unknown := model.get("unk_token")) in ids:
+            kinds[ids[unknown]] = TokenType.UNKNOWN
+    tokens = [by_id.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)]
+    return {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
 
-    def candidates(self) -> Iterator[Pairs]:
-        """Every vocabulary in which llama.cpp might state this one."""
-        common: Pairs = {
-            "tokenizer.ggml.tokens": self.tokens,
-            "tokenizer.ggml.token_type": self.kinds,
-        }
-        if self.model.get("byte_fallback"):
-            common["tokenizer.ggml.model"] = "llama"
-            common["tokenizer.ggml.pre"] = "default"
-            common["tokenizer.ggml.scores"] = self._scores()
-            if (unknown := self.model.get("unk_token")) in self.tokens:
-                common["tokenizer.ggml.unknown_token_id"] = self.tokens.index(unknown)
-            for prefix in (True, False):
-                yield common | {"tokenizer.ggml.add_space_prefix": prefix}
-            return
-        common["tokenizer.ggml.model"] = "gpt2"
-        common["tokenizer.ggml.merges"] = [" ".join(merge) for merge in self.merges]
-        tried = set()
-        # "default" comes last: it is what files without a name are read as, hardly ever rightly.
-        for pre, rules in sorted(PRE_TOKENIZERS.items(), key=lambda item: item[0] == "default"):
-            if rules not in tried:  # the first of the names that split alike stands for all
-                tried.add(rules)
-                yield common | {"tokenizer.ggml.pre": pre}
 
-    def _scores(self) -> np.ndarray:
-        """float32 [tokens]: llama.cpp merges to the token of the highest score first."""
+def _candidates(common: Pairs, model: Mapping[str, Any]) -> Iterator[Pairs]:
+    """Every vocabulary in which llama.cpp might state this one."""
+    tokens = common["tokenizer.ggml.tokens"]
+    merges = [each.split(" ", 1) if isinstance(each, str) else each for each in model["merges"]]
+    if model.get("byte_fallback"):
         ranks: dict[str, int] = {}
-        for left, right in self.merges:
+        for left, right in merges:
             ranks.setdefault(left + right, len(ranks))
-        scores = [-float(ranks[token]) if token in ranks else NO_SCORE for token in self.tokens]
-        return np.array(scores, np.float32)
-
-
-_PREFIX = "tokenizer."
+        # llama.cpp merges to the token of the highest score first.
+        scores = [-float(ranks[token]) if token in ranks else _NO_SCORE for token in tokens]
+        common = common | {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.pre": "default",
+            "tokenizer.ggml.scores": np.array(scores, np.float32),
+        }
+        if (unknown := model.get("unk_token")) in tokens:
+            common["tokenizer.ggml.unknown_token_id"] = tokens.index(unknown)
+        for prefix in (True, False):
+            yield common | {"tokenizer.ggml.add_space_prefix": prefix}
+        return
+    listed = [" ".join(merge) for merge in merges]
+    common = common | {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": listed}
+    names: dict[object, str] = {}  # the first of those that split alike
+    for name, rules in PRE_TOKENIZERS.items():
+        names.setdefault(rules, name)
+    # "default" comes last: it is what files without a name are read as, hardly ever rightly.
+    for pre in sorted(names.values(), key=lambda name: name == "default"):
+        yield common | {"tokenizer.ggml.pre": pre}
 
 
 def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Pairs) -> Pairs:
-    """The keys `tokenizer.*`, with as many tokens as the model scores.
+    """The keys `tokenizer.*`.
 
     stated: the metadata of a GGUF source, whose keys are taken over as they are. Raises
     UnsupportedModelError for a tokenizer.json whose ids llama.cpp would not reproduce.
     """
     if stated:
-        metadata = {key: value for key, value in stated.items() if key.startswith(_PREFIX)}
-    else:
-        metadata = vocabulary_of(checkpoint) | _special_tokens(checkpoint)
-    return metadata | _padding(metadata, checkpoint.config.vocab_size)
+        return {key: value for key, value in stated.items() if key.startswith("tokenizer.")}
+    return vocabulary_of(checkpoint) | _special_tokens(checkpoint)
 
 
 def _special_tokens(checkpoint: StoredCheckpoint) -> Pairs:
@@ -251,18 +217,3 @@ def _named_tokens(checkpoint: StoredCheckpoint, tokenizer: tokenizers.Tokenizer)
     texts = {key: checkpoint.special_tokens.get(name) for key, name in TEMPLATE_TOKENS.items()}
     ids = {key: tokenizer.token_to_id(text) for key, text in texts.items() if isinstance(text, str)}
     return {key: token for key, token in ids.items() if token is not None}
-
-
-def _padding(metadata: Pairs, vocab_size: int) -> Pairs:
-    """llama.cpp wants a token for each row of the embeddings."""
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or len(tokens) >= vocab_size:
-        return {}
-    missing = range(len(tokens), vocab_size)
-    padded: Pairs = {"tokenizer.ggml.tokens": tokens + [f"[PAD{at}]" for at in missing]}
-    for key, filler in (("token_type", TokenType.UNUSED), ("scores", NO_SCORE)):
-        values = metadata.get(f"tokenizer.ggml.{key}")
-        if isinstance(values, np.ndarray):
-            filled = np.full(len(missing), filler, values.dtype)
-            padded[f"tokenizer.ggml.{key}"] = np.concatenate([values, filled])
-    return padded

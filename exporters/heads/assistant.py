@@ -94,7 +94,7 @@ def gguf_assistant(path: Path, target: ModelConfig, has_weights: bool) -> Assist
     """Raises as `open_head` does."""
     file = GgufFile(path)
     keys = GgufKeys(Metadata(file.metadata, path), ASSISTANT, file.tensors)
-    values = keys.values(is_permuted=False)
+    values = keys.as_config(is_permuted=False)
     values |= gemma4_of_gguf(keys, values)
     if (embedding := file.tensors.get("token_embd.weight")) is not None:
         values["vocab_size"] = embedding.shape[0]

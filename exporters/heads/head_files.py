@@ -19,7 +19,7 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.family import LAYER_NAMES
 from edge_spec.exporters.families.stated import GgufKeys
 from edge_spec.exporters.gguf_reader import GgufFile, Metadata
-from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor, damaged
+from edge_spec.exporters.stored_tensor import KINDS, StoredTensor, damaged
 
 _SHOWN = 200  # characters of a name in a message
 
@@ -277,7 +277,7 @@ def scored_tokens(files: HeadFiles) -> np.ndarray | None:
             told = f"{path} scores {scored} tokens, but does not say which"
             raise damaged(f"{told}: tensor d2t is missing")
         return None
-    if offsets.kind is not INTEGERS["I64"][0] or len(offsets.shape) != 1:
+    if offsets.kind is not KINDS["I64"][0] or len(offsets.shape) != 1:
         raise damaged(f"{path}: d2t is no list of 64-bit numbers")
     ids = np.frombuffer(offsets.data.tobytes(), np.int64) + np.arange(offsets.shape[0])
     if not len(ids) or ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) < len(ids):
@@ -297,7 +297,7 @@ def gguf_values(file: GgufFile, target: ModelConfig, further: FurtherKeys) -> di
     architecture = Metadata(file.metadata, file.path).require("general.architecture", str)
     stated = {f"{architecture}.context_length": target.context_length, **file.metadata}
     keys = GgufKeys(Metadata(stated, file.path), architecture, file.tensors)
-    values = keys.values(is_permuted=False)
+    values = keys.as_config(is_permuted=False)
     if values["rope_scaling"] is not None:
         raise not_computed(
             f"{file.path} scales its rotary embedding by "

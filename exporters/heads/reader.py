@@ -44,7 +44,7 @@ from edge_spec.exporters.heads.mtp import (
     mtp_head,
 )
 from edge_spec.exporters.hf_source import NUM_MTP, mtp_prefix, only_pickled, read_json, read_weights
-from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor, damaged
+from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 # Of config.json, any of which only heads have.
 _MARKS = (
@@ -146,7 +146,7 @@ def _opened(files: HeadFiles) -> TrainedHead:
 
 def _tensors(path: Path) -> dict[str, StoredTensor]:
     """Heads are published under names of their own, with integers among their tensors."""
-    return read_weights(path, "*.safetensors", INTEGERS)
+    return read_weights(path, "*.safetensors")
 
 
 # Head, then residual block, or the output matrix after the last one.

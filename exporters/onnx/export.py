@@ -29,11 +29,8 @@ from edge_spec.exporters.requests import (
     describe,
     head_problem,
     is_composed,
-    other_runtime,
     report_bundle,
     require_replaceable,
-    require_unchanged,
-    uncomposed,
 )
 from edge_spec.storage.atomic import atomic_directory
 
@@ -52,13 +49,11 @@ class OnnxExporter:
     format = "onnx"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        problem, lacked = head_problem(checkpoint.config), uncomposed(checkpoint.config)
-        if problem is None and lacked is not None:
-            problem = f"its experts {lacked}, which is not written for their activation"
+        problem = head_problem(checkpoint.config)
         if problem is not None:
             raise UnsupportedModelError(
                 f"{checkpoint.path}: {problem}",
-                remedy=f"Run it with --runtime {other_runtime(checkpoint, 'ort')}.",
+                remedy="Run it with --runtime llamacpp or reference.",
             )
 
     def export(
@@ -69,7 +64,7 @@ class OnnxExporter:
         name, block_size = _checked(checkpoint, out, options)
         quantization = QUANTIZATIONS[name]
         checkpoint = first_layers(checkpoint, options.num_layers)
-        with atomic_directory(out) as work, require_unchanged(checkpoint.path):
+        with atomic_directory(out) as work:
             with (work / DATA_FILE).open("wb") as data:
                 weights = Initializers(data)
                 _write_graph(checkpoint, weights, work, quantization, block_size, progress)
@@ -134,7 +129,6 @@ def _write_graph(
     graph = _with_matrices(GraphBuilder(weights, checkpoint), quantization, block_size)
 
     def written(layer: int) -> None:
-        checkpoint.release_pages()
         progress("Converting the weights", (layer + 1) / checkpoint.config.num_layers)
 
     model = graph.build(written)

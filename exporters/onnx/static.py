@@ -49,12 +49,10 @@ from edge_spec.exporters.requests import (
     chosen_quantization,
     describe,
     functions,
-    other_export,
     report_bundle,
     require_block_size,
     require_plain,
     require_replaceable,
-    require_unchanged,
     require_whole_blocks,
 )
 from edge_spec.storage.atomic import atomic_directory
@@ -361,7 +359,7 @@ class StaticOnnxExporter:
         self._form = form
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        require_plain(checkpoint, "static ONNX", other_export(checkpoint, "static"))
+        require_plain(checkpoint, "static ONNX")
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
@@ -373,7 +371,7 @@ class StaticOnnxExporter:
         shape = StaticShape.of(chosen_context(checkpoint.config, options.context_length))
         bound = QUANTIZATIONS[name].max_kl_divergence
         compared = against_reference(checkpoint, "ort", bound, progress)
-        with atomic_directory(out) as work, require_unchanged(checkpoint.path):
+        with atomic_directory(out) as work:
             with (work / DATA_FILE).open("wb") as data:
                 weights = Initializers(data)
                 self._write(checkpoint, weights, work, name, shape, options.hidden_states, progress)
@@ -404,7 +402,6 @@ class StaticOnnxExporter:
         importance = input_importance(checkpoint, progress) if bits == 4 else {}
 
         def written(layer: int) -> None:
-            checkpoint.release_pages()
             progress("Converting the weights", (layer + 1) / checkpoint.config.num_layers)
 
         first, *others = functions()

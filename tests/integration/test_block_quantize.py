@@ -7,7 +7,13 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 
-from edge_spec.exporters.block_quantize import from_q4_0, from_q8_0, quantize
+from edge_spec.exporters.block_quantize import (
+    from_q4_0,
+    from_q8_0,
+    in_turns,
+    joined,
+    quantize,
+)
 
 ROWS, COLUMNS = 24, 200  # the last block of each size is padded
 SHAPES = ("normal", "uniform", "heavy", "positive", "shifted", "sparse")
@@ -82,3 +88,17 @@ def test_every_stored_byte_is_carried_over(kind: Kind, carry) -> None:  # type: 
     stored[..., :2] = np.array([0.375], np.float16).view(np.uint8)
     stored = stored.reshape(37, -1)
     np.testing.assert_array_equal(carry(stored, 128).dequantize(), quants.dequantize(stored, kind))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_matrices_above_each_other_and_in_turns_are_what_each_is(bits: int) -> None:
+    """One with zero points, one without."""
+    with_zeros = quantize(weights("positive"), bits, 32)
+    symmetric_blocks = quantize(weights("normal"), bits, 32, symmetric=True)
+    assert with_zeros.zero_points is not None
+    assert symmetric_blocks.zero_points is None
+    parts = [symmetric_blocks, with_zeros]
+    values = [part.dequantize() for part in parts]
+    np.testing.assert_array_equal(joined(parts).dequantize(), np.concatenate(values))
+    turns = np.stack(values, axis=1).reshape(-1, COLUMNS)
+    np.testing.assert_array_equal(in_turns(parts).dequantize(), turns)

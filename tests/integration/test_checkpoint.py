@@ -118,3 +118,16 @@ def test_opening_a_model_reads_no_weights(form: str, tiny: ModuleType, tmp_path:
         tracemalloc.stop()
     np.testing.assert_array_equal(norm, model.weights["model.norm.weight"])
     assert peak < 2_000_000
+
+
+def test_rows_that_are_made_and_those_of_vectors_are_the_ones_asked_for() -> None:
+    values = np.arange(12, dtype=np.float32)
+    vector, matrix = StoredTensor.of(values), values.reshape(4, 3)
+    np.testing.assert_array_equal(vector.rows(slice(1, None, 2)).float32(), values[1::2])
+    np.testing.assert_array_equal(vector.in_order(np.array([2, 0])).stored_rows()[0], [0, 0, 0, 64])
+    made = replace(StoredTensor.of(matrix), read_rows=lambda rows: matrix[rows].view(np.uint8))
+    np.testing.assert_array_equal(made.float32(), matrix)
+    every_second = made.rows(slice(1, None, 2))
+    assert every_second.shape == (2, 3)
+    np.testing.assert_array_equal(every_second.float32(), matrix[1::2])
+    np.testing.assert_array_equal(every_second.rows(np.array([1, 0])).float32(), matrix[[3, 1]])

@@ -1,8 +1,7 @@
-"""A conversion in a stream: as of the opened model, in little memory, of an unchanged file."""
+"""A conversion in a stream: as of the opened model, in little memory."""
 
 from __future__ import annotations
 
-import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.errors import ModelFileError
 from edge_spec.exporters import block_quantize
 from edge_spec.exporters.block_quantize import (
     FittedLayers,
@@ -79,21 +77,6 @@ def test_each_matrix_is_fitted_to_what_it_gets_of_those_before_it(
             assert errors[0] < errors[1], names
             ends = np.cumsum([source.tensors[name].shape[0] for name in names])
             made |= dict(zip(names, np.split(found, ends[:-1]), strict=True))
-
-
-def test_a_file_that_changes_meanwhile_is_refused(
-    gguf: Callable[..., Path], tmp_path: Path
-) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(gguf("llama", "Q8_0").read_bytes())
-
-    def change(what: str, fraction: float) -> None:
-        stat = path.stat()
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
-
-    with pytest.raises(ModelFileError, match="changed while it was read"):
-        OnnxExporter().export(open_checkpoint(path), tmp_path / "out", ExportOptions(), change)
-    assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
 
 
 @pytest.mark.slow
