@@ -23,7 +23,8 @@ from edge_spec.errors import EdgeSpecError
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.parts.part import PartKind
 from edge_spec.text.template_traits import TemplateTraits, fitted
-from edge_spec.text.tools.detection import NativeTools, ToolForm
+from edge_spec.text.tools.detection import NativeTools
+from edge_spec.text.tools.formats import ToolForm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

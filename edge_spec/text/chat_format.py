@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from edge_spec.core.model_info import TOOL_TEMPLATE, SpecialTokens
@@ -33,7 +33,7 @@ from edge_spec.text.template_traits import TemplateTraits, fitted, with_argument
 from edge_spec.text.token_pieces import TokenPieces
 
 if TYPE_CHECKING:
-    from edge_spec.text.tools.detection import ToolForm
+    from edge_spec.text.tools.formats import ToolForm
 
 _TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
 # Sources of ends that no file states.
@@ -156,17 +156,14 @@ class ChatFormat:
         prompt, tools and options: as `chat_prompt` was given them. Raises as `chat_prompt` does.
         """
         thought = self._for(tools).thought
-        form = AnswerForm(budget=thought_budget(options.get("reasoning")))
-        # Where thoughts and text have headers, calls have, too: one reader knows them all.
-        if tools or (thought is not None and thought.lead and self.tool_form().marks_texts):
-            calls = self.tool_form()
-            names = frozenset(tool["function"]["name"] for tool in tools)
-            form = replace(
-                form,
-                following=partial(calls.reader, tools),
-                call_markers=calls.markers if names else (),
-                tool_names=names,
-            )
+        calls = self.tool_form() if tools else None
+        # Where thoughts have headers, text and calls have, too: one reader knows them all.
+        if calls is None and thought is not None and thought.lead:
+            from edge_spec.text.tools.formats import HARMONY
+
+            calls = HARMONY
+        budget = thought_budget(options.get("reasoning"))
+        form = AnswerForm(budget=budget, calls=calls, tools=tools)
         if thought is None:
             return form if tools else None
         form = replace(form, thought=thought.without_lead if tools else thought)

@@ -30,7 +30,6 @@ from edge_spec.text.plain_messages import THOUGHTS, Message, Tools, plain_messag
 
 _MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
 _MAX_CHARACTERS = 10_000_000  # of a product
-_MAX_PROMPT = 16_000_000  # characters
 _MAX_BITS = 4096  # of an integer
 _Result = TypeVar("_Result")
 
@@ -87,17 +86,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def render_within(self, seconds: float, template: Template, given: Mapping[str, Any]) -> str:
         """Raises LimitError, and whatever the template does."""
-
-        def render() -> str:
-            parts, size = [], 0
-            for part in template.generate(given):
-                size += len(part)
-                if size > _MAX_PROMPT:
-                    raise LimitError(f"writes more than {_MAX_PROMPT:,} characters")
-                parts.append(part)
-            return "".join(parts)
-
-        return _run_within(seconds, render)
+        return _run_within(seconds, lambda: template.render(given))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):

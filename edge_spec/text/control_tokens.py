@@ -1,24 +1,25 @@
 """Keeps the text of a conversation from becoming tokens that only the chat template may write.
 
 A template is a program: it cuts, joins and searches what it is given, so that no look at a message
-alone tells what stands in the prompt. Each character of what is given that a control token may be
-made of is therefore replaced while the template is rendered, by one that nothing given has. Where
-the prompt spells a control token with such a character in it, that is text like any other.
+alone tells what stands in the prompt. Marks are therefore put around what begins and ends control
+tokens in what is given, and the template is rendered with them. Where the prompt spells a control
+token with a marked character in it, that is text like any other.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.chat_template import ChatTemplate
-from edge_spec.text.given_encoding import fresh_characters, occurrences, pattern_of, touches
-from edge_spec.text.plain_messages import ROLES, Message
+from edge_spec.text.given_encoding import fresh_characters, pattern_of
+from edge_spec.text.plain_messages import Message
 
 # Whatever a tokenizer calls them.
 CONTROL_TEXT = re.compile(r"<[|\uff5c].*[|\uff5c]>")
@@ -26,8 +27,7 @@ CONTROL_TEXT = re.compile(r"<[|\uff5c].*[|\uff5c]>")
 _TAG = re.compile(r"[<\[{|].*[>\]}|]")
 _STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of a tag
 _SPEAKERS = ("system", "assistant")  # whose text may have tags
-_SYMBOL = r"[^\w\s\"'\\]"  # quotes stay, since templates escape them
-_LONGEST = 100  # characters of what a template looks for
+_SYMBOL = re.compile(r"[^\w\s\"'\\]")  # quotes are none, since templates escape them
 ANSWER, FOLLOW_UP = "First answer.", "Second question."
 CONVERSATION: Sequence[Message] = (
     {"role": "user", "content": "First question."},
@@ -96,55 +96,41 @@ class ControlTokens:
 
     def encode(self, render: Render, *given: Any) -> list[int]:
         """Returns the tokens of `render(*given)`, whose first argument is messages."""
-        texts = list(_texts_of(given))
-        if not any(map(self._may_take_part, texts)):
-            return self._codec.encode(render(*given))
-        hidden = self._hidden(texts)
-        prompt = render(*self._replaced(given, hidden))
-        for private in hidden.values():
-            prompt = prompt.replace(json.dumps(private)[1:-1], private)
-        shown = {ord(private): character for character, private in hidden.items()}
-        places = [at for at, character in enumerate(prompt) if ord(character) in shown]
-        prompt = prompt.translate(shown)
-        read = list(occurrences(self._pattern, prompt))
-        is_forged = any(touches(places, start, end) for start, end in read)
-        if not is_forged and not self._codec.reads_variants:
-            plain = render(*given)
-            if plain == prompt or self._spelled(plain) == self._spelled(prompt):
-                return self._codec.encode(plain)
-        return self._codec.encode_given(prompt, places, self._ids)
-
-    def _may_take_part(self, text: str) -> bool:
-        """Says whether a part of this may become a part of a control token in a prompt."""
-        return bool(self._symbols.search(text)) or text.strip() in self._names
-
-    def _hidden(self, texts: Sequence[str]) -> dict[str, str]:
-        """Returns the characters of the texts to replace, each with another one."""
-        found = set().union(*texts)
+        texts: list[str] = []
+        _mapped(given, texts.append)
         fresh = fresh_characters(*texts, *self._template.literals)
-        letters = set().union(*self._names)
-        return {
-            each: next(fresh)
-            for each in sorted(found)
-            if each in letters or self._symbols.match(each)
-        }
+        whole = "\0".join(texts)
+        before, after = islice((each for each in fresh if _escaped(each) not in whole), 2)
+        prompt = render(*self._marked(given, before, after))
+        for mark in (before, after):
+            prompt = prompt.replace(_escaped(mark), mark)
+        parts, places, length = re.split(f"([{before}{after}])", prompt), list[int](), 0
+        for part in parts:
+            if part in (before, after):
+                places.append(length - (part == after))
+            else:
+                length += len(part)
+        if not places:
+            return self._codec.encode(prompt)
+        prompt = "".join(part for part in parts if part not in (before, after))
+        return self._codec.encode_given(prompt, sorted(places), self._ids)
 
-    def _replaced(self, given: tuple[Any, ...], hidden: Mapping[str, str]) -> tuple[Any, ...]:
-        whole = {ord(character): private for character, private in hidden.items()}
-        symbols = {code: each for code, each in whole.items() if self._symbols.match(chr(code))}
+    def _marked(self, given: tuple[Any, ...], before: str, after: str) -> tuple[Any, ...]:
+        """Return the same with marks before what begins control tokens and after what ends them."""
 
-        def replacing(kept: Collection[str]) -> Callable[[str], str]:
-            pairs = [(text.translate(symbols), text) for text in kept]
+        def marking(spelling: _Spelling) -> Callable[[str], str]:
+            def mark(text: str) -> str:
+                if spelling.is_within(text):
+                    return text.replace(text.strip(), before + text.strip(), 1)
+                parts = spelling.kept.split(text)
+                for at in range(0, len(parts), 2):
+                    marked = spelling.beginnings.sub(rf"{before}\g<0>", parts[at])
+                    parts[at] = spelling.ends.sub(rf"\g<0>{after}", marked)
+                return "".join(parts)
 
-            def replace(text: str) -> str:
-                text = text.translate(whole if text.strip() in self._names else symbols)
-                for replaced, plain in pairs:
-                    text = text.replace(replaced, plain)
-                return text
+            return mark
 
-            return replace
-
-        own, foreign = map(replacing, self._kept)
+        own, foreign = map(marking, self._spellings)
         messages = [
             {
                 name: value
@@ -157,83 +143,55 @@ class ControlTokens:
         return (messages, *(_mapped(each, foreign) for each in given[1:]))
 
     @cached_property
-    def _kept(self) -> tuple[Collection[str], Collection[str]]:
-        """Returns what stays as it is, so that a template finds it: in what the assistant and the
-        system say, and in all else. No control token has a part in it."""
-
-        def kept(control: Collection[str], tags: Collection[str]) -> Collection[str]:
-            pattern, joined = pattern_of(control), "\0".join(control)
-            beginnings = {text[:n] for text in control for n in range(1, len(text))}
-            ends = {text[-n:] for text in control for n in range(1, len(text))}
-            return [
-                text
-                for text in {*self._template.literals, *tags}
-                if 1 < len(text) < _LONGEST
-                and self._symbols.search(text)
-                and not pattern.search(text)
-                and text not in joined
-                and not any(
-                    text[:n] in ends or text[-n:] in beginnings for n in range(1, len(text))
-                )
-            ]
-
-        return kept(self.control, self.tags), kept(self.control | self.tags, ())
-
-    def _spelled(self, text: str) -> list[str]:
-        return [text[start:end] for start, end in occurrences(self._pattern, text)]
+    def _spellings(self) -> tuple[_Spelling, _Spelling]:
+        """Returns those of what the assistant and the system say, and of all else."""
+        variants = self._codec.reads_variants
+        return (
+            _Spelling.of(self.control, self.tags, reads_variants=variants),
+            _Spelling.of(self.control | self.tags, (), reads_variants=variants),
+        )
 
     @cached_property
     def _ids(self) -> frozenset[int]:
         return frozenset(self._added[text][0] for text in self.control | self.tags)
 
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return pattern_of(self.control | self.tags)
 
-    @cached_property
-    def _symbols(self) -> re.Pattern[str]:
-        """Matches what a control token has at least one of."""
-        if self._codec.reads_variants:
-            return re.compile(_SYMBOL)
-        texts = self.control | self.tags
-        found = {*re.findall(_SYMBOL, "".join(texts))}
-        found |= {text[0] for text in texts if found.isdisjoint(text)}
-        return re.compile(f"[{re.escape(''.join(sorted(found)))}]" if found else r"(?!)")
+class _Spelling(NamedTuple):
+    """How a text spells control tokens. beginnings, ends: their first and last two characters.
+    kept: what is read wherever it stands, in a group. joined: all of them, with others between."""
 
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        """Returns words that the template may make a control token of, such as the name in
-        <|name|>, unless it has them itself."""
-        before = {each[at:] for each in self._template.literals for at in range(-_LONGEST, 0)}
-        after = {each[:end] for each in self._template.literals for end in range(1, _LONGEST)}
-        found = {
-            word.group()
-            for text in self.control | self.tags
-            for word in re.finditer(r"\w+", text)
-            if text[: word.start()] in before and text[word.end() :] in after
-        }
-        return frozenset(found.difference(self._template.literals))
+    beginnings: re.Pattern[str]
+    ends: re.Pattern[str]
+    kept: re.Pattern[str]
+    joined: str
+
+    @classmethod
+    def of(
+        cls, control: Collection[str], kept: Collection[str], *, reads_variants: bool
+    ) -> _Spelling:
+        """reads_variants: in other characters, too, so that any sign may begin or end one."""
+        pairs = ({text[:2] for text in control}, {text[-2:] for text in control})
+        first, last = (re.compile(pattern_of(each).pattern, re.IGNORECASE) for each in pairs)
+        if reads_variants:
+            first, last = _SYMBOL, pattern_of(())
+        written = re.compile(f"({pattern_of(kept).pattern})")
+        return cls(first, last, written, "\0".join(control).lower())
+
+    def is_within(self, text: str) -> bool:
+        """Says whether a text is a part of a control token, and no word that templates look for."""
+        text = text.strip().lower()
+        return bool(_SYMBOL.search(text)) and text in self.joined
+
+
+def _escaped(character: str) -> str:
+    return json.dumps(character)[1:-1]
 
 
 def _has_tags(message: Mapping[str, Any], name: str) -> bool:
     return name == "content" and message["role"] in _SPEAKERS
 
 
-def _texts_of(value: Any) -> Iterator[str]:
-    """Yields all that is in messages, tools and options, but for roles, which are checked."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _texts_of(name)
-            if name != "role" or each not in ROLES:
-                yield from _texts_of(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts_of(each)
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+def _mapped(value: Any, change: Callable[[str], Any]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

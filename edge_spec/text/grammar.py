@@ -7,12 +7,10 @@ drafted: text is as lossless as without one. llguidance, a library, follows the 
 from __future__ import annotations
 
 import json
-import logging
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,8 +26,6 @@ from edge_spec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from edge_spec.text.json_schema import HeldSchema
-
-_log = logging.getLogger(__name__)
 
 # As Python's json.dumps writes it. Space that a model may choose is space that small models fill
 # whole answers with, and tokens that cannot be foreseen. Without \u, a name has one spelling, so
@@ -91,7 +87,9 @@ class Grammar:
 
     def held(self) -> HeldSchema:
         """The schema as llguidance holds it."""
-        return _held(self.source, self.strict)
+        from edge_spec.text.json_schema import held_schema
+
+        return held_schema(self.source, is_strict=self.strict)
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -109,20 +107,6 @@ class Grammar:
         """A context-free grammar as llama.cpp has it, beginning at `root`; one in Lark's syntax is
         known by its look."""
         return cls("gbnf", text)
-
-
-@lru_cache(maxsize=32)
-def _held(source: str, is_strict: bool) -> HeldSchema:
-    from edge_spec.text.json_schema import held_schema
-
-    held = held_schema(json.loads(source), is_strict=is_strict)
-    tell_passed_over("the schema", held)
-    return held
-
-
-def tell_passed_over(whose: str, held: HeldSchema) -> None:
-    if held.passed_over:
-        _log.warning("of %s, answers are not held to %s", whose, "; ".join(held.passed_over))
 
 
 class GrammarCompiler:

@@ -9,6 +9,7 @@ of the schema has no others, unless the schema says what these are like.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from urllib.parse import unquote
 from pydantic import Field, TypeAdapter, ValidationError
 
 from edge_spec.errors import MissingDependencyError, UsageError
+
+_log = logging.getLogger(__name__)
 
 MAX_DEPTH = 100  # of parts, through references: llguidance runs out of stack at some hundreds
 MAX_PARTS = 20_000
@@ -89,19 +92,24 @@ class HeldSchema:
     passed_over: tuple[str, ...]
 
 
+@lru_cache(maxsize=256)
 def held_schema(
-    schema: Any, *, is_strict: bool = True, is_object: bool = False, name: str = "#"
+    source: str, *, is_strict: bool = True, is_object: bool = False, name: str = "#"
 ) -> HeldSchema:
-    """Raises UsageError for what is no JSON Schema and, if `is_strict`, for a keyword that cannot
-    be held.
+    """Return a schema as llguidance holds it, and warn of what is passed over. Raises UsageError
+    for what is no JSON Schema and, if `is_strict`, for a keyword that cannot be held.
 
-    is_object: only objects are meant. name: of the schema, in messages.
+    source: its JSON. is_object: only objects are meant. name: of the schema, in messages.
     """
-    checker = _Checker(schema, is_strict, name)
+    checker = _Checker(json.loads(source), is_strict, name)
     try:
-        return HeldSchema(checker.checked(is_object=is_object), tuple(checker.passed_over))
+        held = HeldSchema(checker.checked(is_object=is_object), tuple(checker.passed_over))
     except RecursionError:
         checker.wrong("", "too many levels")
+    if held.passed_over:
+        whose = "the schema" if name == "#" else name
+        _log.warning("of %s, answers are not held to %s", whose, "; ".join(held.passed_over))
+    return held
 
 
 class _Checker:

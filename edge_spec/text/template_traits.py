@@ -67,15 +67,15 @@ def fitted(
     UsageError for tools and calls that are not as OpenAI has them.
     """
     if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
-        from edge_spec.text.tools.detection import native_history, spelled_history
+        from edge_spec.text.tools.detection import SPELLED, native_history
 
         messages, native = with_arguments(messages), traits.native_tools
-        if native is None or not native.shows_tools:
-            _check("tools", tools)
+        if native is None and (tools or not traits.takes(messages)):
+            native = SPELLED
         if native is not None:
+            if not native.shows_tools:
+                _check("tools", tools)
             messages, tools = native_history(messages, tools, native)
-        elif tools or not traits.takes(messages):
-            messages, tools = spelled_history(messages, tools), ()
     return _arranged(messages, traits), tools
 
 

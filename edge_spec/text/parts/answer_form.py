@@ -5,21 +5,23 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.parts.part import (
     EndedError,
     PartKind,
     PartReader,
-    PlainReader,
-    StepReader,
     Steps,
     first_of,
     overlap,
 )
-from edge_spec.text.plain_messages import THOUGHTS
+from edge_spec.text.plain_messages import THOUGHTS, Tools
+
+if TYPE_CHECKING:
+    from edge_spec.text.tools.formats import ToolForm
 
 TEXT_TOKENS = 512  # where nobody says: small models repeat themselves, up to the context's end
 THOUGHT_TOKENS = 3584  # beside them, of models that think
@@ -78,8 +80,8 @@ class AnswerForm:
     is none, though the model may write one all the same. budget: tokens of the thought, after which
     it is ended; None: as many as the model wants. tells_thought: it is a part of its own, else of
     the text, as the model writes it. text_opening: what opens the text of an answer without a
-    thought. following: makes the reader of what follows the thought, such as text and calls of
-    tools. call_markers, tool_names: what calls begin with, and of which tools they may be.
+    thought. calls: how the model calls tools, None where all that follows a thought is text. tools:
+    those that may be called.
     """
 
     thought: ThoughtForm | None = None
@@ -89,14 +91,11 @@ class AnswerForm:
     budget: int | None = None
     tells_thought: bool = True
     text_opening: str = ""
-    following: Callable[[], PartReader] = PlainReader
-    call_markers: tuple[str, ...] = ()
-    tool_names: frozenset[str] = frozenset()
+    calls: ToolForm | None = None
+    tools: Tools = ()
 
     def reader(self) -> PartReader:
-        if self.thought is None or not self.tells_thought:
-            return self.following()
-        return ThoughtReader(self, self.thought)
+        return AnswerReader(self) if self.calls is None else self.calls.reader(self.tools, self)
 
 
 def answer_tokens(
@@ -112,40 +111,38 @@ def answer_tokens(
     return text_tokens + (thought_tokens if form.budget is None else form.budget)
 
 
-class ThoughtReader(StepReader):
-    """Reads a thought, if the answer begins with one, and then all else. What looks like a thought
+class AnswerReader(PartReader):
+    """Reads a thought, if the answer begins with one, and then text. What looks like a thought
     later on stays text. White space around the thought belongs to neither it nor the text."""
 
-    def __init__(self, form: AnswerForm, thought: ThoughtForm) -> None:
-        self._form = form
-        self._thought = thought
-        self._marks = [thought.closing, *form.call_markers]
+    def __init__(self, form: AnswerForm) -> None:
+        self._answer = form
         super().__init__()
 
     def _read(self) -> Steps[None]:
-        following = self._form.following()
-        try:
-            if self._form.is_begun or (yield from self._read_opening()):
-                yield from self._read_thought()
-                yield from self._read_ending()
-            while True:
-                self._parts += following.push(self._take(len(self._held)))
-                yield from self._more()
-        except EndedError:
-            self._parts += [*following.push(self._held), *following.finish()]
-            self.is_cut = following.is_cut
+        form = self._answer
+        if form.thought is not None and form.tells_thought:
+            with suppress(EndedError):
+                if form.is_begun or (yield from self._read_opening(form.thought.opening)):
+                    yield from self._read_thought(form.thought.closing)
+        yield from self._read_rest()
 
-    def _read_opening(self) -> Steps[bool]:
+    def _read_rest(self) -> Steps[None]:
+        """Read what follows the thought."""
+        while True:
+            if self._held:
+                self._add(PartKind.TEXT, self._take(len(self._held)))
+            yield from self._more()
+
+    def _read_opening(self, opening: str) -> Steps[bool]:
         """Return True if the answer begins with a thought."""
-        opening, text_opening = self._thought.opening, self._form.text_opening
-        while not self._form.is_opened:
+        while not self._answer.is_opened:
             text = self._held.lstrip()
             if text.startswith(opening):
                 self._held = text[len(opening) :]
                 self._add(PartKind.REASONING, "")
                 break
-            if all(text == each or not each.startswith(text) for each in (opening, text_opening)):
-                self._held = text.removeprefix(text_opening) if text_opening else self._held
+            if not opening.startswith(text):
                 return False
             yield from self._more()
         while not self._held.strip():
@@ -154,11 +151,12 @@ class ThoughtReader(StepReader):
         self._held = self._held.lstrip()
         return True
 
-    def _read_thought(self) -> Steps[None]:
-        closing, mark = self._thought.closing, ""
+    def _read_thought(self, closing: str) -> Steps[None]:
+        calls = self._answer.calls if self._answer.tools else None
+        marks, mark = (closing, *(calls.markers if calls else ())), ""
         try:
             while not mark:
-                place, mark = first_of(self._marks, self._held)
+                place, mark = first_of(marks, self._held)
                 self._add_thought(len(self._held[:place].rstrip()))
                 if not mark:
                     yield from self._more()
@@ -166,19 +164,28 @@ class ThoughtReader(StepReader):
             while mark != closing and not self._held.partition(closing)[2].strip():
                 yield from self._more()
         except EndedError:
-            is_call = self._read_last_calls()
+            is_call = self._read_last_calls(closing)
             if is_call or closing not in self._held:
                 self._add_thought(len(self._held))
                 raise
         self._add_thought(len(self._held.partition(closing)[0].rstrip()))
         self._add(PartKind.REASONING, "")
         self._held = self._held.lstrip().removeprefix(closing)
+        while True:  # one that was ended for the model may be ended by it, too
+            self._held = self._held.lstrip()
+            if self._held.startswith(closing):
+                self._held = self._held.removeprefix(closing)
+            elif closing.startswith(self._held):
+                yield from self._more()
+            else:
+                break
 
-    def _read_last_calls(self) -> bool:
+    def _read_last_calls(self, closing: str) -> bool:
         """Read the calls of an answer whose thought was not ended before them, as some models write
         them. They are calls where nothing else follows, else the model has thought of them."""
-        reader, names = self._form.following(), self._form.tool_names
-        text = self._held.partition(self._thought.closing)[0].strip()
+        reader = replace(self._answer, thought=None).reader()
+        names = {tool["function"]["name"] for tool in self._answer.tools}
+        text = self._held.partition(closing)[0].strip()
         parts = [*reader.push(text), *reader.finish()]
         calls = [part for part in parts if part.kind is PartKind.CALL]
         heads = [part.call for part in calls if part.call is not None]
@@ -189,22 +196,6 @@ class ThoughtReader(StepReader):
         self._parts += calls
         self._held = ""
         return True
-
-    def _read_ending(self) -> Steps[None]:
-        """Read what stands between the thought and the text. A thought that was ended for the model
-        may be ended by it, too."""
-        closing, lead = self._thought.closing, self._thought.lead
-        while True:
-            self._held = self._held.lstrip()
-            if self._held.startswith(closing):
-                self._held = self._held.removeprefix(closing)
-            elif closing.startswith(self._held):
-                yield from self._more()
-            else:
-                break
-        while lead.startswith(self._held) and self._held != lead:
-            yield from self._more()
-        self._held = self._held.removeprefix(lead)
 
     def _add_thought(self, length: int) -> None:
         if length:

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # they stop where more of the answer is needed
@@ -43,41 +43,17 @@ class Part:
     call: CallHead | None = None
 
 
-class PartReader(Protocol):
-    """Tells the parts of one answer apart while it is written. What it tells does not depend on
-    the pieces that the answer comes in."""
-
-    @property
-    def is_cut(self) -> bool:
-        """Says whether the answer has ended within a call."""
-
-    def push(self, markup: str) -> list[Part]:
-        """Returns what is known with this piece of the answer, in which special tokens are written
-        out. Pieces of a text or of a thought are slices of the answer as it was pushed."""
-
-    def finish(self) -> list[Part]:
-        """Returns what was held back of the answer, which has ended."""
-
-
-class PlainReader:
-    """Reads an answer that is nothing but text."""
-
-    is_cut = False
-
-    def push(self, markup: str) -> list[Part]:
-        return [Part(PartKind.TEXT, markup)] if markup else []
-
-    def finish(self) -> list[Part]:
-        return []
-
-
 class EndedError(Exception):
     """The answer has ended where more of it was needed."""
 
 
-class StepReader(ABC):
-    """Reads an answer in steps. They stop until there is more of it, and raise EndedError once
-    there is none: what is read never depends on how the answer was cut."""
+class PartReader(ABC):
+    """Tells the parts of one answer apart while it is written.
+
+    Reads in steps, which stop until there is more of the answer, and raise EndedError once there is
+    none: what is read never depends on the pieces that the answer comes in. is_cut: the answer has
+    ended within a call.
+    """
 
     def __init__(self) -> None:
         self.is_cut = False
@@ -88,12 +64,15 @@ class StepReader(ABC):
         next(self._steps)
 
     def push(self, markup: str) -> list[Part]:
+        """Returns what is known with this piece of the answer, in which special tokens are written
+        out. Pieces of a text or of a thought are slices of the answer as it was pushed."""
         self._held += markup
         next(self._steps, None)
         taken, self._parts = self._parts, []
         return taken
 
     def finish(self) -> list[Part]:
+        """Returns what was held back of the answer, which has ended."""
         self._has_ended = True
         return self.push("")
 

@@ -3,19 +3,16 @@ are written one by one: as JSON, as Python, in quotes of a model's own, or as ba
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from edge_spec.errors import UsageError
-from edge_spec.text.grammar import JSON_STYLE, tell_passed_over
-
-if TYPE_CHECKING:
-    from edge_spec.text.json_schema import HeldSchema
+from edge_spec.text.grammar import JSON_STYLE
 
 ANY = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 TEXT = frozenset(("string",))
@@ -24,8 +21,12 @@ _NAMING = (
     *("$ref", "allOf", "anyOf", "const", "enum", "if", "oneOf"),
     *("additionalProperties", "patternProperties", "properties", "propertyNames"),
 )
+_MAX_STEPS = 20  # of references, one to another
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None, "null": None}
+_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}  # as JSON has them
+# A word in an object or array, which may be a name.
+_WORD = r"(?<![\w.+-])([^\W\d][\w.-]*)(\s*:)?"
+_NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,22 +35,15 @@ def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
 
     What is in a tool's schema is often not the client's to change: keywords that cannot be held are
     passed over, unless the tool says strict: true. Raises UsageError for a schema that is none."""
+    from edge_spec.text.json_schema import held_schema
+
     parameters = function.get("parameters")
     parameters = {} if parameters is None else parameters
     if isinstance(parameters, Mapping) and all(parameters.get(each) is None for each in _NAMING):
         parameters = {**parameters, "properties": {}}
-    source = json.dumps(parameters)
-    return _held_arguments(source, function["name"], function.get("strict") is True).schema
-
-
-@lru_cache(maxsize=256)
-def _held_arguments(source: str, name: str, is_strict: bool) -> HeldSchema:
-    from edge_spec.text.json_schema import held_schema
-
-    place = f"the parameters of {name}"
-    held = held_schema(json.loads(source), is_strict=is_strict, is_object=True, name=place)
-    tell_passed_over(place, held)
-    return held
+    place, is_strict = f"the parameters of {function['name']}", function.get("strict") is True
+    held = held_schema(json.dumps(parameters), is_strict=is_strict, is_object=True, name=place)
+    return held.schema
 
 
 def as_lark(schema: Any, definitions: Mapping[str, Any] | None = None) -> str:
@@ -97,44 +91,23 @@ class Members(NamedTuple):
 
 
 def members_of(schema: Any, definitions: Mapping[str, Any]) -> Members:
-    """Return the members of objects that fit a schema. Of several schemas to choose from, those of
-    all; required is what each requires."""
-    ways, required, others = _members_of(schema, definitions, {})
-    properties = {name: {"anyOf": each} if each[1:] else each[0] for name, each in ways.items()}
-    return Members(properties, required, others)
-
-
-_Ways = tuple[dict[str, list[Any]], set[str], Any]  # Members, each with the schemas it may have
-
-
-def _members_of(schema: Any, definitions: Mapping[str, Any], known: dict[str, _Ways]) -> _Ways:
-    """known: what was found of definitions, by their names; nothing within themselves."""
+    """Return the members of objects that fit a schema. One that is put together of several, or
+    chosen from them, may have any, beside those that it names itself."""
+    for _ in range(_MAX_STEPS):
+        keywords = schema.keys() - {"type", "$defs"} if isinstance(schema, Mapping) else ()
+        if keywords == {"$ref"}:
+            schema = definitions.get(str(schema["$ref"]).rpartition("/")[2], True)
+        elif keywords == {"allOf"} and len(schema["allOf"]) == 1:
+            schema = schema["allOf"][0]
+        else:
+            break
     if not isinstance(schema, Mapping):
-        return {}, set(), schema
-    properties = {name: [each] for name, each in (schema.get("properties") or {}).items()}
-    required = set(schema.get("required") or ())
+        return Members({}, set(), schema)
     # Where names have patterns, those that the schema lists are the only ones.
     others = "patternProperties" not in schema and schema.get("additionalProperties", False)
-    parts = [[each] for each in schema.get("allOf", ())]
-    parts += [schema["anyOf"]] if "anyOf" in schema else []
-    found = [[_members_of(each, definitions, known) for each in part] for part in parts]
-    if "$ref" in schema:
-        name = str(schema["$ref"]).rpartition("/")[2]
-        if name not in known:
-            known[name] = {}, set(), False
-            known[name] = _members_of(definitions.get(name, True), definitions, known)
-        found.append([known[name]])
-    for choices in found:
-        ways: dict[str, list[Any]] = {}
-        for own, _, own_others in choices:
-            others = others or own_others
-            for member, each in own.items():
-                told = ways.setdefault(member, [])
-                told += [way for way in each if way not in told]
-        # What one part says of a member holds, unless it says nothing.
-        properties |= {n: each for n, each in ways.items() if properties.get(n, [True]) == [True]}
-        required |= set.intersection(*(needed for _, needed, _ in choices)) if choices else set()
-    return properties, required, others
+    is_joined = not {"$ref", "allOf", "anyOf"}.isdisjoint(schema)
+    properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
+    return Members(dict(properties), required, others or is_joined)
 
 
 def argument_types(tool: Mapping[str, Any] | None) -> dict[str | None, frozenset[str]]:
@@ -217,67 +190,62 @@ class Keyed:
         bare = text.strip()
         try:
             value = _literal(bare, self.quote)
-        except (ValueError, RecursionError):
+        except _NO_LITERAL:
             return as_json(text)
         kind = type_of(value)
         if isinstance(value, str) and "string" not in types:
             return self.meant(value, types) if value != text else as_json(text)
         if kind not in types and not (kind == "integer" and "number" in types):
-            is_whole = kind == "number" and "integer" in types and value == int(value)
+            is_whole = kind == "number" and "integer" in types and value % 1 == 0
             if "string" in types and not is_whole:
                 return as_json(text)
         return bare if _NUMBER.fullmatch(bare) else as_json(value)
 
+    def meant_literal(self, text: str, types: Collection[str]) -> str:
+        """Return as JSON what is written as a value, in quotes if it is a text."""
+        quote = next((each for each in (self.quote, '"', "'") if text.startswith(each)), "")
+        if not quote:
+            return self.meant(text, types)
+        meant = text.removeprefix(quote).removesuffix(quote)
+        if len(quote) == 1:
+            with suppress(*_NO_LITERAL):
+                meant = str(_literal(text, '"'))
+        return as_json(meant) if "string" in types else self.meant(meant, types)
+
 
 def _literal(text: str, quote: str) -> Any:
-    """Return a value in the spelling of JSON or Python; where texts have quotes of a format's own,
-    also in these, or bare. Raises ValueError for what is none."""
-    if not quote and text.startswith("'"):
-        raise ValueError("a text")
+    """Return a value in the spelling of JSON, or of Python where a model writes that in arrays and
+    objects; where a format has quotes of its own, names and texts may be bare. Raises one of
+    `_NO_LITERAL` for what is none."""
+    if len(quote) > 1:
+        text = _as_plain_json(text, re.escape(quote))
+    text = _WORDS.get(text.lower(), text)
+    try:
+        value = json.loads(text, strict=False, parse_constant=_refuse)
+    except ValueError:
+        if quote != '"' and not text.startswith(("[", "{")):
+            raise
+        value = ast.literal_eval(text)
+    if not isinstance(value, float):
+        json.dumps(value, allow_nan=False)
+    return value
+
+
+def _as_plain_json(text: str, quote: str) -> str:
+    """Return a value whose texts have quotes of a format's own, or none, with those of JSON."""
 
     def as_token(found: re.Match[str]) -> str:
-        own, double, single, sign, word, colon = found.groups()
-        if sign is not None:
-            return sign.translate(_SIGNS)
-        if word is None:
-            return as_json(own if own is not None else unescaped(double or single or ""))
-        is_number = _NUMBER.fullmatch(word) is not None
-        is_read = is_number or quote or word.lower() in _WORDS
-        if not is_read or word.startswith((quote or '"', '"', "'")):
-            raise ValueError("no value")
-        token = word if is_number else as_json(_WORDS.get(word.lower(), word))
-        if colon is not None:
-            token = token if token.startswith('"') else as_json(token)
-        return token + (colon or "")
+        own, word, colon = found.groups()
+        if own is None and (word is None or (not colon and word.lower() in _WORDS)):
+            return found[0] if word is None else _WORDS[word.lower()]
+        return as_json(word if own is None else own) + (colon or "")
 
-    own = f"{re.escape(quote)}(.*?){re.escape(quote)}" if len(quote) > 1 else "(?!)()"
-    return json.loads(re.sub(own + _TOKENS, as_token, text, flags=re.DOTALL))
+    pattern = rf'{quote}(.*?){quote}|"(?:\\.|[^"\\])*"|{_WORD}'
+    return re.sub(pattern, as_token, text, flags=re.DOTALL)
 
 
-# Texts in quotes, brackets and commas before closing ones, and words, which may be names.
-_TOKENS = (
-    r"""|"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'"""
-    r"""|([\[\](){}]|,(?=\s*[\])}]))|([^\s,:\[\](){}]+)(\s*:)?"""
-)
-_SIGNS = str.maketrans("()", "[]", ",")
-_HEX = "[0-9a-fA-F]"
-_PAIR = rf"u[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}"  # one letter
-_ESCAPE = re.compile(rf"\\({_PAIR}|u{_HEX}{{4}}|x{_HEX}{{2}}|.)", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
-
-
-def unescaped(text: str) -> str:
-    return _ESCAPE.sub(_character, text) if "\\" in text else text
-
-
-def _character(found: re.Match[str]) -> str:
-    escape = found[1]
-    if escape[0] == "u" and len(escape) > 1:
-        text: str = json.loads(f'"\\{escape}"')
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if escape[0] == "x" and len(escape) > 1:
-        return chr(int(escape[1:], 16))
-    return _ESCAPED.get(escape, escape if escape in "\\'\"/" else "\\" + escape)
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def as_json(value: Any) -> str:

@@ -32,20 +32,18 @@ from edge_spec.text.plain_messages import (
     probe_message,
     with_call_arguments,
 )
-from edge_spec.text.tools.call_shape import SHORT_ID, TAG
+from edge_spec.text.tools.call_format import SHORT_ID, TAG, CallFormat
 from edge_spec.text.tools.formats import (
     FORMATS,
     GENERIC,
     HARMONY,
     PYTHON,
     STATED,
-    CallFormat,
-    HarmonyForm,
+    ToolForm,
     described,
 )
 
 Render = Callable[..., str]  # of messages and tools; raises EdgeSpecError
-ToolForm = CallFormat | HarmonyForm
 _LIST = re.compile(r'\[\s*\{\s*"name":\s*"[^"]*",\s*"arguments":')  # an example of calls
 _PYTHON = re.compile(r"\[\w+\(\w+=[^()]*\)")
 _TEXT = "probe-text"
@@ -70,6 +68,10 @@ class NativeTools:
     shows_results: bool = True
     shows_tools: bool = True
     tools_in_system: bool = False
+
+
+# For templates without any: calls and results are text, tools are described.
+SPELLED = NativeTools(GENERIC, shows_calls=False, shows_results=False, shows_tools=False)
 
 
 def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> NativeTools | None:
@@ -219,7 +221,7 @@ Turn = tuple[Message, Sequence[Message]]  # a message, and the results that foll
 def native_history(
     messages: Sequence[Message], tools: Tools, native: NativeTools
 ) -> tuple[Sequence[Message], Tools]:
-    """Returns the messages and tools to render with a template that knows calls."""
+    """Returns the messages and tools to render."""
     turns = [part for each in _turns(messages) for part in _parts(*each, native)]
     if not native.takes_any_id:
         turns = list(_with_ids(turns))
@@ -232,14 +234,6 @@ def native_history(
     else:
         system = {**system, "content": described(tools, native.form)}
     return _with_system(system, messages), ()
-
-
-def spelled_history(messages: Sequence[Message], tools: Tools) -> Sequence[Message]:
-    """Returns messages of text alone, and before them a description of the tools."""
-    spelled = [_spelled(each, GENERIC) for each in messages]
-    if not tools:
-        return spelled
-    return _with_system({"role": "system", "content": described(tools)}, spelled)
 
 
 def _turns(messages: Sequence[Message]) -> Sequence[Turn]:

@@ -9,33 +9,20 @@ from contextlib import suppress
 from typing import Any
 
 from edge_spec.text.grammar import Grammar
+from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.part import EndedError, PartKind, PartReader, Steps, first_of
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import Keyed, arguments_schema, as_lark
-from edge_spec.text.tools.call_grammar import ANYTHING, call_grammar, literal
-from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
-from edge_spec.text.tools.reader import CallReader, CallSteps
-
-
-class CallFormat(CallShape):
-    """Reads calls of this shape, and holds answers to them."""
-
-    def reader(self, tools: Tools = ()) -> PartReader:
-        """Read one answer: text and calls. tools: those that may be called, as far as they are
-        known: values that are written without a type have the one of their schema."""
-        return CallReader(self, tools)
-
-    def grammar(
-        self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
-    ) -> Grammar:
-        """Hold an answer to calls of `tools` from where the first one begins; nothing follows the
-        last one.
-
-        required: the answer begins with a call; else it is text, or text and then calls. several:
-        up to MAX_CALLS. text: of a JSON schema, for an answer without a call. Raises UsageError for
-        a schema that is none, or that no call fits.
-        """
-        return call_grammar(self, tools, required=required, several=several, text=text)
+from edge_spec.text.tools.call_format import (
+    ANYTHING,
+    ARGUMENTS,
+    ID,
+    INDEX,
+    NAME,
+    CallFormat,
+    literal,
+)
+from edge_spec.text.tools.reader import CallSteps
 
 
 def _tags(tag: str, gap: str = "\n") -> CallFormat:
@@ -186,7 +173,6 @@ class HarmonyForm:
 
     markers = (_CHANNEL, _START)
     keyed = None
-    marks_texts = True
 
     def written(self, calls: Sequence[Mapping[str, Any]]) -> str:
         return _SPEAKER.join(self._call(call["function"]) for call in calls)
@@ -197,8 +183,8 @@ class HarmonyForm:
         header = f" to={_FUNCTIONS}{function['name']}{_CHANNEL}commentary json{_MESSAGE}"
         return f"{header}{arguments}<|call|>"
 
-    def reader(self, tools: Tools = ()) -> PartReader:
-        return HarmonyReader({tool["function"]["name"] for tool in tools})
+    def reader(self, tools: Tools = (), answer: AnswerForm | None = None) -> PartReader:
+        return HarmonyReader({tool["function"]["name"] for tool in tools}, answer or AnswerForm())
 
     def grammar(
         self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
@@ -232,39 +218,38 @@ class HarmonyForm:
 
 
 HARMONY = HarmonyForm()
+ToolForm = CallFormat | HarmonyForm
 
 
 class HarmonyReader(CallSteps):
     """Tells thoughts, text and calls apart by the headers of messages. What is told to a tool that
     is none of the functions, such as one that the model has made up, counts as a thought."""
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, names: set[str], answer: AnswerForm) -> None:
         """names: of the functions that may be called; empty where they are not known."""
         self._names = names
-        super().__init__()
+        super().__init__(answer)
 
     def _read(self) -> Steps[None]:
-        begun, kind = (_START, _CHANNEL, "to="), PartKind.TEXT
-        while (held := self._held.lstrip()) not in begun and any(
-            each.startswith(held) for each in begun
-        ):
+        if self._answer.is_opened or self._answer.is_begun:
+            yield from self._read_body(PartKind.REASONING)
+        while True:
+            kind = PartKind.TEXT
+            if (yield from self._is_at_header()):
+                kind = yield from self._read_header()
+            yield from self._read_body(kind)
+
+    def _is_at_header(self) -> Steps[bool]:
+        begun = (_START, _CHANNEL, "to=")
+        while True:
+            held = self._held.lstrip()
+            if held.startswith(begun) or not any(each.startswith(held) for each in begun):
+                return held.startswith(begun)
             try:
                 yield from self._more()
             except EndedError:  # it is as little as the beginning of a header
-                self._add(PartKind.TEXT, self._held)
-                return
-        has_header = held.startswith(begun)
-        while True:
-            if has_header:
-                kind = yield from self._read_header()
-            yield from self._read_body(kind)
-            while True:  # what is before the next header is no one's
-                place, marker = first_of((_START, _CHANNEL), self._held)
-                self._take(place)
-                if marker:
-                    break
-                yield from self._more()
-            has_header = True
+                self._add_text(self._held if held else "")
+                raise
 
     def _read_header(self) -> Steps[PartKind]:
         try:

@@ -5,61 +5,69 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from edge_spec.text.parts.part import (
-    CallHead,
-    EndedError,
-    PartKind,
-    StepReader,
-    Steps,
-    after_space,
-    first_of,
-)
+from edge_spec.text.parts.answer_form import AnswerForm, AnswerReader
+from edge_spec.text.parts.part import CallHead, EndedError, PartKind, Steps, first_of
 from edge_spec.text.plain_messages import Tools
-from edge_spec.text.tools.arguments import (
-    ANY,
-    TEXT,
-    Keyed,
-    argument_types,
-    as_json,
-    unescaped,
-)
-from edge_spec.text.tools.call_shape import (
-    ARGUMENTS,
-    ID,
-    INDEX,
-    NAME,
-    TAG,
-    CallShape,
-    marker_of,
-    new_id,
-)
+from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json
+from edge_spec.text.tools.call_format import ID, INDEX, NAME, TAG, CallFormat, marker_of, new_id
 
 _SLOTS = {
-    NAME: re.compile(r"[a-zA-Z0-9_.-]{1,128}"),
-    ID: re.compile(r"[a-zA-Z0-9_.:/-]{1,128}"),
-    INDEX: re.compile(r"[0-9]{1,9}"),
+    NAME: r"[a-zA-Z0-9_.-]{1,128}+",
+    ID: r"[a-zA-Z0-9_.:/-]{1,128}+",
+    INDEX: r"[0-9]{1,9}+",
 }
-_MAX_HEAD = 2000  # characters of a call before its arguments
+_SPACE, _OR_END = r"\s{0,200}+", r"|\Z"
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
 Types = Mapping[str | None, frozenset[str]]
 
 
-class Found(NamedTuple):
-    end: int
-    values: Mapping[str, str]
+class OneOf(NamedTuple):
+    """A head has one of these texts. slot: whose value that is."""
+
+    texts: tuple[str, ...]
+    slot: str = ""
 
 
-class CallSteps(StepReader):
+Head = Sequence[str | OneOf]  # what a call begins with: literals, slots and choices
+
+
+@lru_cache(maxsize=1024)
+def _patterns(head: tuple[str | OneOf, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return what matches a head, however it is spaced, and what matches a text that may yet become
+    one: in its place, each character may be missing at the end."""
+
+    def any_of(texts: Sequence[str], space: str, end: str) -> str:
+        spelled = (
+            "".join(f"{space}(?:{re.escape(each)}{end})" for each in text if not each.isspace())
+            for text in texts
+        )
+        return "|".join(spelled)
+
+    whole = begun = ""
+    for piece in head:
+        if isinstance(piece, str) and piece in _SLOTS:
+            whole += rf"{_SPACE}(?P<{piece[1:]}>{_SLOTS[piece]})(?!\Z)"
+            begun += rf"{_SPACE}(?:{_SLOTS[piece]}|\Z)"
+            continue
+        texts, slot = piece if isinstance(piece, OneOf) else ((piece,), "")
+        space = "" if slot else _SPACE
+        whole += f"(?{f'P<{slot[1:]}>' if slot else ':'}{any_of(texts, space, '')})"
+        begun += f"(?:{any_of(texts, space, _OR_END)})"
+    return re.compile(whole), re.compile(begun)
+
+
+class CallSteps(AnswerReader):
     """Tells text and calls. White space between calls and after the last one is left out, however
     it comes in pieces."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: AnswerForm) -> None:
         self._num_calls = 0
         self._ids: set[str] = set()
         self._gap: str | None = None  # white space since the last call; None: text came after it
-        super().__init__()
+        super().__init__(answer)
 
     def _add_text(self, text: str) -> None:
         if self._gap is not None:
@@ -81,28 +89,30 @@ class CallSteps(StepReader):
         if text:
             self._add(PartKind.CALL, text)
 
-    def _find(self, *heads: Sequence[str]) -> Steps[Found | None]:
-        """Return where one of these heads ends that the held text begins with, however it is
-        spaced. A head is made of literals and slots."""
+    def _find(self, *heads: Head) -> Steps[re.Match[str] | None]:
+        """Return the first of these heads that the held text begins with."""
+        patterns = [_patterns(tuple(head)) for head in heads]
         while True:
-            found = [_matched(head, self._held) for head in heads]
-            ended = next((each for each in found if isinstance(each, Found)), None)
-            if ended is not None or True not in found:
-                return ended
+            for whole, _ in patterns:
+                if found := whole.match(self._held):
+                    return found
+            if not any(begun.fullmatch(self._held) for _, begun in patterns):
+                return None
             yield from self._more()
 
     def _value_end(
-        self, place: int = 0, quote: str = "", *, tells: bool = False
+        self, place: int = 0, quote: str = "", *, closing: str = "", tells: bool = False
     ) -> Steps[tuple[int, str]]:
         """Return where the value ends that begins here, and what is missing to close it.
 
         JSON ends before "<" outside of a text, too, where the tag after a call begins: the model
-        has forgotten a brace. quote: of values that are no JSON, beside ' and ". tells: tell
-        arguments while they are read.
+        has forgotten a brace. quote: of values that are no JSON, beside ' and ". closing: of the
+        object that this is within, whose end is returned. tells: tell arguments while they are
+        read.
         """
         quotes, ends = ((quote, '"', "'"), ",)}]<") if quote else (('"',), ",}]< \t\r\n")
-        nested, within = list[str](), ""  # what closes each array that is open, and the text
-        is_begun = False
+        nested, within = list(closing), ""  # what closes each array that is open, and the text
+        is_begun = bool(closing)
         while True:
             ahead = self._held[place : place + max(1, len(quote))]
             if not ahead or (quote.startswith(ahead) and ahead != quote):
@@ -134,9 +144,6 @@ class CallSteps(StepReader):
 
 
 _FUNCTION = re.compile(r"[a-zA-Z0-9_.-]+")
-# Models that were trained on several formats take the words of another one.
-_ROLES = {"name": NAME, "tool_name": NAME, "arguments": ARGUMENTS, "parameters": ARGUMENTS}
-_ID_KEY = re.compile(r'"(\w+)": "\$ID"')
 _PYTHON_TAGS = ("", "<|python_start|>", "<|python_tag|>")  # before calls of Llama
 
 # What models write around a call whose tags they have left out.
@@ -145,20 +152,14 @@ _NAMES = ("tool_call", "function_call", "tools", "tool", "response", "json", "JS
 _TAGS = tuple(f"<{name}>" for name in _NAMES)
 _ENDS = [f"</{name}>" for name in _NAMES]
 _LEFT = ("}", "]", ",", ";", ")")  # what a model may write too much of after a call
-_BRACES = ("{", "[{")
-_FENCES = ("", _FENCE, f"{_FENCE}json", f"{_FENCE}xml")
-_OPENINGS = [
-    f"{fence}{tag}{brace}" for fence in _FENCES for tag in ("", *_TAGS) for brace in _BRACES
-]
-_FIRST_OPENINGS = [*_OPENINGS, *(f"<|python_tag|>{brace}" for brace in _BRACES)]
+_FENCES = (_FENCE, f"{_FENCE}json", f"{_FENCE}xml")
 _STARTS = (_FENCE, *_TAGS, "\n{", "\n[{")
-
-
-class _NoCallError(Exception):
-    """What was read is text, and no call."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
+# The beginning of a call in JSON up to its arguments. Some templates show two pairs of braces, and
+# models that were trained on several formats take the words of another one.
+_BRACE = OneOf(("{", "{{", "[{", "[{{"))
+_TYPE = OneOf(('"type": "function",', ""))
+_NAME_KEY = OneOf(('"name": "', '"tool_name": "'))
+_ARGUMENTS_KEY = OneOf((', "arguments": ', ', "parameters": '))
 
 
 class CallReader(CallSteps):
@@ -171,7 +172,7 @@ class CallReader(CallSteps):
     while they are written, other values when they are complete.
     """
 
-    def __init__(self, form: CallShape, tools: Tools) -> None:
+    def __init__(self, form: CallFormat, tools: Tools, answer: AnswerForm) -> None:
         """tools: those that may be called; none where they are not known."""
         self._form = form
         self._keyed = form.keyed or Keyed()
@@ -184,19 +185,14 @@ class CallReader(CallSteps):
         self._is_in_code = False
         # Where the answer ends here, what is held is text, or a call is cut, or neither.
         self._within: PartKind | None = PartKind.TEXT
-        super().__init__()
+        super().__init__(answer)
 
-    def _read(self) -> Steps[None]:
-        steps = self._read_first
+    def _read_rest(self) -> Steps[None]:
         try:
+            yield from self._read_first()
             while True:
                 self._within = PartKind.TEXT
-                try:
-                    yield from steps()
-                except _NoCallError as error:
-                    self._is_in_code |= self._held.lstrip().startswith(_FENCE)
-                    self._show(error.length)
-                steps = self._read_next
+                yield from self._read_next()
         except EndedError:
             self.is_cut = self._within is PartKind.CALL
             if self._within is PartKind.TEXT:
@@ -217,7 +213,7 @@ class CallReader(CallSteps):
             openings = [tag + self._form.opening for tag in _PYTHON_TAGS]
             yield from self._read_calls(openings)
         elif self._form.is_bare or self._reads_untagged:
-            yield from self._read_untagged(_FIRST_OPENINGS)
+            yield from self._read_untagged()
 
     def _read_next(self) -> Steps[None]:
         """Read text up to calls, and these. Tags that are left after calls are no text."""
@@ -242,7 +238,7 @@ class CallReader(CallSteps):
 
     def _read_start(self) -> Steps[None]:
         """The held text begins with a fence, a tag that is none of the format's, or a brace."""
-        if not self._is_in_code and (yield from self._read_untagged(_OPENINGS)):
+        if not self._is_in_code and (yield from self._read_untagged()):
             return
         length = 1
         if self._held.startswith(_FENCE):
@@ -252,16 +248,15 @@ class CallReader(CallSteps):
             self._is_in_code = not self._is_in_code or self._held[length].isalpha()
         self._show(length)
 
-    def _read_untagged(self, openings: Sequence[str]) -> Steps[bool]:
-        """Read calls without the format's tags, if one of these openings comes next, which end in
-        their first brace."""
-        own = tuple(self._markers)
-        heads = [[each] for each in openings if not own or not each.startswith(own)]
-        found = yield from self._find(*heads)
-        if found is not None:
-            yield from self._read_object(found.end - 1, is_untagged=True)
+    def _read_untagged(self) -> Steps[bool]:
+        """Read calls without the format's tags, if some come next."""
+        own = tuple(each for each in _TAGS if each in self._markers)
+        others = tuple(each for each in (*_TAGS, *_PYTHON_TAGS) if each not in own)
+        openings = [[OneOf(("", *_FENCES)), OneOf(others)], [OneOf(_FENCES), OneOf(own)]]
+        is_call = yield from self._read_untagged_call(openings if own else openings[:1])
+        if is_call:
             yield from self._read_more_calls(is_untagged=True)
-        return found is not None
+        return is_call
 
     def _read_calls(self, openings: Sequence[str]) -> Steps[bool]:
         """Read calls, if one of these openings begins some."""
@@ -281,125 +276,97 @@ class CallReader(CallSteps):
         """Return False for what is none. is_known: neither is one of a function that the model was
         not told of."""
         form = self._form
-        head = [opening] if form.is_object else [opening, *form.head]
-        found = yield from self._find(head)
+        if form.is_object:
+            return (yield from self._read_object(opening))
+        if form.keyed is not None:
+            return (yield from self._read_keyed(opening, form.keyed, is_known=is_known))
+        found = yield from self._find([opening, *form.head])
         if found is None:
             return False
-        name = found.values.get(NAME, "")
-        if form.keyed is not None:
-            if (is_known and name not in self._tools) or not (
-                yield from self._is_call(name, found)
-            ):
-                return False
-            self._take(found.end)
-            self._begin()
-            self._begin_call(name)
-            yield from self._read_arguments(argument_types(self._tools.get(name)))
-            return True
-        place = yield from self._after_space(found.end)
+        place = yield from self._after_space(found.end())
         if self._held[place] != "{":
             return False
-        if form.is_object:
-            yield from self._read_object(place, is_untagged=form.is_bare)
-            return True
         self._begin()
-        self._begin_call(name, found.values.get(ID))
-        yield from self._tell_value(place)
+        self._take(place)
+        yield from self._read_value(found["NAME"], found.groupdict().get(ID[1:]))
         return True
 
-    def _is_call(self, name: str, found: Found) -> Steps[bool]:
-        """Return True unless what follows a name has to tell that it is one of a call, and does
-        not."""
-        form, held = self._form, self._held
-        assert form.keyed is not None
-        if form.after_name.strip():
-            return True
-        head = [held[: found.end]]
-        heads = [[*head, form.keyed.opening]]
-        if not self._tools or name in self._tools:
-            heads.append([*head, form.closing])
-        return (yield from self._find(*heads)) is not None
+    def _read_keyed(self, opening: str, keyed: Keyed, *, is_known: bool) -> Steps[bool]:
+        """Read a call whose arguments are written one by one. Where the name is all that tells it
+        from text, an argument has to follow, or its end if the function may be called."""
+        form, head = self._form, [opening, *self._form.head]
+        is_open = not form.after_name.strip()
+        heads = [[*head, keyed.opening], [*head, form.closing]] if is_open else [head]
+        found = yield from self._find(*heads)
+        if found is None:
+            return False
+        name, end = found["NAME"], found.end("NAME") if is_open else found.end()
+        has_arguments = self._held[end:].lstrip().startswith(keyed.opening.strip())
+        is_known = is_known or (is_open and not has_arguments and bool(self._tools))
+        if is_known and name not in self._tools:
+            return False
+        self._take(end)
+        self._begin()
+        self._begin_call(name)
+        yield from self._read_arguments(argument_types(self._tools.get(name)))
+        return True
 
-    def _read_object(self, start: int, *, is_untagged: bool = False) -> Steps[None]:
-        """Read the call that is a JSON object, which begins here in the held text, whatever the
-        order of its members. Raises _NoCallError for one that is none.
-
-        is_untagged: another member, another name, or arguments before the name tell so."""
-        self._begin(is_sure=not is_untagged or bool(self._num_calls))
-        found: dict[str, str] = {}  # values as JSON, by what they are
-        place, is_told = start + 1, False
-        while True:
-            place = yield from self._after_space(place)
-            if self._held[place] == "{" and not found:
-                place += 1  # some templates show calls in two pairs of braces
-                continue
-            role, place = yield from self._read_key(place, found, is_untagged)
-            if role is None:
-                break
-            name = _loaded(found.get(NAME, ""))
-            if role == ARGUMENTS and isinstance(name, str) and not is_told:
-                self._begin_named(name, found)
-                yield from self._tell_value(place)
-                place, is_told = 0, True
-            else:
-                end, missing = yield from self._value_end(place)
-                found.setdefault(role, self._held[place:end] + missing)
-                place = end
-                if role == NAME and not self._is_name(found[NAME], is_untagged):
-                    break
-            place = yield from self._after_space(place)
-            if self._held[place] != ",":
-                break
-            place += 1
-        is_whole = self._held[place : place + 1] == "}"
-        if not is_told:
-            name = _loaded(found.get(NAME, ""))
-            is_call = is_whole and isinstance(name, str) and self._is_name(found[NAME], is_untagged)
-            if not is_call or (is_untagged and ARGUMENTS not in found):
-                raise _NoCallError(place + is_whole)
-            self._begin_named(str(name), found)
-            self._add_arguments(_as_object(found.get(ARGUMENTS, "{}")))
-        self._take(place + is_whole)
-
-    def _read_key(
-        self, place: int, found: dict[str, str], is_untagged: bool
-    ) -> Steps[tuple[str | None, int]]:
-        """Return what the member says that begins here, and where its value does; None where there
-        is no member, or none of a call."""
-        form = self._form
-        if self._held[place] != '"':
-            return None, place
-        end, _ = yield from self._value_end(place)
-        key = str(_loaded(self._held[place:end]))
-        colon = yield from self._after_space(end)
-        role = _ROLES.get(key, "")
-        if (own := _ID_KEY.search(form.call)) and key == own[1]:
-            role = ID
-        if form.call.startswith(f'{{"{NAME}"') and NAME not in found:
-            found[NAME], role = json.dumps(key), ARGUMENTS
-        is_other = not role or (role == ARGUMENTS and NAME not in found)
-        if self._held[colon] != ":" or (is_untagged and key != "type" and is_other):
-            return None, end
-        place = yield from self._after_space(colon + 1)
-        return (None if self._held[place] in ",:}]" else role), place
-
-    def _is_name(self, written: str, is_untagged: bool) -> bool:
-        """Return True for the name of a function, as JSON. A call has begun with it."""
-        name = _loaded(written)
-        is_known = not (is_untagged and self._tools) or name in self._tools
-        if not isinstance(name, str) or not is_known or not _FUNCTION.fullmatch(name):
+    def _read_object(self, opening: str) -> Steps[bool]:
+        """Read the call that is a JSON object after an opening, whatever the order of its
+        members."""
+        if (yield from self._find([opening])) is None:
             return False
         self._begin()
+        usual: Head = [opening, _BRACE, _TYPE, _NAME_KEY, NAME, '"', _ARGUMENTS_KEY]
+        found = yield from self._find([opening, *self._form.head], usual)
+        if found is not None:
+            yield from self._read_named(found)
+            return True
+        found = yield from self._find([opening, '{"'])
+        if found is None:
+            return False
+        start = self._held.rindex("{", 0, found.end())
+        end, missing = yield from self._value_end(start)
+        value = _loaded(self._held[start:end] + missing)
+        given = value if isinstance(value, dict) else {}
+        name = given.get("name", given.get("tool_name"))
+        if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
+            return False
+        self._take(end)
+        self._begin_call(name)
+        self._add_arguments(_as_object(as_json(given.get("arguments", given.get("parameters")))))
         return True
 
-    def _begin_named(self, name: str, found: Mapping[str, str]) -> None:
-        id = _loaded(found.get(ID, ""))
+    def _read_untagged_call(self, openings: Sequence[Head]) -> Steps[bool]:
+        """Read the call of a known function that is a JSON object after one of these openings."""
+        name: str | OneOf = OneOf(tuple(self._tools), NAME) if self._tools else NAME
+        named: Head = (_BRACE, _TYPE, _NAME_KEY, name, '"')
+        heads: list[Head] = [[*each, *named] for each in openings]
+        if (yield from self._find(*heads)) is None:
+            return False
         self._begin()
-        self._begin_call(name, id if isinstance(id, str) else None)
+        found = yield from self._find(*([*each, _ARGUMENTS_KEY] for each in heads))
+        if found is None:
+            self._begin(is_sure=False)
+            return False
+        yield from self._read_named(found)
+        return True
 
-    def _tell_value(self, place: int) -> Steps[None]:
-        """Tell the arguments that begin here; those of an object while they are written."""
+    def _read_named(self, found: re.Match[str]) -> Steps[None]:
+        """Read the arguments that follow this head in an object, and the end of the object."""
+        self._take((yield from self._after_space(found.end())))
+        yield from self._read_value(found["NAME"])
+        if more := (yield from self._find([',"'])):
+            place, _ = yield from self._value_end(more.end() - 1, closing="}")
+        else:
+            place = yield from self._after_space()
+            place += self._held[place] == "}"
         self._take(place)
+
+    def _read_value(self, name: str, id: str | None = None) -> Steps[None]:
+        """Tell a call and its arguments, which come next; those of an object while they are
+        written."""
+        self._begin_call(name, id)
         is_object = self._held[0] == "{"
         end, missing = yield from self._value_end(tells=is_object)
         text = self._take(end) + missing
@@ -421,13 +388,17 @@ class CallReader(CallSteps):
             if form.closing.strip() and not (is_untagged and left):
                 closing = yield from self._find([form.closing])
                 if closing is not None:
-                    self._take(closing.end)
+                    self._take(closing.end())
                     return
             if left:
                 self._take(place + left)
-            elif form.is_object and self._held[place] == "{":
-                yield from self._read_object(place, is_untagged=is_untagged or form.is_bare)
-            else:
+                continue
+            if not form.is_object or self._held[place] != "{":
+                return
+            self._begin()
+            is_bare = is_untagged or form.is_bare
+            call = self._read_untagged_call([()]) if is_bare else self._read_object("")
+            if not (yield from call):
                 return
 
     def _left_after_call(self, place: int, *, is_untagged: bool) -> Steps[int]:
@@ -450,7 +421,7 @@ class CallReader(CallSteps):
         """Read up to the end of the call."""
         keyed, names = self._keyed, set[str]()
         while (yield from self._goes_on(is_first=not names)):
-            key = yield from self._name()
+            key = yield from self._read_key()
             if key is None:
                 continue
             allowed = types.get(key) or types.get(None) or (ANY if keyed.quote else TEXT)
@@ -463,9 +434,9 @@ class CallReader(CallSteps):
             if keyed.quote:
                 self._take((yield from self._after_space()))
                 end, _ = yield from self._value_end(0, keyed.quote)
-                tell(_quoted(self._take(end), keyed, allowed))
+                tell(keyed.meant_literal(self._take(end), allowed))
             else:
-                yield from self._raw(allowed, tell)
+                yield from self._read_bare(allowed, tell)
         self._add_arguments("}" if names else "{}")
 
     def _goes_on(self, *, is_first: bool) -> Steps[bool]:
@@ -483,72 +454,63 @@ class CallReader(CallSteps):
                 continue
             opening = yield from self._find([self._keyed.opening])
             if opening is not None:
-                self._take(opening.end)
+                self._take(opening.end())
                 return True
             self._take(1)  # nothing is between arguments
 
-    def _name(self) -> Steps[str | None]:
+    def _read_key(self) -> Steps[str | None]:
         """Return the name of the argument, None where there is none."""
-        keyed, ending = self._keyed, self._ends[0]
-        first, last = keyed.colon.strip()[:1], keyed.colon.rstrip()[-1]
-        while (place := self._held.find(first)) < 0 and ending not in self._held:
-            yield from self._more()
-        end = self._held.find(ending)
-        if end >= 0 and (place < 0 or end < place):
-            self._take(end)
-            return None
-        key = self._take(place).strip().strip("\"'")
-        found = yield from self._find([keyed.colon])
-        if found is None:  # the value begins after the first sign of the same kind
-            while last not in self._held:
+        colon, ending, mark = self._keyed.colon, self._ends[0], ""
+        sign = colon.strip()[0]
+        marks = (sign,) if ending.startswith(sign) else (sign, ending)
+        while not mark:
+            place, mark = first_of(marks, self._held)
+            if not mark:
                 yield from self._more()
-        self._take(self._held.find(last) + 1 if found is None else found.end)
-        space = keyed.colon[len(keyed.colon.rstrip()) :]
-        if space and not keyed.quote:
+        key = self._take(place).strip().strip("\"'")
+        # A model may leave the second of two tags out.
+        heads = ([colon], TAG.findall(colon)[:1] or [sign]) if mark == sign else ()
+        for head in heads:
+            if found := (yield from self._find(head)):
+                break
+        else:
+            return None
+        self._take(found.end())
+        space = colon[len(colon.rstrip()) :]
+        if space and not self._keyed.quote:
             while not self._held:
                 yield from self._more()
             self._take(len(space) if self._held.startswith(space) else 0)
         return key
 
-    def _raw(self, types: frozenset[str], tell: Callable[[str], None]) -> Steps[None]:
+    def _read_bare(self, types: frozenset[str], tell: Callable[[str], None]) -> Steps[None]:
         """Read a value that is written as it is, up to what closes it."""
-        keyed, ending = self._keyed, self._ends[0]
-        core = keyed.closing.strip()
-        lead = keyed.closing[: len(keyed.closing) - len(keyed.closing.lstrip())]
-        streams, may_end, searched = types == TEXT, False, 0
+        closing = self._keyed.closing.rstrip()
+        marks, streams = (closing, closing.lstrip()), types == TEXT
+        lead = closing.removesuffix(marks[1])
+        call_ends = (lead + self._ends[0], self._ends[0])
         if streams:
             tell('"')
         try:
             while True:
-                place = self._held.find(core, max(0, searched - len(core)))
-                while place >= 0 and "string" not in types and _is_in_text(self._held[:place]):
-                    place = self._held.find(core, place + 1)
-                if place >= 0:
+                place, end = first_of(marks, self._held)
+                while end and "string" not in types and _is_in_text(self._held[:place]):
+                    start = place + len(end)
+                    place, end = first_of(marks, self._held[start:])
+                    place += start
+                if end:
                     break
-                if streams and not may_end:
-                    ends = (lead + core, core, lead + ending, ending)
-                    tell(as_json(self._take(first_of(ends, self._held)[0]))[1:-1])
-                    may_end = ending in self._held
-                searched = len(self._held)
+                if streams:
+                    told, _ = first_of(call_ends, self._held[:place])
+                    tell(as_json(self._take(told))[1:-1])
                 yield from self._more()
         except EndedError:  # it may be that the model has closed the call and not the value
-            place, core = self._held.find(ending), ""
-            if place < 0:
+            place, end = first_of(call_ends, self._held)
+            if not end:
                 raise
-        value = self._held[:place]
-        value = value.removesuffix(lead) if lead else value
-        self._take(place + len(core))
-        tell(f'{as_json(value)[1:-1]}"' if streams else keyed.meant(value, types))
-
-
-def _quoted(text: str, keyed: Keyed, types: frozenset[str]) -> str:
-    """Return a literal as JSON."""
-    quote = next((each for each in (keyed.quote, '"', "'") if text.startswith(each)), "")
-    if not quote:
-        return keyed.meant(text, types)
-    text = text.removeprefix(quote).removesuffix(quote)
-    text = unescaped(text) if len(quote) == 1 else text
-    return as_json(text) if "string" in types else keyed.meant(as_json(text), types)
+        value = self._take(place)
+        tell(f'{as_json(value)[1:-1]}"' if streams else self._keyed.meant(value, types))
+        self._take(len(end) if end in marks else 0)
 
 
 def _is_in_text(text: str) -> bool:
@@ -556,30 +518,6 @@ def _is_in_text(text: str) -> bool:
     if not text.lstrip().startswith(("[", "{")):
         return False
     return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
-
-
-def _matched(head: Sequence[str], text: str) -> Found | bool:
-    """Return True if the text may still become the head, False if it cannot."""
-    place = 0
-    values: dict[str, str] = {}
-    for piece in head:
-        slot = _SLOTS.get(piece)
-        for part in [piece] if slot else "".join(piece.split()):
-            place = after_space(text, place)
-            if place > _MAX_HEAD:
-                return False
-            if place == len(text):
-                return True
-            if slot is None:
-                if text[place] != part:
-                    return False
-                place += 1
-                continue
-            found = slot.match(text, place)
-            if found is None or found.end() == len(text):
-                return found is not None
-            values[part], place = found.group(), found.end()
-    return Found(place, values)
 
 
 def _loaded(text: str) -> object:

@@ -15,13 +15,13 @@ from edge_spec.engine.results import Chunk, DecodedToken, GenerationResult, Orig
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.part import PartKind
 from edge_spec.text.tokenizer import Tokenizer
-from edge_spec.text.tools.formats import GENERIC
+from edge_spec.text.tools.formats import GENERIC, HARMONY
 from fixtures.echo_model import EOS, byte_tokenizer
 
 THINK = ThoughtForm("<think>", "</think>", "\n</think>\n\n")
 SPECIAL = ThoughtForm("[THINK]", "[/THINK]", "[/THINK]")
-HEADED = ThoughtForm("<c>aim<m>", "<end>", "<end><a><c>say<m>")
-CHANNELS = AnswerForm(HEADED, text_opening="<c>say<m>")
+AIM, SAY = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+CHANNELS = AnswerForm(ThoughtForm(AIM, "<|end|>", f"<|end|>{SAY}"), calls=HARMONY)
 # Tags are spelled in bytes, and are one token, or part of one.
 TOKENIZERS = [
     byte_tokenizer(["[THINK]", "[/THINK]"]),
@@ -67,11 +67,12 @@ def written(
         ("<eos>", AnswerForm(THINK, is_opened=True), "", ""),
         ("<think>so</think>\n</think>\nYes.<eos>", AnswerForm(THINK), "so", "Yes."),
         ("<think>so</think> </thin", AnswerForm(THINK), "so", "</thin"),
-        ("<c>aim<m>so<end><a><c>say<m>Yes.<eos>", CHANNELS, "so", "Yes."),
-        ("<c>aim<m>so<end>Yes.<eos>", CHANNELS, "so", "Yes."),
-        ("<c>aim<m>so<end><a><c>s", CHANNELS, "so", "<a><c>s"),
-        ("<c>say<m>Yes.<eos>", CHANNELS, "", "Yes."),
-        ("<c>so", CHANNELS, "", "<c>so"),
+        (f"{AIM}so<|end|><|start|>assistant{SAY}Yes.<eos>", CHANNELS, "so", "Yes."),
+        (f"{AIM}so<|end|>Yes.<eos>", CHANNELS, "so", "Yes."),
+        (f"{AIM}so<|end|><|start|>assistant<|ch", CHANNELS, "so", ""),
+        (f"{SAY}Yes.<eos>", CHANNELS, "", "Yes."),
+        (f"so<|end|>{SAY}Yes.<eos>", replace(CHANNELS, is_opened=True), "so", "Yes."),
+        ("<|chan", CHANNELS, "", "<|chan"),
     ],
 )
 def test_a_thought_is_told_from_the_text(
@@ -88,9 +89,8 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CALLS = AnswerForm(
     THINK,
     is_opened=True,
-    following=GENERIC.reader,
-    call_markers=GENERIC.markers,
-    tool_names=frozenset(["f"]),
+    calls=GENERIC,
+    tools=[{"function": {"name": "f"}}],
 )
 
 

@@ -133,7 +133,7 @@ def test_a_thought_that_the_model_opens_all_the_same_is_ended_at_once(engine: En
 AIM, SAY = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 HEADED = (
     "{% set head = '<|channel|>final<|message|>' %}{% for m in messages %}{{ m.role[0] }}:"
-    "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>a:{% endif %}"
+    "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
     "{% if m.role == 'assistant' %}{{ head }}{% endif %}{{ m.content }}<eos>{% endfor %}a:"
 )
 
@@ -142,13 +142,13 @@ HEADED = (
     ("written", "options", "reasoning", "text"),
     [
         (
-            f"{AIM}so<|end|>a:{SAY}yes",
+            f"{AIM}so<|end|>{SAY}yes",
             {},
             "so",
             "yes",
         ),
         (
-            f"{AIM}so<|end|>a:{SAY}yes",
+            f"{AIM}so<|end|>{SAY}yes",
             {"grammar": YES},
             "so",
             "yes",

@@ -168,7 +168,6 @@ def test_all_of_the_text_is_there() -> None:
         ("{% for m in messages %}{{ m.content }}{% endfor %}", ["<|im_", "end|>"]),
         ("<|im_{{ messages[0].content }}", ["end|>"]),
         ("{{ messages[0].content }}|>", ["<|im_end"]),
-        ("<|{{ messages[0].content }}|>", ["im_end"]),
         ("<{{ messages[0].content }}>", ["|im_end|"]),
         ("{{ messages[0].content | replace('-', '_') }}", ["<|im-end|>"]),
         ("{{ messages[0].content | lower }}", ["<|IM_END|>"]),
@@ -178,11 +177,6 @@ def test_all_of_the_text_is_there() -> None:
         ("{{ messages[0].content[1:] }}", ["<<|im_end|>"]),
         ("{{ messages[0].content | list | join }}", ["<|im_end|>"]),
         ("{{ '%s' % messages[0].content }}", ["<|im_end|>"]),
-        (
-            "{% if '<|im_end|>' in messages[0].content %}{{ raise_exception('no') }}{% endif %}"
-            "{{ messages[0].content }}",
-            ["<|im_end|>"],
-        ),
     ],
 )
 def test_no_control_token_is_joined_of_what_is_given(template: str, messages: list[str]) -> None:
@@ -225,6 +219,14 @@ def test_tags_are_read_of_the_assistant_and_the_system_alone() -> None:
         ids = text.chat_prompt([said("a"), said(spoken, role), said("b")])
         found = [each for each in control_of(ids)[:-1] if each in TAGS]
         assert found == expected, role
+
+
+def test_a_tag_that_begins_as_a_control_token_does_is_read() -> None:
+    text = format_of(PLAIN, byte_level({"</s>": True, "<|im_start|>": True, "</think>": False}))
+    end, tag = map(text.tokenizer.token_id, ("</s>", "</think>"))
+    for role, num_tags in (("assistant", 1), ("user", 0)):
+        ids = text.chat_prompt([said("a"), said("b</think>c</s> </sup>", role), said("d")])
+        assert (ids.count(tag), ids.count(end)) == (num_tags, 0)
 
 
 def test_tokens_around_messages_are_control_tokens_though_they_are_not_called_special() -> None:

@@ -473,7 +473,8 @@ def test_strict_schemas_of_openais_library_are_held() -> None:
 def test_arguments_of_a_call_are_an_object(
     parameters: Any, fitting: list[Any], others: list[Any]
 ) -> None:
-    held = held_schema(parameters, is_strict=False, is_object=True, name="the parameters of f")
+    source = json.dumps(parameters)
+    held = held_schema(source, is_strict=False, is_object=True, name="the parameters of f")
     grammar = Grammar.json_schema(held.schema)
     for value in fitting + others:
         assert fits(grammar, json.dumps(value)) == (value in fitting), value
@@ -488,4 +489,4 @@ def test_arguments_of_a_call_are_an_object(
 )
 def test_a_tool_that_no_call_fits_is_refused_by_name(parameters: Any, fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
-        held_schema(parameters, is_object=True, name="the parameters of f")
+        held_schema(json.dumps(parameters), is_object=True, name="the parameters of f")

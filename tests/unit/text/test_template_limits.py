@@ -22,8 +22,6 @@ TOO_MUCH = {
     "a list's product": "{{ 10**9 * [messages] }}",
     "a power": "{{ 9 ** (9 ** 9) }}",
     "a product of numbers": "{{ 2**4000 * 2**4000 }}",
-    "output": "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
-    "output of the template's own text": "{% for i in range(99999) %}" + "x" * 200 + "{% endfor %}",
 }
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}X{% endfor %}{% endfor %}"
 TOO_LONG = {

@@ -14,7 +14,8 @@ from edge_spec.text.grammar import Grammar, GrammarCompiler
 from edge_spec.text.plain_messages import plain_messages
 from edge_spec.text.template_traits import TemplateTraits, fitted
 from edge_spec.text.tokenizer import Tokenizer
-from edge_spec.text.tools.formats import FORMATS, GENERIC, CallFormat, described
+from edge_spec.text.tools.call_format import CallFormat
+from edge_spec.text.tools.formats import FORMATS, GENERIC, described
 from fixtures import form_walks
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer

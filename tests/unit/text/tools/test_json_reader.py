@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.text.parts.part import CallHead, Part, PartKind
-from edge_spec.text.tools.formats import GENERIC, CallFormat
+from edge_spec.text.tools.call_format import CallFormat
+from edge_spec.text.tools.formats import GENERIC
 from fixtures.read_calls import read
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n</tool_call>'

@@ -1,16 +1,20 @@
-"""Grammars that hold an answer to calls of tools, in the format that the model writes."""
+"""A format of calls: what calls look like in it, and the grammar that holds an answer to them."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 from edge_spec.text.grammar import Grammar
-from edge_spec.text.plain_messages import Tools
+from edge_spec.text.parts.answer_form import AnswerForm
+from edge_spec.text.parts.part import PartReader
+from edge_spec.text.plain_messages import Tools, meant_arguments
 from edge_spec.text.tools.arguments import (
     ANY,
     TEXT,
@@ -23,7 +27,6 @@ from edge_spec.text.tools.arguments import (
     members_of,
     types_of,
 )
-from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
 
 _log = logging.getLogger(__name__)
 
@@ -31,9 +34,144 @@ MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
 ANYTHING = "/(.|\\n)*/"
 _NOTHING = '""'
 _OTHER_NAME = r"/[a-zA-Z_][a-zA-Z0-9_.-]*/"  # of an argument that no schema names
-_SINGLE = r"/'([^'\\]|\\[nrtbf\\'\"])*'/"
-
 _PYTHON_WORDS: Mapping[Any, Sequence[Any]] = {"boolean": (True, False), "null": (None,)}
+NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"  # slots of a call
+SLOTS = re.compile(r"(\$(?:NAME|ARGUMENTS|ID|INDEX))")
+TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+
+
+def marker_of(opening: str) -> str:
+    """Return the part of what calls begin with that tells them from text."""
+    tag = TAG.match(opening)
+    return tag.group() if tag else opening.rstrip()
+
+
+def new_id() -> str:
+    """Return an id of nine letters and digits, since some templates take no other."""
+    return secrets.token_hex(5)[:9]
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """Calls are `opening`, a call, further calls each after `between`, and `closing`.
+
+    call: text with $NAME, $ARGUMENTS, $ID and $INDEX. The arguments are a JSON object, unless
+    `keyed` says how they are written one by one. opening: "" or "[" where the calls are the whole
+    answer. between: None where an answer has one call.
+    """
+
+    opening: str
+    call: str
+    between: str | None
+    closing: str
+    keyed: Keyed | None = None
+
+    @property
+    def is_bare(self) -> bool:
+        """Return True if the calls are the whole answer: nothing else tells where they begin."""
+        return self.opening in ("", "[")
+
+    @property
+    def is_object(self) -> bool:
+        """Return True if a call is a JSON object with the name in it."""
+        return self.call.startswith("{")
+
+    @property
+    def is_named(self) -> bool:
+        """Return True if the object has the name and the arguments under names of their own."""
+        return self.is_object and f': "{NAME}"' in self.call
+
+    @cached_property
+    def head(self) -> list[str]:
+        """Return the literals and slots of a call before its arguments."""
+        return [each for each in SLOTS.split(self.call.partition(ARGUMENTS)[0]) if each]
+
+    @property
+    def before_name(self) -> str:
+        return "".join(self.head[: self.head.index(NAME)])
+
+    @property
+    def after_name(self) -> str:
+        return "".join(self.head[self.head.index(NAME) + 1 :])
+
+    @cached_property
+    def marker(self) -> str:
+        """Return what the first call begins with, and no text does."""
+        if self.is_bare:
+            return self.opening + self.head[0] if self.is_object else ""
+        return marker_of(self.opening)
+
+    @cached_property
+    def openings(self) -> list[str]:
+        """Return what calls begin with. Models leave out what is around all of them, such as the
+        bracket of an array, or the outer one of two tags."""
+        if self.is_bare:
+            return []
+        rest = self.opening.removeprefix(self.marker).lstrip()
+        inner = rest if rest.startswith("<") else ""
+        if self.is_object:
+            inner = self.opening.rstrip("[ \n")
+        return [each for each in dict.fromkeys((self.opening, inner)) if each.strip()]
+
+    @property
+    def inner_marker(self) -> str:
+        """Return what begins a call of which the outer tag is missing, in a keyed format."""
+        inner = self.openings[-1] if self.openings else ""
+        return inner if self.keyed is not None and inner != self.opening else ""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.marker,) if self.marker else ()
+
+    def written(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of calls as messages have them."""
+        between = f"{self.closing}\n{self.opening}" if self.between is None else self.between
+        written = [self._written(index, call) for index, call in enumerate(calls)]
+        return f"{self.opening}{between.join(written)}{self.closing}"
+
+    def _written(self, index: int, call: Mapping[str, Any]) -> str:
+        name: str = call["function"]["name"]
+        given = call["function"].get("arguments", {})
+        if self.keyed is not None:
+            arguments = self.keyed.written(meant_arguments(given))
+        else:
+            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        id = call.get("id") or new_id()
+        slots: dict[str, str] = {NAME: name, ARGUMENTS: arguments, ID: id, INDEX: str(index)}
+        return "".join(slots.get(piece, piece) for piece in SLOTS.split(self.call))
+
+    def reader(self, tools: Tools = (), answer: AnswerForm | None = None) -> PartReader:
+        """Read one answer: text and calls. tools: those that may be called, as far as they are
+        known: values that are written without a type have the one of their schema."""
+        from edge_spec.text.tools.reader import CallReader
+
+        return CallReader(self, tools, answer or AnswerForm())
+
+    def grammar(
+        self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
+    ) -> Grammar:
+        """Hold an answer to calls of `tools` from where the first one begins; nothing follows the
+        last one.
+
+        required: the answer begins with a call; else it is text, or text and then calls. several:
+        up to MAX_CALLS. text: of a JSON schema, for an answer without a call. Raises UsageError for
+        a schema that is none, or that no call fits.
+        """
+        rules = ["%llguidance {}", *_calls(self, tools, several), *_functions(self, tools)]
+        if required:
+            rules += ["start: calls"]
+        elif text is not None:
+            rules += ["start: calls | text", f"text: %json {as_lark(text.held().schema)}"]
+        elif self.is_bare:  # what begins a call of a tool is no text
+            names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
+            before, after = self.opening + self.before_name, self.after_name.rstrip()
+            begun = f"{regex_of(before)}({names}){regex_of(after)}"
+            rules += ["start: TEXT | calls", f"TEXT: {ANYTHING} & ~/{begun}(.|\\n)*/"]
+        else:
+            rules += ["start: TEXT | opened rest", f"TEXT: {ANYTHING}"]
+            rules += [f"opened[lazy]: TEXT {literal(self.marker)}"]
+        return Grammar.lark("\n".join(rules))
 
 
 def literal(text: str) -> str:
@@ -41,27 +179,7 @@ def literal(text: str) -> str:
     return f"@{json.dumps(text, ensure_ascii=False)}" if text else ""
 
 
-def call_grammar(
-    form: CallShape, tools: Tools, *, required: bool, several: bool, text: Grammar | None
-) -> Grammar:
-    """Hold an answer to a format, as `CallShape.grammar` says."""
-    rules = ["%llguidance {}", *_calls(form, tools, several), *_functions(form, tools)]
-    if required:
-        rules += ["start: calls"]
-    elif text is not None:
-        rules += ["start: calls | text", f"text: %json {as_lark(text.held().schema)}"]
-    elif form.is_bare:  # what begins a call of a tool is no text
-        names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
-        before, after = form.opening + form.before_name, form.after_name.rstrip()
-        begun = f"{regex_of(before)}({names}){regex_of(after)}"
-        rules += ["start: TEXT | calls", f"TEXT: {ANYTHING} & ~/{begun}(.|\\n)*/"]
-    else:
-        rules += ["start: TEXT | opened rest", f"TEXT: {ANYTHING}"]
-        rules += [f"opened[lazy]: TEXT {literal(form.marker)}"]
-    return Grammar.lark("\n".join(rules))
-
-
-def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
+def _calls(form: CallFormat, tools: Tools, several: bool) -> list[str]:
     rest = literal(form.closing)
     if several and form.between is not None:
         rest = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}} {rest}"
@@ -75,7 +193,7 @@ def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
     return [f"calls: {literal(marker)} rest", f"rest: {opening} call {rest}"]
 
 
-def _functions(form: CallShape, tools: Tools) -> list[str]:
+def _functions(form: CallFormat, tools: Tools) -> list[str]:
     rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
         function = tool["function"]
@@ -165,20 +283,15 @@ class _ValueRules:
         """Return a text and what closes it: it ends where that comes first."""
         schema = schema if isinstance(schema, Mapping) else {}
         quote, closing = self._keyed.quote, self._keyed.closing
-        texts = _listed(schema)
         if self._keyed.is_python:
-            found = [self._json({**schema, "type": "string"})]
-            if not schema.keys() - {"type"}:
-                found.append(_SINGLE)
-            singles = [each for each in texts or () if re.fullmatch(r"[^'\\\n]*", each)]
-            found += [json.dumps(f"'{each}'", ensure_ascii=False) for each in singles]
-            return f"{_one_of(found)} {literal(closing)}"
+            return f"{self._json({**schema, 'type': 'string'})} {literal(closing)}"
         if others := schema.keys() - {"type", "enum", "const"}:
             _tell_not_held(", ".join(sorted(others)))
         closing, core = quote + closing, (quote + closing).strip()
-        if texts is not None:
-            texts = [json.dumps(each, ensure_ascii=False) for each in texts if core not in each]
-            return f"{literal(quote)} {_one_of(texts)} {literal(closing)}"
+        if (values := listed(schema)) is not None:
+            told = [each for each in values if isinstance(each, str) and core not in each]
+            texts = _one_of([json.dumps(each, ensure_ascii=False) for each in told])
+            return f"{literal(quote)} {texts} {literal(closing)}"
         text = self._terminal(f"{ANYTHING} & ~/(.|\\n)*{regex_of(core)}(.|\\n)*/")
         name = self._name()
         self.rules.append(f"{name}[lazy]: {text} {literal(closing)}")
@@ -206,12 +319,6 @@ def _tell_not_held(keywords: str) -> None:
 def _one_of(expressions: Sequence[str]) -> str:
     found = list(dict.fromkeys(expressions))
     return found[0] if len(found) == 1 else f"({' | '.join(found)})" if found else _NOTHING
-
-
-def _listed(schema: Mapping[str, Any]) -> list[str] | None:
-    """Return the texts that a schema lists, if it does."""
-    values = listed(schema)
-    return None if values is None else [each for each in values if isinstance(each, str)]
 
 
 def regex_of(text: str) -> str:
