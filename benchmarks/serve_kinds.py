@@ -23,7 +23,6 @@ from serve_clients import Answer, Server, ask
 from serve_table import in_turns
 
 from edge_spec.diagnostics.bench.report import Interval, Paired, joined, prompt_speedups, speedup
-from edge_spec.diagnostics.report_files import Table
 
 PLAIN = "plain"  # the arm whose texts ours are held against
 _LONG = 60  # tokens: the rate of a shorter answer is noise
@@ -252,7 +251,8 @@ def markdown(found: Document) -> str:
             ]
         )
     told = f"Tokens/s, and over {found['base']} (95 % interval)."
-    return f"{told}\n\n{Table(header, rows).markdown()}"
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join([told, "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
 def _rate(of: Document) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from edge_spec.apps.chat.conversation import ChatConversation, Report, load, save
+from edge_spec.apps.chat.conversation import ChatConversation, load, save
 from edge_spec.apps.chat.rendering import dim
 from edge_spec.engine.results import thought_line
 from edge_spec.errors import UsageError
@@ -53,18 +53,10 @@ Outcome = RenderableType | CommandAnswer | Leave
 
 
 @dataclass(frozen=True)
-class Door:
-    """The terminal or pipe that a command was typed into."""
-
-    is_terminal: bool = False
-    report: Report | None = None  # None: progress goes to stderr
-
-
-@dataclass(frozen=True)
 class Command:
     usage: str  # as help shows it: the name, then the argument
     help: str
-    act: Callable[[ChatConversation, str, Door], Outcome]
+    act: Callable[[ChatConversation, str], Outcome]
     during_answer: bool = False  # it may also be carried out while one is written
     is_long: bool = False  # another thread does it, and the line stays alive
     choices: Callable[[ChatConversation], Sequence[str]] = lambda talk: ()  # of its argument
@@ -75,13 +67,13 @@ class Command:
         return self.usage.partition(" ")[0]
 
 
-def run_command(conversation: ChatConversation, line: str, door: Door) -> Outcome:
+def run_command(conversation: ChatConversation, line: str) -> Outcome:
     """Carry the line out. Raises EdgeSpecError, OSError without a change of the conversation."""
     name, _, argument = line.strip().partition(" ")
     command = find(name)
     if command is None:
         return f"There is no {name}.\n{help_text()}"
-    return command.act(conversation, argument.strip(), door)
+    return command.act(conversation, argument.strip())
 
 
 def find(name: str) -> Command | None:
@@ -95,18 +87,18 @@ def help_text() -> str:
     return "\n".join([*lines, KEYS])
 
 
-def _draft(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+def _draft(talk: ChatConversation, argument: str) -> Outcome:
     if argument:
         talk.engine.set_drafter({"off": "none", "on": "auto"}.get(argument, argument))
     names = talk.engine.drafter
     return f"Speculation: {'off' if names == 'none' else names}."
 
 
-def _tokens(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+def _tokens(talk: ChatConversation, argument: str) -> Outcome:
     """Show the answer with each token marked by its origin, and a legend with counts."""
     if talk.last is None:
         return _NO_ANSWER
-    has_colours = door.is_terminal and not os.environ.get("NO_COLOR")  # https://no-color.org
+    has_colours = talk.is_terminal and not os.environ.get("NO_COLOR")  # https://no-color.org
 
     def append(piece: str, origin: str) -> None:
         style, opening, closing, _ = _ORIGINS[origin]
@@ -131,14 +123,14 @@ def _tokens(talk: ChatConversation, argument: str, door: Door) -> Outcome:
     return text
 
 
-def _stats(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+def _stats(talk: ChatConversation, argument: str) -> Outcome:
     plan = "\n".join(talk.engine.plan)
     if talk.last is None:
         return f"{plan}\n{_NO_ANSWER}" if plan else _NO_ANSWER
     return f"{plan}\n{stats_text(talk.last, talk.last_sampling)}".lstrip()
 
 
-def _thoughts(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+def _thoughts(talk: ChatConversation, argument: str) -> Outcome:
     result = talk.running or talk.last
     if result is None:
         return _NO_ANSWER
@@ -150,18 +142,18 @@ def _thoughts(talk: ChatConversation, argument: str, door: Door) -> Outcome:
     )
 
 
-def _reasoning(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+def _reasoning(talk: ChatConversation, argument: str) -> Outcome:
     if argument:
         talk.reasoning = read_reasoning(argument)
     return f"Reasoning: {talk.reasoning}."
 
 
-def _reset(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+def _reset(talk: ChatConversation, argument: str) -> Outcome:
     talk.forget()
     return "The conversation is forgotten."
 
 
-def _system(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+def _system(talk: ChatConversation, argument: str) -> Outcome:
     if argument:
         talk.system = None if argument == "none" else argument
     return f"System message: {talk.system or 'none'}"
@@ -173,13 +165,13 @@ def _path(argument: str) -> Path:
     return expanded(Path(argument))
 
 
-def _model(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+def _model(talk: ChatConversation, argument: str) -> Outcome:
     if argument:
-        talk.open(argument, door.report)
+        talk.open(argument)
     return f"{talk.engine.name} on {talk.engine.runtime}."
 
 
-def _plain(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+def _plain(talk: ChatConversation, argument: str) -> Outcome:
     if argument not in ("", "on", "off"):
         raise UsageError(f"{argument!r} is neither on nor off", remedy="Choose one of them.")
     if argument:
@@ -219,14 +211,14 @@ COMMANDS = (
     Command(
         "/save FILE",
         "keep it in a file; .json: its messages alone",
-        lambda talk, argument, _: save(talk, _path(argument)),
+        lambda talk, argument: save(talk, _path(argument)),
         is_long=True,
         takes_path=True,
     ),
     Command(
         "/load FILE",
         "go on with a saved conversation",
-        lambda talk, argument, _: load(talk, _path(argument)),
+        lambda talk, argument: load(talk, _path(argument)),
         is_long=True,
         takes_path=True,
     ),

@@ -85,6 +85,8 @@ class ChatConversation:
         self.reading = ""  # how far the prompt of the running answer is read, where it is long
         self.plain_per_second: float | None = None  # as the latest answers measured it
         self.is_plain = False  # Markdown is shown as it was written
+        self.is_terminal = False  # where it is shown
+        self.report: Report | None = None  # of a model that is opened; None: on stderr
         self.stop = Stop()
         self.files: set[Path] = set()  # that hold it, which may be written again
         # Whether answers begin with a thought, or how long it may be.
@@ -141,37 +143,9 @@ class ChatConversation:
 
         again: in place of the last message and its answer.
         """
-        said = self._until(text, again)
-
-        def keep(result: GenerationResult) -> None:
-            failed = result.finish_reason == "error"
-            has_content = result.text or result.reasoning
-            if result.finish_reason is None or (failed and not has_content):
-                return
-            thought = {_THOUGHT: result.reasoning} if result.reasoning else {}
-            self.said = [*said, {"role": "assistant", "content": result.text, **thought}]
-            source = sampling_source(self.engine.parts.text.sampling, self._asked_sampling)
-            self.last = result
-            self.last_sampling = f"{sampling_text(self._sampling)} ({source})"
-            self.turns.append({"prompt": text, "left_out": self.left_out, **result.to_dict()})
-
-        messages = self.messages_for(text, again=again)
-        return self.generate(messages, on_chunk, self.answering, keep)
-
-    def generate(
-        self,
-        messages: list[Message],
-        on_chunk: OnChunk,
-        options: ChatOptions,
-        keep: Callable[[GenerationResult], None] = lambda result: None,
-    ) -> GenerationResult:
-        """keep: called with what was written, also where it fails. Raises EdgeSpecError."""
-
-        def note_reading(what: str, fraction: float) -> None:
-            self.reading = f"{fraction:.0%}"
-
-        generation = self.engine.chat(messages, stream=True, **options)
-        self.reading, generation.progress = "", note_reading
+        said, messages = self._until(text, again), self.messages_for(text, again=again)
+        generation = self.engine.chat(messages, stream=True, **self.answering)
+        self.reading, generation.progress = "", self._note_reading
         self.stop.watch(generation)
         result = self.running = generation.result
         try:
@@ -179,9 +153,24 @@ class ChatConversation:
                 on_chunk(chunk)
         finally:
             self.running = None
-            keep(result)
+            failed = result.finish_reason == "error"
+            has_content = result.text or result.reasoning
+            if result.finish_reason is not None and (has_content or not failed):
+                self._keep(said, result)
         self.plain_per_second = result.stats.plain_per_second or self.plain_per_second
         return result
+
+    def _note_reading(self, what: str, fraction: float) -> None:
+        self.reading = f"{fraction:.0%}"
+
+    def _keep(self, said: list[Message], result: GenerationResult) -> None:
+        thought = {_THOUGHT: result.reasoning} if result.reasoning else {}
+        self.said = [*said, {"role": "assistant", "content": result.text, **thought}]
+        source = sampling_source(self.engine.parts.text.sampling, self._asked_sampling)
+        self.last = result
+        self.last_sampling = f"{sampling_text(self._sampling)} ({source})"
+        prompt = said[-1]["content"]
+        self.turns.append({"prompt": prompt, "left_out": self.left_out, **result.to_dict()})
 
     def last_prompt(self) -> str:
         """Return the last message of the user. Raises UsageError where there is none."""
@@ -207,9 +196,9 @@ class ChatConversation:
         self.said, self.left_out = list(messages), 0
         self.last = None
 
-    def open(self, model: str, report: Report | None) -> None:
+    def open(self, model: str) -> None:
         """Switch to another model. Raises EdgeSpecError, and then keeps the present one."""
-        engine = self._opener(model, report)
+        engine = self._opener(model, self.report)
         self.engine.close()
         self.engine, self.model = engine, model
         self._sampling = engine.chat_sampling(**self._asked_sampling)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from edge_spec import EdgeSpecError, PartKind
 from edge_spec.apps.answering import Stop
-from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, run_command
+from edge_spec.apps.chat.commands import CommandAnswer, Leave, run_command
 from edge_spec.apps.chat.conversation import ChatConversation, Opener
 from edge_spec.apps.chat.rendering import AnswerView, harmless, plain
 from edge_spec.engine.results import cut_thought, thought_line
@@ -62,7 +62,7 @@ def _read_line() -> str:
 def _command(conversation: ChatConversation, line: str, as_json: bool) -> bool:
     """Return whether the line ends the conversation."""
     try:
-        outcome = run_command(conversation, line, Door())
+        outcome = run_command(conversation, line)
     except (EdgeSpecError, OSError) as error:
         outcome = str(error)
     if isinstance(outcome, CommandAnswer):

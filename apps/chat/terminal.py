@@ -31,7 +31,6 @@ from edge_spec import EdgeSpecError, PartKind
 from edge_spec.apps.chat.commands import (
     COMMANDS,
     CommandAnswer,
-    Door,
     Leave,
     Outcome,
     find,
@@ -149,6 +148,7 @@ class Terminal:
 
     def __init__(self, conversation: ChatConversation) -> None:
         self._conversation = conversation
+        conversation.is_terminal, conversation.report = True, self._report
         self._view: AnswerView | None = None  # of the answer that is being written
         self._work: asyncio.Task[None] | None = None
         self._note = ""  # in the footer
@@ -205,7 +205,7 @@ class Terminal:
                 self._begin(self._answer(CommandAnswer(text)))
             return
         command = find(text.partition(" ")[0])
-        run = partial(run_command, self._conversation, text, self._door())
+        run = partial(run_command, self._conversation, text)
         if command is not None and command.is_long:
             self._begin(self._command(run))
             return
@@ -284,13 +284,10 @@ class Terminal:
         text = to_formatted_text(ANSI(paint(shown, self._width)))
         await run_in_terminal(lambda: print_formatted_text(self._session.output, text, _STYLE))
 
-    def _door(self) -> Door:
-        def report(what: str, fraction: float) -> None:
-            if self._conversation.stop.requested:
-                raise UsageError("stopped", remedy="All is as it was.")
-            self._note = f"{what} {fraction:.0%}" if fraction else what
-
-        return Door(is_terminal=True, report=report)
+    def _report(self, what: str, fraction: float) -> None:
+        if self._conversation.stop.requested:
+            raise UsageError("stopped", remedy="All is as it was.")
+        self._note = f"{what} {fraction:.0%}" if fraction else what
 
     @property
     def _width(self) -> int:

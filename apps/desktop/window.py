@@ -8,10 +8,10 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html import escape
 from importlib.util import find_spec
 from threading import Event, Thread
-from typing import Any
 
 import webview
 
@@ -31,7 +31,7 @@ def run(
     announce: Callable[[str, str, int], None],
     *,
     title: str,
-    **settings: Any,
+    options: ServerOptions | None = None,
 ) -> None:
     """Show the window at once, with its page when the model is open; return when it is closed.
 
@@ -48,10 +48,10 @@ def run(
 
     def serve() -> None:
         with open_engine() as engine:
-            options = ServerOptions(port=0, api_key=key, grace_s=0.0, **settings)
+            own = replace(options or ServerOptions(), port=0, api_key=key, grace_s=0.0)
             if closed.is_set():
                 return
-            with RunningServer(engine, options) as server:
+            with RunningServer(engine, own) as server:
                 announce(engine.name, server.url, server.port)
                 # After "#", so that it is in no request, log or process list.
                 window.load_url(f"{server.url}/#key={key}")

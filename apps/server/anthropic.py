@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI
 from pydantic import Field
-from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
 from edge_spec.apps.server.answer import Ended
@@ -30,23 +28,9 @@ from edge_spec.apps.server.body import (
     tool_of,
 )
 from edge_spec.apps.server.errors import ApiError, refused
-from edge_spec.apps.server.reply import (
-    EVENTS,
-    AnswerResponse,
-    PartsReply,
-    Running,
-    arguments_of,
-    sealed,
-    server_event,
-    unsealed,
-)
+from edge_spec.apps.server.reply import PartsReply, arguments_of, sealed, server_event, unsealed
 from edge_spec.apps.server.request import Request, Work
-from edge_spec.apps.server.schema import (
-    AnswerBody,
-    SchemaFormat,
-    grammar_of,
-    thinking_of,
-)
+from edge_spec.apps.server.schema import AnswerBody, SchemaFormat, grammar_of, thinking_of
 from edge_spec.text.parts.part import CallHead
 
 # What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no
@@ -339,15 +323,3 @@ def _event(kind: str, **fields: Any) -> str:
 
 
 MESSAGES = "/v1/messages"
-
-
-def add_messages(app: FastAPI, running: Running) -> None:
-    @app.post(MESSAGES, response_model=None, responses=EVENTS)
-    async def messages(body: MessagesBody) -> Response:
-        """The assistant's next message, in Anthropic's form."""
-        return AnswerResponse(running, body, MessageReply)
-
-    @app.post(f"{MESSAGES}/count_tokens")
-    async def count(body: CountBody) -> dict[str, int]:
-        """The tokens of a conversation with its tools."""
-        return {"input_tokens": len((await running.read(body)).prompts[0])}

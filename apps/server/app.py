@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import mimetypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -21,19 +21,31 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge_spec.apps.server.anthropic import MESSAGES, add_messages
+from edge_spec.apps.server.anthropic import MESSAGES, CountBody, MessageReply, MessagesBody
 from edge_spec.apps.server.body import refused_body
 from edge_spec.apps.server.catalog import add_models, is_for_anthropic
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
-from edge_spec.apps.server.llamacpp import add_llamacpp_paths
+from edge_spec.apps.server.llamacpp import FimBody, InfillBody, InfillReply, add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
-from edge_spec.apps.server.ollama import add_ollama
-from edge_spec.apps.server.openai import add_openai
-from edge_spec.apps.server.options import ServerOptions, origin_pattern
-from edge_spec.apps.server.reply import Running
-from edge_spec.apps.server.responses import add_responses
+from edge_spec.apps.server.ollama import OllamaChatBody, OllamaGenerateBody, OllamaReply
+from edge_spec.apps.server.openai import ChatBody, ChatReply, CompletionBody, CompletionReply
+from edge_spec.apps.server.reply import AnswerResponse, Reply, Running
+from edge_spec.apps.server.responses import ResponsesBody, ResponsesReply
+from edge_spec.apps.server.schema import AnswerBody
 from edge_spec.apps.web import INDEX, STATIC
+from edge_spec.cli.server_options import ServerOptions, origin_pattern
 
+# Of each path that answers: what it answers, what reads a request, and what writes the reply.
+_ANSWERS: Sequence[tuple[str, str, type[AnswerBody], type[Reply]]] = (
+    ("/v1/chat/completions", "The assistant's next message", ChatBody, ChatReply),
+    ("/v1/completions", "The continuation of a text or of tokens", CompletionBody, CompletionReply),
+    ("/v1/responses", "The next items of a conversation", ResponsesBody, ResponsesReply),
+    (MESSAGES, "The next message, in Anthropic's form", MessagesBody, MessageReply),
+    ("/api/chat", "The next message, in Ollama's form", OllamaChatBody, OllamaReply),
+    ("/api/generate", "The answer to a text, in Ollama's form", OllamaGenerateBody, OllamaReply),
+    ("/infill", "What stands between two texts, in llama.cpp's form", InfillBody, InfillReply),
+    ("/v1/fim/completions", "The same, in the form of Mistral's API", FimBody, ChatReply),
+)
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/static/"
 _KEY_HEADERS = ("api-key", "x-api-key")  # of clients made for Azure's API, or Anthropic's
@@ -63,12 +75,11 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     )
     for kind in (RequestValidationError, HTTPException, ApiError, Exception):
         app.add_exception_handler(kind, _refuse)
-    add_openai(app, running)
-    add_messages(app, running)
-    add_ollama(app, running)
+    for each in _ANSWERS:
+        _add_answer(app, running, *each)
+    _add_counts(app, running)
     add_llamacpp_paths(app, running)
-    add_responses(app, running)
-    add_models(app, running.models)
+    add_models(app, running)
     _add_health(app, running.metrics)
     _add_page(app)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
@@ -84,6 +95,30 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
             expose_headers=["Retry-After", "X-Should-Retry"],
         )
     return guarded
+
+
+def _add_answer(
+    app: FastAPI, running: Running, path: str, told: str, body: type[AnswerBody], reply: type[Reply]
+) -> None:
+    async def answer(asked: Any) -> Response:
+        return AnswerResponse(running, asked, reply)
+
+    answer.__annotations__["asked"] = body  # by which FastAPI reads it
+    content: dict[int | str, Any] = {200: {"content": {reply.media_type: {}}}}
+    app.post(path, summary=told, response_model=None, responses=content)(answer)
+
+
+def _add_counts(app: FastAPI, running: Running) -> None:
+    @app.post(f"{MESSAGES}/count_tokens")
+    async def count(body: CountBody) -> dict[str, int]:
+        """The tokens of a conversation with its tools."""
+        return {"input_tokens": len((await running.read(body)).prompts[0])}
+
+    @app.post("/v1/responses/input_tokens")
+    async def input_tokens(body: ResponsesBody) -> dict[str, Any]:
+        """How many tokens a request has the model read."""
+        work = await running.read(body)
+        return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}
 
 
 def _add_health(app: FastAPI, metrics: Metrics) -> None:

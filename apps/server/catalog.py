@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, ClassVar
 
@@ -10,9 +10,10 @@ from fastapi import FastAPI, Request
 
 from edge_spec import SamplingParams
 from edge_spec.apps.server.body import Body
-from edge_spec.apps.server.models import Models, ServedModel
-from edge_spec.apps.server.options import ServerOptions
+from edge_spec.apps.server.models import ServedModel
+from edge_spec.apps.server.reply import Running
 from edge_spec.apps.server.request import Desk
+from edge_spec.cli.server_options import ServerOptions
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 
 _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
@@ -125,10 +126,8 @@ class ShowRequest(Body):
     model: str
 
 
-def add_models(app: FastAPI, models: Models) -> None:
-    async def ask(name: str | None, describe: Callable[[Desk], dict[str, Any]]) -> dict[str, Any]:
-        async with models.using(models.find(name)) as opened:
-            return describe(opened.desk)
+def add_models(app: FastAPI, running: Running) -> None:
+    models, ask = running.models, running.ask
 
     @app.get("/v1/models")
     async def all_models(request: Request) -> Any:

@@ -9,22 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI
 from pydantic import Field
-from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole
 from edge_spec.apps.server.errors import refused
-from edge_spec.apps.server.openai import ChatBody, ChatReply, CompletionBody
-from edge_spec.apps.server.reply import (
-    EVENTS,
-    AnswerResponse,
-    Reply,
-    Running,
-    chat_logprobs,
-    server_event,
-    timings,
-)
+from edge_spec.apps.server.openai import ChatBody, CompletionBody
+from edge_spec.apps.server.reply import Reply, Running, chat_logprobs, server_event, timings
 from edge_spec.apps.server.request import Desk, Gap, Request, Work
 from edge_spec.apps.server.schema import AnswerBody, TokenId
 from edge_spec.core.text_codec import TextCodec
@@ -223,16 +214,6 @@ def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[s
 
 
 def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
-    @app.post("/infill", response_model=None, responses=EVENTS)
-    async def infill(body: InfillBody) -> Response:
-        """What stands between two texts, such as those around a cursor."""
-        return AnswerResponse(running, body, InfillReply)
-
-    @app.post("/v1/fim/completions", response_model=None, responses=EVENTS)
-    async def fim(body: FimBody) -> Response:
-        """What stands between a prompt and its suffix, in the form of Mistral's API."""
-        return AnswerResponse(running, body, ChatReply)
-
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
         """The tokens of a text."""

@@ -20,8 +20,8 @@ from edge_spec.apps.server.errors import (
     overloaded,
     shutting_down,
 )
-from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.request import Desk
+from edge_spec.cli.server_options import ServerOptions
 from edge_spec.core.model import Progress
 from edge_spec.loader import ModelOnDemand
 from edge_spec.loader.prepare import PreparedEngine

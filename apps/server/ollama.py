@@ -1,4 +1,4 @@
-"""Ollama's API: requests, answers and endpoints."""
+"""Ollama's API: requests and answers."""
 
 from __future__ import annotations
 
@@ -8,33 +8,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
-from fastapi import FastAPI
 from pydantic import Field, model_validator
-from starlette.responses import JSONResponse, Response
 
 from edge_spec import GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.body import (
-    Message,
-    message_of,
-    refusal,
-)
+from edge_spec.apps.server.body import Message, message_of, refusal
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.openai import ChatBody
-from edge_spec.apps.server.reply import (
-    AnswerResponse,
-    Reply,
-    Running,
-    arguments_of,
-    chat_logprobs,
-    reason_of,
-)
+from edge_spec.apps.server.reply import Reply, arguments_of, chat_logprobs, reason_of
 from edge_spec.apps.server.request import Gap, Request
 from edge_spec.apps.server.schema import ConversationBody
 
 
 class OllamaBody(ConversationBody):
-    """Without messages or a prompt, the model is to be opened."""
+    """Without messages or a prompt, the model is only to be opened."""
 
     stream: bool | None = True
     n: Literal[1] | None = None
@@ -63,10 +50,6 @@ class OllamaBody(ConversationBody):
 class OllamaChatBody(OllamaBody, ChatBody):
     messages: list[Message] = Field(default_factory=list)
 
-    @property
-    def says_something(self) -> bool:
-        return bool(self.messages)
-
 
 class OllamaGenerateBody(OllamaBody):
     """raw: the prompt is continued without a template. suffix: a text between both is asked for."""
@@ -76,15 +59,13 @@ class OllamaGenerateBody(OllamaBody):
     suffix: str | None = None
     raw: bool | None = None
 
-    @property
-    def says_something(self) -> bool:
-        return bool(self.prompt or self.suffix)
-
     def request(self) -> Request:
         if self.system and (self.raw or self.suffix):
             told = "is of the chat template, which raw and suffix go without."
             raise refused("system", told)
         asked = super().request()
+        if not (self.prompt or self.suffix):
+            return asked
         if self.suffix:
             return replace(asked, gap=Gap(self.prompt, self.suffix))
         if self.raw:
@@ -120,6 +101,8 @@ class OllamaReply(Reply):
         return _line(error.document("/api/"))
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        if not results:
+            return self._document(done=True, done_reason="load")
         (result,) = results
         is_told = result.reasoning and self._request.tells_thoughts
         thought = {"thinking": result.reasoning} if is_told else {}
@@ -131,19 +114,12 @@ class OllamaReply(Reply):
         return {"logprobs": chat_logprobs(tokens)["content"]} if asked else {}
 
     def _document(self, said: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-        return _document(self._request.body, self._model, said or {}, **fields)
-
-
-def _document(
-    body: OllamaBody, model: str, said: Mapping[str, Any], **fields: Any
-) -> dict[str, Any]:
-    if isinstance(body, OllamaChatBody):
-        told: dict[str, Any] = {"message": {"role": "assistant", "content": "", **said}}
-    else:
-        told = {"response": "", **said}
-        told["response"] = told.pop("content", "")
-    now = datetime.now(UTC).isoformat()
-    return {"model": model, "created_at": now, **told, "done": False, **fields}
+        content = {"content": "", **(said or {})}
+        told: dict[str, Any] = {"message": {"role": "assistant", **content}}
+        if isinstance(self._request.body, OllamaGenerateBody):
+            told = {"response": content.pop("content"), **content}
+        now = datetime.now(UTC).isoformat()
+        return {"model": self._model, "created_at": now, **told, "done": False, **fields}
 
 
 def _line(document: Mapping[str, Any]) -> str:
@@ -169,27 +145,3 @@ def _last(result: GenerationResult) -> dict[str, Any]:
     told = {f"{name}_duration": round(ms * 1e6) for name, ms in durations.items()}
     ended = {"done": True, "done_reason": reason_of(result)}
     return {**ended, "total_duration": sum(told.values()), **counts, **told}
-
-
-_LINES: dict[int | str, Any] = {200: {"content": {OllamaReply.media_type: {}}}}
-
-
-def add_ollama(app: FastAPI, running: Running) -> None:
-
-    async def answer(body: OllamaChatBody | OllamaGenerateBody) -> Response:
-        if body.says_something:
-            return AnswerResponse(running, body, OllamaReply)
-        model = running.models.find(body.model)
-        async with running.models.using(model):
-            ended = {"done": True, "done_reason": "load"}
-            return JSONResponse(_document(body, model.name, {}, **ended))
-
-    @app.post("/api/chat", response_model=None, responses=_LINES)
-    async def chat(body: OllamaChatBody) -> Response:
-        """The assistant's next message, in Ollama's form."""
-        return await answer(body)
-
-    @app.post("/api/generate", response_model=None, responses=_LINES)
-    async def generate(body: OllamaGenerateBody) -> Response:
-        """The answer to a text, or its continuation, in Ollama's form."""
-        return await answer(body)

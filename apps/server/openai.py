@@ -1,27 +1,21 @@
-"""OpenAI's chat and text completions: bodies, replies and endpoints."""
+"""OpenAI's chat and text completions: bodies and replies."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import FastAPI
 from pydantic import Field
-from starlette.responses import Response
 
 from edge_spec import Chunk, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.body import MAX_INT, Message
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
-    EVENTS,
-    AnswerResponse,
     Reply,
-    Running,
     chat_logprobs,
     completion_logprobs,
     origin_of,
@@ -83,20 +77,15 @@ def _reason(result: GenerationResult) -> str:
     return "tool_calls" if called else reason_of(result)
 
 
-class _ChoicesReply(Reply):
-    """A reply whose documents have choices, and whose stream ends with [DONE]."""
+class ChatReply(Reply):
+    """Choices, each the assistant's next message; a stream of them ends with [DONE]."""
 
-    kind: ClassVar[str]
-    prefix: ClassVar[str]  # of its id
-    streamed: ClassVar[str]  # the kind of its events
-    member: ClassVar[str]  # of a choice, which has what was written; in events `piece_member`
-    piece_member: ClassVar[str]
-    nothing: ClassVar[Any]  # what is written in the last event of a choice
+    kind, streamed, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"  # of its id
+    member, piece_member = "message", "delta"  # of a choice, and of one in an event
+    nothing: ClassVar[Any] = {}  # what is written in the last event of a choice
 
-    def __init__(self, work: Work, opening: Sequence[Any]) -> None:
-        """opening: what each choice begins with."""
+    def __init__(self, work: Work) -> None:
         super().__init__(work)
-        self._opening = opening
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "object": self.streamed,
@@ -105,9 +94,10 @@ class _ChoicesReply(Reply):
         }
         self._has_logprobs = work.request.logprobs is not None
         self._results: list[GenerationResult] = []
+        self._num_calls = [0] * len(work.prompts)
 
     def opening(self) -> str:
-        begun = enumerate(self._opening)
+        begun = enumerate(self._begun())
         choices = [_choice(index, self.piece_member, said) for index, said in begun]
         return self._event(choices) if choices else ""
 
@@ -166,38 +156,13 @@ class _ChoicesReply(Reply):
         }
         return {"edge_spec": live}
 
-    @abstractmethod
+    def _begun(self) -> Sequence[Any]:
+        """Return what each choice begins with."""
+        return [{"role": "assistant", "content": ""}] * len(self.work.prompts)
+
     def _said(self, choice: int, chunk: Chunk) -> Any:
-        """Return what a chunk adds to a choice."""
-
-    @abstractmethod
-    def _all_said(self, choice: int, result: GenerationResult) -> Any:
-        """Return what all chunks of a choice, and its beginning, add up to."""
-
-    @abstractmethod
-    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]: ...
-
-
-def _choice(
-    index: int, member: str, said: Any, logprobs: Any = None, reason: str | None = None
-) -> dict[str, Any]:
-    return {"index": index, member: said, "logprobs": logprobs, "finish_reason": reason}
-
-
-class ChatReply(_ChoicesReply):
-    """The assistant's next message."""
-
-    kind, streamed, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
-    member, piece_member = "message", "delta"
-    nothing: ClassVar = {}
-
-    def __init__(self, work: Work) -> None:
-        opening = [{"role": "assistant", "content": ""}] * len(work.prompts)
-        super().__init__(work, opening)
-        self._num_calls = [0] * len(opening)
-
-    def _said(self, choice: int, chunk: Chunk) -> dict[str, Any]:
-        """Of a call, index, id and name come first, then the arguments as they come."""
+        """Return what a chunk adds to a choice. Of a call, index, id and name come first, then the
+        arguments as they come."""
         if chunk.kind is PartKind.CALL:
             head: dict[str, Any] = {}
             function = {"arguments": chunk.text}
@@ -215,7 +180,8 @@ class ChatReply(_ChoicesReply):
             return {"content": chunk.text}
         return {"reasoning_content": chunk.text} if self._request.tells_thoughts else {}
 
-    def _all_said(self, choice: int, result: GenerationResult) -> dict[str, Any]:
+    def _all_said(self, choice: int, result: GenerationResult) -> Any:
+        """Return what all chunks of a choice, and its beginning, add up to."""
         message: dict[str, Any] = {"role": "assistant", "content": result.text}
         if result.reasoning and self._request.tells_thoughts:
             message["reasoning_content"] = result.reasoning
@@ -228,8 +194,14 @@ class ChatReply(_ChoicesReply):
         return chat_logprobs(tokens)
 
 
-class CompletionReply(_ChoicesReply):
-    """The continuation of a text."""
+def _choice(
+    index: int, member: str, said: Any, logprobs: Any = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, member: said, "logprobs": logprobs, "finish_reason": reason}
+
+
+class CompletionReply(ChatReply):
+    """Choices, each the continuation of a text."""
 
     kind = streamed = "text_completion"
     prefix = "cmpl"
@@ -237,29 +209,21 @@ class CompletionReply(_ChoicesReply):
     nothing = ""
 
     def __init__(self, work: Work) -> None:
+        super().__init__(work)
         decode = work.desk.engine.parts.text.tokenizer.decode
-        super().__init__(work, list(map(decode, work.prompts)) if work.request.body.echo else ())
+        self._echoed = list(map(decode, work.prompts)) if work.request.body.echo else []
         self._offsets = [0] * len(work.prompts)  # of the next token in the choice's text
+
+    def _begun(self) -> Sequence[Any]:
+        return self._echoed
 
     def _said(self, choice: int, chunk: Chunk) -> str:
         return chunk.text
 
     def _all_said(self, choice: int, result: GenerationResult) -> str:
-        return self._opening[choice] + result.text if self._opening else result.text
+        return self._echoed[choice] + result.text if self._echoed else result.text
 
     def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]:
         offset = self._offsets[choice]
         self._offsets[choice] += sum(len(token.text) for token in tokens)
         return completion_logprobs(tokens, offset)
-
-
-def add_openai(app: FastAPI, running: Running) -> None:
-    @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
-    async def chat(body: ChatBody) -> Response:
-        """The assistant's next message."""
-        return AnswerResponse(running, body, ChatReply)
-
-    @app.post("/v1/completions", response_model=None, responses=EVENTS)
-    async def completions(body: CompletionBody) -> Response:
-        """The continuation of a text, or of token ids, without a chat template."""
-        return AnswerResponse(running, body, CompletionReply)

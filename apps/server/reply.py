@@ -11,6 +11,7 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
 
 from pydantic_core import from_json
@@ -28,7 +29,6 @@ from edge_spec.engine.results import Alternative
 from edge_spec.text.parts.part import CallHead
 
 T = TypeVar("T")
-EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}  # for /openapi.json
 _STREAM_HEADERS = {
     "cache-control": "no-store, no-transform",  # whoever packs it waits for more
     "x-accel-buffering": "no",  # so does nginx
@@ -223,23 +223,20 @@ def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
 
 
 def completion_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
-    """offset: of the first token in the text, in characters."""
-    names, scores, offsets, tops = [], [], [], []
-    for token in tokens:
-        if token.ends:
-            continue
-        own, listed = _scored(token)
-        name_of = _names([own, *listed])
-        names.append(name_of[token.id])
-        scores.append(_finite(own.logprob))
-        tops.append({name_of[each.id]: _finite(each.logprob) for each in listed})
-        offsets.append(offset)
-        offset += len(token.text)
+    """offset: of the first token in the text, in characters. Of tokens with one text, the likeliest
+    is listed."""
+    written = [token for token in tokens if not token.ends]
+    scored = [_scored(token) for token in written]
+    tops: list[dict[str, float]] = [{} for _ in scored]
+    for top, (_, listed) in zip(tops, scored, strict=True):
+        for each in listed:
+            top.setdefault(_name(each), _finite(each.logprob))
+    sizes = [len(token.text) for token in written]
     return {
-        "tokens": names,
-        "token_logprobs": scores,
+        "tokens": [_name(own) for own, _ in scored],
+        "token_logprobs": [_finite(own.logprob) for own, _ in scored],
         "top_logprobs": tops if any(tops) else None,
-        "text_offset": offsets,
+        "text_offset": list(accumulate(sizes[:-1], initial=offset)) if sizes else [],
     }
 
 
@@ -250,19 +247,12 @@ def _scored(token: Token) -> tuple[Alternative, list[Alternative]]:
     return own, tops if own in tops or not tops else [*tops, own]
 
 
-def _names(tokens: Sequence[Alternative]) -> dict[int, str]:
-    """Return names by id that tell tokens apart. Of several with one text, the first has it;
-    another is written as bytes or by id. A part of a character is "bytes:\\xf0\\x9f"."""
-    names: dict[int, str] = {}
-    for token in tokens:
-        choices = [token.text, f"token_id:{token.id}"]
-        if token.raw is not None:
-            choices.insert(1, "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw))
-            if token.raw.decode(errors="ignore").encode() != token.raw:
-                del choices[0]
-        if token.id not in names:
-            names[token.id] = next(name for name in choices if name not in names.values())
-    return names
+def _name(token: Alternative) -> str:
+    """Return its text; a part of a character is "bytes:\\xf0\\x9f"."""
+    raw = token.raw
+    if raw is None or raw.decode(errors="ignore").encode() == raw:
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _entry(token: Alternative) -> dict[str, Any]:
@@ -370,8 +360,12 @@ class AnswerResponse(Response):
             try:
                 async with self._running.models.using(self._model) as opened:
                     reply = await asyncio.to_thread(self._read, opened.desk)
-                    answer = await self._running.begin(self._model, opened, reply.work, arrived)
-                response = await (_begun if reply.work.request.stream else _whole)(answer, reply)
+                    if reply.work.prompts:  # else the model was only to be opened
+                        answer = await self._running.begin(self._model, opened, reply.work, arrived)
+                if answer is not None and reply.work.request.stream:
+                    response = await _begun(answer, reply)
+                else:
+                    response = await _whole(answer, reply)
             except Exception as error:
                 response = error_response(error, scope["path"])
             if isinstance(response, StreamingResponse):
@@ -388,11 +382,13 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _whole(answer: ServerAnswer, reply: Reply) -> Response:
-    async for rounds in answer.events():
-        if isinstance(reply, PartsReply):  # its document is made of what a stream tells
-            reply.told(rounds)
-    text = await asyncio.to_thread(lambda: json.dumps(reply.document(answer.results)))
+async def _whole(answer: ServerAnswer | None, reply: Reply) -> Response:
+    if answer is not None:
+        async for rounds in answer.events():
+            if isinstance(reply, PartsReply):  # its document is made of what a stream tells
+                reply.told(rounds)
+    results = [] if answer is None else answer.results
+    text = await asyncio.to_thread(lambda: json.dumps(reply.document(results)))
     return Response(text, media_type="application/json")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from edge_spec import Engine, Grammar, SamplingParams
 from edge_spec.apps.server.errors import ApiError, refused
-from edge_spec.apps.server.options import ServerOptions
+from edge_spec.cli.server_options import ServerOptions
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.parts.answer_form import SWITCHES, AnswerForm, answer_tokens
 

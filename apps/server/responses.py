@@ -10,9 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
-from fastapi import FastAPI
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
-from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind
 from edge_spec.apps.server.answer import Ended, Round
@@ -31,10 +29,7 @@ from edge_spec.apps.server.body import (
 )
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
-    EVENTS,
-    AnswerResponse,
     PartsReply,
-    Running,
     chat_logprobs,
     sealed,
     server_event,
@@ -445,16 +440,3 @@ def _usage(result: GenerationResult) -> dict[str, Any]:
         },
         "total_tokens": counted["total_tokens"],
     }
-
-
-def add_responses(app: FastAPI, running: Running) -> None:
-    @app.post("/v1/responses", response_model=None, responses=EVENTS)
-    async def responses(body: ResponsesBody) -> Response:
-        """The next items of a conversation."""
-        return AnswerResponse(running, body, ResponsesReply)
-
-    @app.post("/v1/responses/input_tokens")
-    async def input_tokens(body: ResponsesBody) -> dict[str, Any]:
-        """How many tokens a request has the model read."""
-        work = await running.read(body)
-        return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}

@@ -18,8 +18,8 @@ from edge_spec import Engine
 from edge_spec.apps.server.app import build_app
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models
-from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.reply import Running
+from edge_spec.cli.server_options import ServerOptions
 from edge_spec.errors import DeviceError
 from edge_spec.loader import ModelOnDemand
 
@@ -151,13 +151,6 @@ def serve(
             server.answer()
         if server.interrupted:
             raise KeyboardInterrupt
-
-
-def run(
-    models: Sequence[ModelOnDemand], announce: Callable[[str, str, int], None], **settings: Any
-) -> None:
-    """`edge-spec serve`. settings: of ServerOptions, checked before a model is opened."""
-    serve(models, ServerOptions(**settings), announce)
 
 
 class RunningServer:

@@ -1,4 +1,5 @@
-"""What each method does, the conversations that do it, and the process with its pipes and its ends.
+"""JSON-RPC 2.0 on standard input and output, a message a line: its messages, what each method does,
+the conversations that do it, and the process with its pipes and its ends.
 
 A conversation has one engine in a thread of its own, which does what it is asked in order.
 """
@@ -9,43 +10,148 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from enum import IntEnum
 from importlib.metadata import version
 from io import FileIO
-from queue import Empty, Full, Queue, SimpleQueue
+from queue import Empty, Queue, SimpleQueue
 from threading import Lock, Thread
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Final, Literal
 
-from pydantic import ConfigDict, ValidationError, validate_call
+from pydantic import BaseModel, ConfigDict, ValidationError, validate_call
+from pydantic_core import from_json
 
-from edge_spec import Chunk, EdgeSpecError, Engine, FinishReason, Generation
-from edge_spec.apps.answering import Stop
-from edge_spec.apps.sidecar import messages
-from edge_spec.apps.sidecar.messages import (
-    MAX_LINE_BYTES,
-    PROTOCOL,
-    Code,
-    Id,
-    RpcError,
-    RpcRequest,
-    answer_options,
-    failure,
-    result,
+from edge_spec import (
+    Chunk,
+    EdgeSpecError,
+    Engine,
+    FinishReason,
+    Generation,
+    Grammar,
+    PartKind,
+    SamplingParams,
 )
+from edge_spec.apps.answering import Stop
 from edge_spec.apps.validation import told
 
-MAX_QUEUED = 16  # requests of a conversation
+PROTOCOL: Final = 1
+MAX_LINE_BYTES = 4 * 1024 * 1024
+MAX_QUEUED = 16  # requests of a conversation, behind the one that is answered
 MAX_WAITING = 16  # lines read ahead
 CLOSING_S = 2.0  # for rounds in progress; they take as long as they take, but nobody waits longer
 MAX_CONVERSATIONS = 4
 _MAX_NAME = 200  # characters, of a conversation
 _LOOK_S = 1.0  # between two looks whether a signal has come
+_FORMS = ("json_schema", "regex", "lark", "gbnf")  # options, and makers of `Grammar`
+_SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name != "logit_bias")
+_PLAIN = ("max_tokens", "stop", "stop_token_ids", "logprobs", "prediction")
+Id = int | str
 Send = Callable[[dict[str, Any]], None]
 method = validate_call(config=ConfigDict(strict=True))
+
+
+class Code(IntEnum):
+    PARSE = -32700
+    INVALID_REQUEST = -32600
+    UNKNOWN_METHOD = -32601
+    INVALID_PARAMS = -32602
+    INTERNAL = -32603
+    EDGE_SPEC = -32000  # one of edge-spec's own errors: `data` has its type and remedy
+    CANCELLED = -32800  # before the first token
+    BUSY = -32001  # a queue is full: nothing was done, and asking again later may do
+
+
+class RpcError(Exception):
+    """Becomes an error response. id: of a request that could not be read, where it has one."""
+
+    def __init__(self, code: Code, message: str, id: Id | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.id = id
+
+
+class RpcRequest(BaseModel):
+    """id: None for a notification, which gets no response."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    jsonrpc: Literal["2.0"]
+    id: Id | None = None
+    method: str
+    params: dict[str, Any] = {}
+
+    @staticmethod
+    def parse(line: bytes) -> RpcRequest:
+        """Raises RpcError."""
+        if len(line) > MAX_LINE_BYTES:
+            long = f"the line is longer than {MAX_LINE_BYTES} bytes"
+            raise RpcError(Code.INVALID_REQUEST, long)
+        try:
+            found = from_json(line, allow_inf_nan=False)
+        except ValueError as error:
+            raise RpcError(Code.PARSE, f"not a line of JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise RpcError(
+                Code.INVALID_REQUEST, "a line is one request, an object; batches are not supported"
+            )
+        try:
+            request = RpcRequest.model_validate(found)
+        except ValidationError as error:
+            place, wrong = told(error.errors(include_url=False), found)
+            code = Code.INVALID_PARAMS if place[0] == "params" else Code.INVALID_REQUEST
+            id = found.get("id")
+            raise RpcError(code, wrong, id if type(id) in (int, str) else None) from None
+        if request.id is None and "id" in found:
+            raise RpcError(Code.INVALID_REQUEST, "id is null")
+        return request
+
+
+def answer_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as `Engine.chat` takes them and checks them. Raises UsageError, RpcError."""
+    forms = [name for name in _FORMS if given.get(name) is not None]
+    if len(forms) > 1:
+        raise RpcError(Code.INVALID_PARAMS, f"{' and '.join(forms)}: give one of them")
+    for name in given:
+        if name not in (*_FORMS, *_SAMPLING, *_PLAIN):
+            raise RpcError(Code.INVALID_PARAMS, f"options.{name} is no field that is known here")
+    return {
+        **{name: given[name] for name in _PLAIN if name in given},
+        "grammar": next((getattr(Grammar, name)(given[name]) for name in forms), None),
+        "sampling": SamplingParams(**{name: given[name] for name in _SAMPLING if name in given}),
+    }
+
+
+def result(id: Id | None, value: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "result": value}
+
+
+def failure(
+    id: Id | None, error: Exception, produced: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the error response. produced: the result of an answer that had begun."""
+    kind = type(error).__name__
+    told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": kind}
+    if isinstance(error, RpcError):
+        told = {"code": int(error.code), "message": str(error)}
+    elif isinstance(error, EdgeSpecError):
+        written = {} if produced is None else {"result": produced}
+        data = {"type": kind, "remedy": error.remedy, **written}
+        told = {"code": int(Code.EDGE_SPEC), "message": error.shown, "data": data}
+    return {"jsonrpc": "2.0", "id": id, "error": told}
+
+
+def chunk_message(id: Id, part: Chunk) -> dict[str, Any]:
+    """A notification: what one round added to a part of the answer of request `id`."""
+    tokens = [token.to_dict() for token in part.tokens]
+    params: dict[str, Any] = {"id": id, "text": part.text, "tokens": tokens}
+    if part.kind is not PartKind.TEXT:
+        params["kind"] = part.kind.value
+    if part.call is not None:
+        params["call"] = asdict(part.call)
+    return {"jsonrpc": "2.0", "method": "chunk", "params": params}
 
 
 @dataclass
@@ -60,55 +166,49 @@ class Job:
 
 
 class SidecarConversation:
-    """open_engine: called in the conversation's thread, when first needed; that thread closes it.
-    on_done: called with a job before its response is sent.
-
-    The thread ends with the process at the latest, however long its last round takes.
-    """
+    """jobs: those that are not answered yet, by their ids. last_stats: of the answer that ended
+    last. between_rounds: held by whoever uses the engine."""
 
     def __init__(
-        self, open_engine: Callable[[], Engine], send: Send, on_done: Callable[[Job], object]
+        self, send: Send, open_engine: Callable[[], Engine], engine: Engine | None = None
     ) -> None:
-        self.engine: Engine | None = None
-        self.last_stats: dict[str, Any] | None = None  # of the answer that ended last
-        self.between_rounds = Lock()  # held by whoever uses the engine
-        self._open_engine = open_engine
+        """open_engine: called in the conversation's thread at its first job, unless there is an
+        engine. That thread closes it."""
+        self.engine = engine
+        self.jobs: dict[Id, Job] = {}
+        self.last_stats: dict[str, Any] | None = None
+        self.between_rounds = Lock()
         self._send = send
-        self._on_done = on_done
-        self._jobs: Queue[Job | None] = Queue(MAX_QUEUED)
-        self._thread = Thread(target=self._work, name="edge-spec-conversation", daemon=True)
-        self._thread.start()
+        self._open_engine = open_engine
+        self._thread = ThreadPoolExecutor(1, "edge-spec-conversation")
 
     def submit(self, job: Job) -> None:
         """Raises RpcError where too many wait already."""
-        try:
-            self._jobs.put_nowait(job)
-        except Full:
+        if len(self.jobs) > MAX_QUEUED:
             text = f"{MAX_QUEUED} requests of this conversation wait already"
-            raise RpcError(Code.BUSY, text) from None
+            raise RpcError(Code.BUSY, text)
+        self.jobs[job.id] = job
+        self._thread.submit(self._work, job)
 
-    def end(self, timeout_s: float) -> None:
-        """End the thread once its jobs are done; wait `timeout_s` for room in the queue."""
-        with suppress(Full):
-            self._jobs.put(None, timeout=timeout_s)
+    def end(self) -> Future[None]:
+        """Close the engine once all jobs are done."""
+        return self._thread.submit(self._close)
 
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                response = result(job.id, self._do(job))
-            except Exception as error:  # a mistake of ours must not end the other conversations
-                _log(error)
-                response = failure(job.id, error, job.produced)
-            self._on_done(job)
-            try:
-                self._send(response)
-            except ValueError as error:  # what JSON cannot hold, such as a note of another's
-                self._send(failure(job.id, error))
+    def _close(self) -> None:
         if self.engine is not None:
             self.engine.close()
+
+    def _work(self, job: Job) -> None:
+        try:
+            response = result(job.id, self._do(job))
+        except Exception as error:  # a mistake of ours must not end the other conversations
+            _log(error)
+            response = failure(job.id, error, job.produced)
+        del self.jobs[job.id]
+        try:
+            self._send(response)
+        except ValueError as error:  # what JSON cannot hold, such as a note of another's
+            self._send(failure(job.id, error))
 
     def _do(self, job: Job) -> Any:
         if job.stop.requested:
@@ -122,7 +222,7 @@ class SidecarConversation:
         job.stop.watch(outcome)
         try:
             while (chunk := self._next(outcome)) is not None:
-                self._send(messages.chunk_message(job.id, chunk))
+                self._send(chunk_message(job.id, chunk))
         finally:
             job.produced = written = outcome.result.to_dict()
             del written["tokens"]  # they were streamed
@@ -209,8 +309,7 @@ class Sidecar:
     def __init__(self, engine: Engine, send: Send) -> None:
         self._origin = engine
         self._send = send
-        self._jobs: dict[Id, tuple[SidecarConversation, Job]] = {}  # those not answered yet
-        self._first = self._conversation(lambda: engine)
+        self._first = SidecarConversation(send, self._fork, engine)
         self._conversations: dict[str, SidecarConversation] = {}  # used longest ago first
         self._shut = False
         own = (self.initialize, self.cancel, self.stats, self.shutdown)
@@ -256,16 +355,10 @@ class Sidecar:
             return call(act, params, engine)  # at once, even within an answer
         if request.id is None:
             raise RpcError(Code.INVALID_REQUEST, "this method needs an id to answer to")
-        if request.id in self._jobs:
+        if self._job(request.id) is not None:
             raise RpcError(Code.INVALID_REQUEST, f"request {request.id!r} is not answered yet")
-        conversation = self._named(name)
         job = Job(request.id, lambda engine: call(act, params, engine))
-        self._jobs[job.id] = conversation, job
-        try:
-            conversation.submit(job)
-        except RpcError:
-            del self._jobs[job.id]
-            raise
+        self._named(name).submit(job)
         return job
 
     def initialize(self, *, protocol: Literal[1] = PROTOCOL) -> dict[str, Any]:
@@ -282,18 +375,17 @@ class Sidecar:
         }
 
     def cancel(self, *, id: int | str) -> dict[str, bool]:
-        _, job = self._jobs.get(id, (None, None))
+        job = self._job(id)
         if job is not None:
             job.stop.request()
         return {"cancelled": job is not None}
 
     def stats(self) -> dict[str, Any]:
-        jobs = list(self._jobs.values())
         return {
             "conversations": {
                 name: {
                     "drafter": (conversation.engine or self._origin).drafter,
-                    "requests": [job.id for owner, job in jobs if owner is conversation],
+                    "requests": list(conversation.jobs),
                     "last": conversation.last_stats,
                 }
                 for name, conversation in self._conversations.items()
@@ -303,17 +395,17 @@ class Sidecar:
     def shutdown(self) -> None:
         """Cancel what runs and free the models within about CLOSING_S. Any thread may call it."""
         self._shut = True
-        ends_at = time.monotonic() + CLOSING_S
-        for _, job in list(self._jobs.values()):
-            job.stop.request()
         everyone = {self._first, *list(self._conversations.values())}
         for conversation in everyone:
-            conversation.end(max(0.0, ends_at - time.monotonic()))
-        for conversation in everyone:
-            conversation.join(max(0.0, ends_at - time.monotonic()))
-        if self._first.engine is None:  # nobody has asked it
-            self._origin.close()
+            for job in list(conversation.jobs.values()):
+                job.stop.request()
+        wait([conversation.end() for conversation in everyone], CLOSING_S)
         self._conversations.clear()
+
+    def _job(self, id: Id) -> Job | None:
+        """Return the job of a request that is not answered yet."""
+        found = (each.jobs.get(id) for each in self._conversations.values())
+        return next(filter(None, found), None)
 
     def _named(self, name: str) -> SidecarConversation:
         """Raises RpcError where there is no room for one more."""
@@ -323,22 +415,17 @@ class Sidecar:
         if found is None:
             if len(self._conversations) >= MAX_CONVERSATIONS:
                 self._close_an_idle_one()
-            found = self._conversation(self._fork)
+            found = SidecarConversation(self._send, self._fork)
         self._conversations[name] = found
         return found
 
     def _close_an_idle_one(self) -> None:
-        busy = {conversation for conversation, _ in list(self._jobs.values())}
         for name, conversation in self._conversations.items():
-            if conversation is not self._first and conversation not in busy:
-                conversation.end(CLOSING_S)
-                conversation.join(CLOSING_S)
+            if conversation is not self._first and not conversation.jobs:
+                wait([conversation.end()], CLOSING_S)
                 del self._conversations[name]
                 return
         raise RpcError(Code.BUSY, f"{MAX_CONVERSATIONS} conversations are answering already")
-
-    def _conversation(self, open_engine: Callable[[], Engine]) -> SidecarConversation:
-        return SidecarConversation(open_engine, self._send, lambda job: self._jobs.pop(job.id))
 
     def _fork(self) -> Engine:
         with self._first.between_rounds:

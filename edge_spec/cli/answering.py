@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edge_spec.cli import options
 from edge_spec.cli.options import open_engine
 from edge_spec.cli.output import ProgressBar, print_json, printable
+from edge_spec.cli.server_options import ServerOptions
+from edge_spec.core import entry_points
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import MODEL_HELP, option
+from edge_spec.text.parts.answer_form import TEXT_TOKENS, answer_tokens, read_reasoning
 from edge_spec.text.parts.part import PartKind
 
 if TYPE_CHECKING:
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from edge_spec.engine.generation import Generation
     from edge_spec.engine.results import Chunk
     from edge_spec.loader import ModelOnDemand
-    from edge_spec.loader.prepare import PreparedEngine
     from edge_spec.text.grammar import Grammar
     from edge_spec.text.parts.answer_form import AnswerForm, Reasoning
 
@@ -91,8 +93,6 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Answer one prompt."""
-    from edge_spec.text.parts.answer_form import answer_tokens, read_reasoning
-
     if model is None:
         raise UsageError("there is no prompt", remedy="Run: edge-spec generate [MODEL] PROMPT.")
     if prompt is None:
@@ -101,13 +101,8 @@ def generate(
     grammar = None if asked.schema is None else _grammar(asked.schema)
     text = sys.stdin.read() if prompt == "-" else prompt
     limit, reasoning = sampling.max_tokens, read_reasoning(sampling.reasoning)
-    encoded: list[tuple[Sequence[int], AnswerForm | None]] = []
-
-    def encode(placed: PreparedEngine) -> None:  # once the header is read, before the weights are
-        encoded.append(_encoded(placed, text, asked, limit, reasoning))
-
-    with open_engine(model, loading, screen=encode, explain=explain) as engine:
-        tokens, form = encoded[-1]
+    with open_engine(model, loading, explain=explain) as engine:
+        tokens, form = _encoded(engine, text, asked, limit, reasoning)
         generation = engine.generate(
             tokens,
             max_tokens=answer_tokens(form) if limit is None else limit,
@@ -121,36 +116,21 @@ def generate(
 
 
 def _encoded(
-    placed: PreparedEngine,
-    prompt: str,
-    asked: GenerateOptions,
-    limit: int | None,
-    reasoning: Reasoning,
+    engine: Engine, prompt: str, asked: GenerateOptions, limit: int | None, reasoning: Reasoning
 ) -> tuple[Sequence[int], AnswerForm | None]:
-    """The prompt's tokens, and which parts the answer may have. Raises ContextFullError,
-    UnsupportedModelError for a chat template that fails, and for a model that was not trained to
-    fill in."""
-    from edge_spec.engine.request import require_room
-    from edge_spec.text.infill import room_beside
-    from edge_spec.text.parts.answer_form import TEXT_TOKENS
-
-    text, form = placed.target.text, None
+    """The prompt's tokens, and which parts the answer may have. Raises UnsupportedModelError for a
+    chat template that fails, and for a model that was not trained to fill in."""
+    text = engine.parts.text
     if asked.suffix is not None:
-        room = room_beside(placed.context_length, TEXT_TOKENS if limit is None else limit)
-        return text.infill.prompt(prompt, asked.suffix, room=room), None
-    is_source = placed.target.config.encoder is not None
-    if not asked.raw and text.chat_template is None and not is_source:
-        _log.warning(
-            "%s has no chat template: the prompt is continued as it is, as with --raw",
-            placed.target.name,
-        )
-    if asked.raw or text.chat_template is None:
-        tokens = text.tokenizer.encode(prompt)
-    else:
-        tokens = text.chat_prompt(prompt, reasoning=reasoning)
-        form = text.answer_form(tokens, reasoning=reasoning)
-    require_room(tokens, placed.context_length)
-    return tokens, form
+        most = TEXT_TOKENS if limit is None else limit
+        return engine.infill_prompt(prompt, asked.suffix, max_tokens=most), None
+    if not asked.raw and text.chat_template is not None:
+        tokens = engine.chat_prompt(prompt, reasoning=reasoning)
+        return tokens, text.answer_form(tokens, reasoning=reasoning)
+    if not asked.raw and engine.parts.model.config.encoder is None:
+        told = "has no chat template: the prompt is continued as it is, as with --raw"
+        _log.warning("%s %s", engine.name, told)
+    return engine.encode(prompt), None
 
 
 def _grammar(path: Path) -> Grammar:
@@ -205,88 +185,38 @@ def chat(
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
-    from edge_spec.core import entry_points
-    from edge_spec.text.parts.answer_form import read_reasoning
-
-    def opener(model: str, report: Progress | None) -> Engine:
-        return open_engine(
-            model,
-            loading,
-            measure_when_idle=True,
-            report=report,
-            needs_chat=True,
-            learns=learn,
-        )
-
     sampling.params()  # refused now rather than when the model is open
     answering = {
         "max_tokens": sampling.max_tokens,
         "reasoning": read_reasoning(sampling.reasoning),
     }
+    how: dict[str, Any] = {"measure_when_idle": True, "needs_chat": True, "learns": learn}
+
+    def opener(model: str, report: Progress | None) -> Engine:
+        return open_engine(model, loading, report=report, **how)
+
     entry_points.load_app("chat")(
         opener, model, answering, system, json, asked_sampling=sampling.asked
     )
-
-
-_server = partial(option, panel="Server")
-_PARALLEL = 2  # answers at once: one that is read, and one that is asked for meanwhile
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """Holds what the person who starts a server decides, by the names of `ServerOptions`."""
-
-    host: str = _server("127.0.0.1", "The address; others than loopback need a key.")
-    port: int = _server(8080, "The port; 0 takes a free one.")
-    api_key: str | None = _server(
-        None, "What clients have to know.", envvar="EDGE_SPEC_API_KEY", repr=False
-    )
-    cors_origins: tuple[str, ...] = _server(
-        (),
-        "A site, app or extension whose pages may ask; may be repeated.",
-        flag="--cors-origin",
-        read_as=list[str] | None,
-    )
-    allowed_hosts: tuple[str, ...] = _server(
-        (),
-        "Another name of this machine, by which a container or a tunnel asks; may be repeated.",
-        flag="--allow-host",
-        read_as=list[str] | None,
-    )
-    max_models: int | None = _server(
-        None, "Models open at once.  [default: as many as memory holds]"
-    )
-    load_timeout_s: float = _server(
-        300.0, "Seconds that a request may wait for its model to be opened."
-    )
-    parallel: int = _server(4, "Answers of a model at once, each with a cache of its own.")
-    queue: int = _server(64, "Requests that may wait.")
-    queue_timeout_s: float = _server(60.0, "Seconds that one may wait.")
-    request_timeout_s: float = _server(
-        600.0, "Seconds that an answer may take from its first token on."
-    )
-    client_timeout_s: float = _server(
-        30.0, "Seconds that a client may take to send the body of a request."
-    )
-    grace_s: float = _server(30.0, "Seconds that answers have to end on a signal.")
-    max_body_bytes: int = _server(2 << 20, "Largest request.")
 
 
 @dataclass(frozen=True)
 class ServeOptions:
     """Holds what is decided before there is a server."""
 
-    alias: tuple[str, ...] = _server(
+    alias: tuple[str, ...] = option(
         (),
         "Another name for a model, its first one in lists and answers; NAME alone where there "
         "is one model; may be repeated.",
+        "Server",
         metavar="NAME=MODEL",
         read_as=list[str] | None,
     )
-    stdio: bool = _server(
+    stdio: bool = option(
         False,
         "Speak JSON-RPC on standard input and output instead: no other option of the server or "
         "of sampling applies.",
+        "Server",
         flag="--stdio",
     )
 
@@ -301,7 +231,7 @@ def serve(
         ),
     ] = None,
     *,
-    settings: ServerSettings,
+    settings: ServerOptions,
     serving: ServeOptions,
     learn: options.Learn = False,
     loading: options.AskedOptions,
@@ -320,30 +250,18 @@ def serve(
     --json prints one line, {"url", "port", "model"}, when requests are accepted; "models" are all
     of several.
     """
-    from edge_spec.core import entry_points
-
     named = model or ["smollm2"]
-    of_requests = sampling.of_requests()
+    settings = replace(settings, **sampling.of_requests())
+    how: dict[str, Any] = {"learns": learn, "explain": explain}
     if serving.stdio:
         if len(named) > 1:
             raise UsageError("--stdio serves one model", remedy="Start a process for each model.")
-        open_model = partial(
-            open_engine,
-            named[0],
-            loading,
-            measure_when_idle=True,
-            learns=learn,
-            explain=explain,
-        )
+        open_model = partial(open_engine, named[0], loading, measure_when_idle=True, **how)
         entry_points.load_app("sidecar")(open_model)
         return
-    models = models_on_demand(named, serving.alias, loading, learns=learn, explain=explain)
-    entry_points.load_app("serve")(
-        models,
-        partial(_announce, names=[each.name for each in models], as_json=json),
-        **vars(settings),
-        **of_requests,
-    )
+    models = models_on_demand(named, serving.alias, loading, **how)
+    announce = partial(_announce, names=[each.name for each in models], as_json=json)
+    entry_points.load_app("serve")(models, settings, announce)
 
 
 def models_on_demand(
@@ -364,18 +282,11 @@ def models_on_demand(
             "--learn is for one model, since it learns while nobody is answered",
             remedy="Start a server for each model, or leave --learn out.",
         )
+    how: dict[str, Any] = {"measure_when_idle": is_alone, "learns": learns, "explain": explain}
     served: list[ModelOnDemand] = []
     for model, (name, *others) in zip(models, served_names(models, aliases), strict=True):
         asked = options_of_others(loading) if served else loading
-        opening = partial(
-            open_engine,
-            model,
-            asked,
-            measure_when_idle=is_alone,
-            learns=learns,
-            explain=explain,
-        )
-        served.append(ModelOnDemand(name, opening, tuple(others)))
+        served.append(ModelOnDemand(name, partial(open_engine, model, asked, **how), tuple(others)))
     return served
 
 
@@ -385,6 +296,9 @@ def _announce(model: str, url: str, port: int, names: Sequence[str], as_json: bo
         print_json({"url": url, "port": port, "model": model, **several})
     else:
         print(f"Serving {', '.join(names)} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
+
+
+_PARALLEL = 2  # answers at once: one that is read, and one that is asked for meanwhile
 
 
 @options.with_groups
@@ -397,14 +311,12 @@ def desktop(
 ) -> None:
     """Talk to a model in a window, whose closing ends everything. Sampling options,
     --max-tokens and --reasoning hold for what the page does not set."""
-    from edge_spec.core import entry_points
-
+    how: dict[str, Any] = {"measure_when_idle": True, "needs_chat": True, "learns": learn}
     entry_points.load_app("desktop")(
-        partial(open_engine, model, loading, measure_when_idle=True, needs_chat=True, learns=learn),
+        partial(open_engine, model, loading, **how),
         _say_where,
         title=model,
-        parallel=_PARALLEL,
-        **sampling.of_requests(),
+        options=ServerOptions(parallel=_PARALLEL, **sampling.of_requests()),
     )
 
 

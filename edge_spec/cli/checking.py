@@ -3,11 +3,8 @@ what a model writes, and whether a model works here."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,11 +14,6 @@ from edge_spec.cli import options
 from edge_spec.cli.options import open_engine
 from edge_spec.cli.output import ProgressBar, page_lines, print_result
 from edge_spec.diagnostics.lossless_check import Extent
-from edge_spec.diagnostics.report_files import (
-    files_sha256,
-    require_writable,
-    write_report,
-)
 from edge_spec.errors import UsageError, readable
 from edge_spec.models.asked_options import option
 from edge_spec.models.bundle import ROLES
@@ -34,7 +26,7 @@ if TYPE_CHECKING:
         Peer,
         SampledMeasurement,
     )
-    from edge_spec.diagnostics.doctor.report import Finding, Report
+    from edge_spec.diagnostics.doctor.report import Report
     from edge_spec.engine.engine import Engine
 
 
@@ -54,7 +46,6 @@ class BenchOptions:
         "Prompts of a category that are answered as the model's makers sample, too; 0: none.",
         least=0,
     )
-    out: Path | None = option(None, "A directory for report.md and report.json.")
     peers: bool = option(False, "Measure llama-server, too.", flag="--peers")
 
 
@@ -79,8 +70,6 @@ def bench(
             f"{', '.join(remembering)} remembers answers, so repetitions would measure its memory",
             remedy="Add --repeat 1.",
         )
-    if asked.out is not None:
-        require_writable(asked.out)
     weights = _shared_weights(model, loading) if asked.peers else None
     opened = str(weights.gguf) if weights else model
     with open_engine(opened, loading, explain=explain) as engine:
@@ -98,11 +87,7 @@ def bench(
             "max_tokens": asked.max_tokens,
         }
         report = document(measured, settings, peer, drawn)
-    shown = page(report)
-    print_result(json, report, page_lines(shown) if asked.out is None else ())
-    if asked.out is not None:
-        write_report(asked.out, report, shown)
-        print(f"Written to {asked.out}", file=sys.stderr)
+    print_result(json, report, page_lines(page(report)))
     if report["settings"]["partial"]:
         raise KeyboardInterrupt
 
@@ -227,7 +212,6 @@ def verify(
 @dataclass(frozen=True)
 class DoctorOptions:
     hashes: bool = option(False, "Hash the files of bundles above 1 GB, too.", flag="--hash")
-    out: Path | None = option(None, "A directory for report.md and report.json, to be handed on.")
     run: bool = option(
         False,
         "Then open the models there and try everything, each check in a process of its own.",
@@ -251,61 +235,39 @@ def doctor(
     from edge_spec.diagnostics.doctor.report import document, page
     from edge_spec.models.source import Source
 
-    if asked.out is not None:
-        require_writable(asked.out)
     with ProgressBar() as progress:
         if asked.run:
             _ = Source(model, progress).path  # fetches it
         report = diagnose(model, loading, progress, hashes=asked.hashes)
-        write = partial(_write_public, report, asked.out)
-        write()
-        is_whole = not asked.run or _try(report, model, loading, progress, write)
-    found = document(report)
-    print_result(json, found, page_lines(page(found)))
+        is_whole = not asked.run or _try(report, model, loading, progress)
+    print_result(json, document(report), page_lines(page(report)))
     if not is_whole:
         raise KeyboardInterrupt
     if report.verdict == "faults":
         raise typer.Exit(1)
 
 
-def _try(
-    report: Report,
-    model: str,
-    loading: options.AskedOptions,
-    progress: Progress,
-    write: Callable[[], None],
-) -> bool:
+def _try(report: Report, model: str, loading: options.AskedOptions, progress: Progress) -> bool:
     """Add what the checks of the device find, and return whether all were made: Ctrl-C leaves what
-    is there. write: after each check, so that one that takes the machine down leaves what was found
-    before."""
+    is there."""
     from edge_spec.diagnostics.doctor.device import DeviceCheck, run_checks
     from edge_spec.diagnostics.doctor.report import note
+    from edge_spec.diagnostics.report_files import files_sha256
 
     if report.runtime is None:
         told = note("run", "nothing was tried: the models would not be opened")
         report.add("run", "run", [told])
         return True
     for role in ROLES:
-        if role in report.numbers:
-            report.numbers[role]["sha256"] = files_sha256(Path(report.numbers[role]["path"]))
+        if role in report.examined:
+            path = Path(report.examined[role]["path"])
+            report.examined[role]["sha256"] = files_sha256(path)
     check = DeviceCheck(model, replace(loading, runtime=report.runtime))
     check.prepare(progress)
-
-    def add(findings: Sequence[Finding]) -> None:
-        report.findings += findings
-        write()
-
     try:
-        run_checks(check, progress, add)
+        report.add("run", "run", run_checks(check, progress))
     except KeyboardInterrupt:
-        add([note("run", "interrupted: further checks were not reached").of("run")])
+        told = note("run", "interrupted: further checks were not reached")
+        report.add("run", "run", [told])
         return False
     return True
-
-
-def _write_public(report: Report, out: Path | None) -> None:
-    from edge_spec.diagnostics.doctor.report import page, public_document
-
-    if out is not None:
-        found = public_document(report)
-        write_report(out, found, page(found))

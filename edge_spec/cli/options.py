@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from edge_spec.cli.output import ProgressBar
+from edge_spec.core.sampling_params import SamplingParams
 from edge_spec.models.asked_options import MODEL_HELP, Option, declared_options, option
 from edge_spec.models.asked_options import AskedOptions as AskedOptions
+from edge_spec.text.parts.answer_form import read_reasoning
 
 if TYPE_CHECKING:
     from edge_spec.core.model import Progress
-    from edge_spec.core.sampling import SamplingParams
     from edge_spec.engine.engine import Engine
 
 _SAMPLING = "Sampling"
@@ -59,8 +60,6 @@ class SamplingOptions:
 
     def params(self) -> SamplingParams:
         """Raises UsageError for a value out of its range."""
-        from edge_spec.core.sampling import SamplingParams
-
         return SamplingParams(**self.asked)
 
     @property
@@ -72,8 +71,6 @@ class SamplingOptions:
     def of_requests(self) -> dict[str, Any]:
         """What holds for requests that do not say, by the names of ServerOptions. Raises
         UsageError."""
-        from edge_spec.text.parts.answer_form import read_reasoning
-
         limit = self.max_tokens
         return {
             **({} if limit is None else {"max_tokens": limit, "thought_tokens": 0}),

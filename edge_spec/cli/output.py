@@ -1,4 +1,4 @@
-"""Writes what commands print and keep: one JSON document, files in the directory of --out, and on
+"""Writes what commands print: one JSON document, or lines for people, and on
 stderr how far long work is: a bar in a terminal, elsewhere a line a step and what is left."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def table_lines(
 
 def page_lines(page: Page) -> Iterator[str]:
     """Yield a report: its text folded between words, its tables in columns."""
-    for part in (page.title, *page.parts):
+    for part in page:
         if isinstance(part, str):
             yield from table_lines([("", (part,))])
         else:

@@ -1,16 +1,14 @@
-"""Reports as pages of text and tables, and as the files that are handed on."""
+"""What reports are made of: tables, the machine, and the files and errors that they name."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 from edge_spec.errors import UsageError
-from edge_spec.storage.atomic import atomic_file
 from edge_spec.storage.measurements import known_sha256
 
 Document = dict[str, Any]  # of a report, as JSON has it
@@ -23,20 +21,8 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     styles: Sequence[str] = ()
 
-    def markdown(self) -> str:
-        """Return the table as Markdown; what would end a cell is replaced."""
-        lines = [self.header, ["---"] * len(self.header), *self.rows]
-        cells = ([cell.replace("|", "/") for cell in line] for line in lines)
-        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
-
-class Page(NamedTuple):
-    title: str
-    parts: Sequence[str | Table]
-
-    def markdown(self) -> str:
-        parts = [each if isinstance(each, str) else each.markdown() for each in self.parts]
-        return "\n\n".join([f"# {self.title}", *parts]) + "\n"
+Page = Iterator[str | Table]  # a report for people: its title, then its parts
 
 
 def require_writable(directory: Path) -> None:
@@ -49,14 +35,6 @@ def require_writable(directory: Path) -> None:
         raise UsageError(
             f"cannot write into {directory}: {error}", remedy="Give another directory to --out."
         ) from None
-
-
-def write_report(directory: Path, document: Mapping[str, Any], page: Page) -> None:
-    """Write report.md and report.json, each as a whole or not at all. Raises OSError."""
-    made = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
-    for name, text in (("report.md", page.markdown()), ("report.json", made)):
-        with atomic_file(directory / name) as file:
-            file.write_text(text, encoding="utf-8", errors="replace")
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:

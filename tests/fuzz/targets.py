@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
-from edge_spec.apps.sidecar import messages
+from edge_spec.apps.sidecar import sidecar as rpc
 from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.engine.snapshot_file import read_snapshot
 from edge_spec.errors import EdgeSpecError
@@ -151,10 +151,10 @@ def answers(data: bytes) -> None:
 
 def sidecar(data: bytes) -> None:
     try:
-        request = messages.RpcRequest.parse(data)
-        messages.answer_options(request.params)
-    except (messages.RpcError, EdgeSpecError) as error:
-        json.dumps(messages.failure(1, error))
+        request = rpc.RpcRequest.parse(data)
+        rpc.answer_options(request.params)
+    except (rpc.RpcError, EdgeSpecError) as error:
+        json.dumps(rpc.failure(1, error))
 
 
 def reference(data: bytes) -> None:

@@ -73,13 +73,6 @@ def test_some_prompts_are_sampled_too(bench: Any) -> None:
     assert sampled["total"]["speedup_low"] <= sampled["total"]["speedup"]
 
 
-def test_a_directory_gets_all_files(bench: Any, tmp_path: Path) -> None:
-    status, out, _ = bench("--out", str(tmp_path / "new" / "folder"))
-    assert (status, out) == (0, "")
-    written = {path.name for path in (tmp_path / "new" / "folder").iterdir()}
-    assert written == {"report.md", "report.json"}
-
-
 def test_an_interrupt_prints_what_there_is(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     decode, calls = measuring.decode, []
 
@@ -103,7 +96,6 @@ def test_an_interrupt_prints_what_there_is(bench: Any, monkeypatch: pytest.Monke
         (["--per-category", "0"], "--per-category"),
         (["--max-tokens", "0"], "--max-tokens"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
-        (["--out", "/dev/null/folder"], "/dev/null/folder"),
         (["--drafter", "answers"], "--repeat 1"),
     ],
 )

@@ -10,7 +10,6 @@ import pytest
 
 from edge_spec.cli.output import table_lines
 from edge_spec.diagnostics.doctor.diagnose import diagnose
-from edge_spec.diagnostics.doctor.machine import _num_bytes
 from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.devices import Device
@@ -70,14 +69,6 @@ def test_what_is_kept_is_counted_and_nothing_of_it_changed(cache: Path) -> None:
     file.write_bytes(bytes(3_000_000))
     assert found(examined(), "caches", "kept").found == "answers 3 MB"
     assert file.stat().st_size == 3_000_000
-
-
-def test_what_a_kill_left_is_noted(cache: Path) -> None:
-    for kind in ("bundles", "conversions"):  # the latter of older versions
-        (cache / kind).mkdir(parents=True)
-        (cache / kind / ".x.gguf.abc.part").write_bytes(bytes(2_000_000))
-    assert "2 of work that was interrupted" in found(examined(), "caches", "leftovers").found
-    assert _num_bytes(cache / "bundles/.y.part") == 0  # whose work has ended meanwhile
 
 
 @pytest.mark.parametrize("key", ["general__alignment", "general__architecture"])

@@ -197,7 +197,7 @@ def test_a_plan_is_the_same_everywhere(
         assert bool(names) == (case.drafts != "none")
     devices = [Device("llamacpp", "cpu", "cpu", "the processor")]
     report = diagnose(str(model), asked, quiet, devices=lambda: devices)
-    assert tuple(report.numbers["plan"]) == lines
+    assert tuple(report.examined["plan"]) == lines
 
 
 @pytest.mark.parametrize("draft", [False, True])

@@ -68,10 +68,10 @@ def test_a_model_answers_as_under_a_plain_name(
         ("generate", "plain.gguf", "Hi", "--draft", "caf\udce9.gguf", *SHORT),
         ("generate", "plain.gguf", "Hi", "--corpus", "p\udce9.txt", *SHORT),
         ("generate", "caf\udce9.gguf", "Hi", "--remember", *SHORT),
-        ("doctor", "caf\udce9.gguf", "--out", "report\udce9"),
+        ("doctor", "caf\udce9.gguf"),
         ("doctor", "hf\udce9", "--json"),
         pytest.param(("plan", "caf\udce9.gguf"), marks=pytest.mark.slow),
-        ("bench", "caf\udce9.gguf", "--prompts", "p\udce9.jsonl", "--out", "bench\udce9", *SHORT),
+        ("bench", "caf\udce9.gguf", "--prompts", "p\udce9.jsonl", *SHORT),
         pytest.param(
             ("verify", "caf\udce9.gguf", "--prompts", "p\udce9.txt", *SHORT), marks=pytest.mark.slow
         ),

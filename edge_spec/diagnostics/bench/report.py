@@ -274,14 +274,9 @@ def _peer(peer: Peer, measured: BenchMeasurement) -> Document:
 
 
 def page(report: Document) -> Page:
-    """Describe what `document` returned, or what was read back from its JSON."""
-    settings = report["settings"]
-    where = f"{settings['model']} on {settings['runtime']}, drafter {settings['drafter']}"
-    return Page(f"edge-spec bench: {where}", list(_parts(report)))
-
-
-def _parts(report: Document) -> Iterator[str | Table]:
     settings, total = report["settings"], report["total"]
+    where = f"{settings['model']} on {settings['runtime']}, drafter {settings['drafter']}"
+    yield f"edge-spec bench: {where}"
     if settings["partial"]:
         yield "Partial: interrupted before all prompts were answered."
     yield machine_line(report["machine"])

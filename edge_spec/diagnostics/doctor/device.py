@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -212,10 +212,10 @@ def check_lossless(request: DeviceCheck) -> Iterator[Finding]:
         proof = prove(engine, prompts, _EXTENT, _silent)
     for name, mark, figures in checks(proof):
         found = f"{name}: {figures} (promised: {proof.lossless.promise})"
-        if mark == "open":
+        if mark == "inconclusive":
             yield note("lossless", found, "Run edge-spec verify, which tries more.")
         else:
-            yield _judge("lossless", mark != "fault", found, "Run edge-spec verify, and report it.")
+            yield _judge("lossless", mark != "fail", found, "Run edge-spec verify, and report it.")
 
 
 CHECKS: dict[str, tuple[str, Callable[[DeviceCheck], Iterator[Finding]]]] = {
@@ -239,13 +239,9 @@ def run_check(name: str, request: str) -> list[dict[str, Any]]:
 
 
 def run_checks(
-    request: DeviceCheck,
-    progress: Progress,
-    on_findings: Callable[[Sequence[Finding]], None],
-    isolate: Callable[..., Any] = isolated,
-) -> None:
-    """Run all checks, also after failures: a driver that crashes or hangs is a finding.
-    on_findings: gets what each check found before the next one may take the machine down."""
+    request: DeviceCheck, progress: Progress, isolate: Callable[..., Any] = isolated
+) -> Iterator[Finding]:
+    """Run all checks, also after failures: a driver that crashes or hangs is a finding."""
     step_s = 0.0
     for name, (title, _) in CHECKS.items():
         progress(title, 0.0)
@@ -256,9 +252,9 @@ def run_checks(
         except IsolatedError as error:
             found = [fault(name, str(error), ELSEWHERE)]
         progress(title, 1.0)
-        on_findings([each.of("run") for each in found])
+        yield from found
         if name == _OPENING:
             if any(each.level is Severity.FAULT and each.check == _OPENING for each in found):
-                on_findings([note("run", "nothing else was tried: it does not open").of("run")])
+                yield note("run", "nothing else was tried: it does not open")
                 return
             step_s = found[0].numbers["step_ms"] / 1e3

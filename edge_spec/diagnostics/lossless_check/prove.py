@@ -214,9 +214,7 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        verdicts = {"open": "inconclusive", "fault": "fail"}
-        mark = _mark(self.passed, self.differing)
-        return verdicts.get(mark, mark)
+        return _mark(self.passed, self.differing)
 
     @property
     def not_exercised(self) -> tuple[str, ...]:
@@ -328,32 +326,29 @@ def _of_sampling(sampling: Sampling) -> Document:
     }
 
 
-_COLORS = {"pass": "green", "ties": "yellow", "open": "yellow", "fault": "red"}
+_COLORS = {"pass": "green", "ties": "yellow", "inconclusive": "yellow", "fail": "red"}
 _SHOWN = 8  # differences on a page
 
 
 def page(proof: Proof) -> Page:
+    told = f"{proof.model} on {proof.runtime}, drafter {proof.drafter}"
+    yield f"edge-spec verify: {told}; promised: {proof.lossless.promise}"
     verdict = "NEAR TIES" if proof.verdict == "ties" else proof.verdict.upper()
+    yield f"{verdict}: {_summary(proof)}"
     rows = checks(proof)
-    styles = [_COLORS[mark] for _, mark, _ in rows]
-    parts: list[str | Table] = [
-        f"{verdict}: {_summary(proof)}",
-        Table(("check", "result", "found"), rows, styles),
-    ]
+    yield Table(("check", "result", "found"), rows, [_COLORS[mark] for _, mark, _ in rows])
     if proof.differing:
         header = ("prompt", "token", "plain", "got", "margin", "near tie")
-        parts.append(Table(header, list(map(_row, proof.differing[:_SHOWN]))))
+        yield Table(header, list(map(_row, proof.differing[:_SHOWN])))
     if len(proof.differing) > _SHOWN:
-        parts.append(f"and {len(proof.differing) - _SHOWN} more: --json lists all")
-    parts += [f"not exercised: {claim}" for claim in proof.not_exercised]
+        yield f"and {len(proof.differing) - _SHOWN} more: --json lists all"
+    yield from (f"not exercised: {claim}" for claim in proof.not_exercised)
     widths = ", ".join(map(str, proof.numerics.invariant_widths))
     noise = proof.numerics.tie_margin
-    parts.append(f"Rows are equal bit for bit in passes of {widths}; noise {noise:.4f}.")
-    parts.append(machine_line(describe_machine()))
+    yield f"Rows are equal bit for bit in passes of {widths}; noise {noise:.4f}."
+    yield machine_line(describe_machine())
     if proof.skipped:
-        parts.append(f"Too long for the context, left out: {', '.join(proof.skipped)}.")
-    told = f"{proof.model} on {proof.runtime}, drafter {proof.drafter}"
-    return Page(f"edge-spec verify: {told}; promised: {proof.lossless.promise}", parts)
+        yield f"Too long for the context, left out: {', '.join(proof.skipped)}."
 
 
 def _row(found: Difference) -> tuple[str, ...]:
@@ -389,7 +384,7 @@ def _summary(proof: Proof) -> str:
 
 def checks(proof: Proof) -> list[tuple[str, str, str]]:
     """Return name, mark and figures of each check that was made. A mark is "pass", "ties" (texts
-    differ, at near ties that the mode allows), "fault", or "open" where nothing was shown."""
+    differ, at near ties that the mode allows), "fail", or "inconclusive"."""
     found = []
     for name, part in proof.parts.items():
         if isinstance(part, Sampling):
@@ -402,9 +397,9 @@ def checks(proof: Proof) -> list[tuple[str, str, str]]:
 
 def _mark(passed: bool | None, differing: Sequence[Difference] = ()) -> str:
     if passed is None:
-        return "open"
+        return "inconclusive"
     if not passed:
-        return "fault"
+        return "fail"
     return "ties" if differing else "pass"
 
 

@@ -72,7 +72,8 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
             match = RUN.match(line)
             assert match is not None
             for part in match[1].split("&&"):
-                words = shlex.split(part, comments=True) if "$" not in part else []
+                command = part.partition(" > ")[0]
+                words = shlex.split(command, comments=True) if "$" not in part else []
                 if words and Path(words[0]).name in ("edge-spec", "python"):
                     yield where, [Path(words[0]).name, *words[1:]]
 

@@ -16,7 +16,6 @@ from edge_spec.apps.answering import Stop
 from edge_spec.apps.chat.commands import (
     COMMANDS,
     CommandAnswer,
-    Door,
     Leave,
     help_text,
     run_command,
@@ -70,7 +69,7 @@ def say(conversation: ChatConversation, text: str) -> GenerationResult:
 
 def typed(conversation: ChatConversation, line: str) -> str:
     """What a command shows."""
-    outcome = run_command(conversation, line, Door())
+    outcome = run_command(conversation, line)
     assert not isinstance(outcome, CommandAnswer | Leave)
     return plain(outcome)
 
@@ -163,7 +162,7 @@ def test_a_snapshot_goes_on_where_the_conversation_was(talk: Any, tmp_path: Path
     file.write_bytes(file.read_bytes()[:-9])
     before = list(other.said)
     with pytest.raises(EdgeSpecError):
-        run_command(other, f"/load {file}", Door())
+        run_command(other, f"/load {file}")
     assert other.said == before
 
 
@@ -191,9 +190,9 @@ def test_a_file_without_a_conversation_changes_nothing(
     before = conversation.messages
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(UsageError, match="holds no conversation"):
-        run_command(conversation, f"/load {file}", Door())
+        run_command(conversation, f"/load {file}")
     with pytest.raises(UsageError, match="exists"):
-        run_command(conversation, f"/save {file}", Door())
+        run_command(conversation, f"/save {file}")
     assert conversation.messages == before
     assert file.read_bytes() == content.encode("latin-1")
 
@@ -242,9 +241,9 @@ def test_commands_show_what_is_there_and_refuse_what_is_not(talk: Any) -> None:
         assert typed(conversation, line) == f"{shown}\n", line
     for line, told in REFUSED.items():
         with pytest.raises(EdgeSpecError, match=told):
-            run_command(conversation, line, Door())
+            run_command(conversation, line)
     assert conversation.messages == [] and conversation.model == "first"
-    assert isinstance(run_command(conversation, "/exit", Door()), Leave)
+    assert isinstance(run_command(conversation, "/exit"), Leave)
     assert "There is no /what." in typed(conversation, "/what")
     typed(conversation, "/system Be brief.")
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]

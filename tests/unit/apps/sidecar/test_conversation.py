@@ -18,7 +18,7 @@ def test_an_error_brings_what_was_written_and_the_next_answer_is_right(
 ) -> None:
     faulty = FaultyModel(remembers_all(), [Fault(FaultKind.RAISES, "forward", 4)])
     sent: Queue[dict[str, Any]] = Queue()
-    conversation = SidecarConversation(lambda: make_engine(faulty), sent.put, lambda job: None)
+    conversation = SidecarConversation(sent.put, lambda: make_engine(faulty))
 
     def answer(engine: Any) -> Any:
         return engine.generate([1, 2, 3], max_tokens=6, stream=True)
@@ -41,8 +41,7 @@ def test_an_error_brings_what_was_written_and_the_next_answer_is_right(
     again, answered = response()
     assert answered["result"]["text"] == again and again.startswith(text)
     assert answered["result"]["finish_reason"] == "length"
-    conversation.end(10)
-    conversation.join(60)
+    conversation.end().result(60)
 
 
 def test_an_answer_that_is_cancelled_before_its_first_token_is_an_error(
@@ -57,7 +56,7 @@ def test_an_answer_that_is_cancelled_before_its_first_token_is_an_error(
         job.stop.request()
 
     engine._session.prefill = cancelling
-    conversation = SidecarConversation(lambda: engine, sent.put, lambda job: None)
+    conversation = SidecarConversation(sent.put, lambda: engine)
     job = Job(1, lambda engine: engine.generate([120] * 1000, max_tokens=6, stream=True))
     conversation.submit(job)
     error = sent.get(timeout=60)["error"]
@@ -69,8 +68,7 @@ def test_an_answer_that_is_cancelled_before_its_first_token_is_an_error(
         assert answered["method"] == "chunk"
     held = int(error["message"].split()[2])
     assert answered["result"]["stats"]["cached_n"] == held > 0
-    conversation.end(10)
-    conversation.join(60)
+    conversation.end().result(60)
 
 
 def test_a_result_that_json_cannot_hold_is_an_error_of_its_request_alone(
@@ -82,13 +80,13 @@ def test_a_result_that_json_cannot_hold_is_an_error_of_its_request_alone(
         json.dumps(message, allow_nan=False)
         sent.put(message)
 
-    conversation = SidecarConversation(lambda: make_engine(remembers_all()), send, lambda job: None)
+    conversation = SidecarConversation(send, lambda: make_engine(remembers_all()))
     conversation.submit(Job(1, lambda engine: {"note": float("inf")}))
     conversation.submit(Job(2, lambda engine: 2))
     failed, answered = (sent.get(timeout=60) for _ in range(2))
     assert failed["id"] == 1 and failed["error"]
     assert answered["result"] == 2
-    conversation.end(10)
+    conversation.end().result(60)
 
 
 def test_a_sidecar_that_was_asked_nothing_frees_its_model(

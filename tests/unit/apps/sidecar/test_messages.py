@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec import EdgeSpecError, Grammar, SamplingParams
-from edge_spec.apps.sidecar.messages import (
+from edge_spec.apps.sidecar.sidecar import (
     Code,
     RpcError,
     RpcRequest,
+    Sidecar,
     answer_options,
     failure,
 )
-from edge_spec.apps.sidecar.sidecar import Sidecar
 from edge_spec.errors import ModelFileError
 
 VALUES = st.recursive(
