@@ -190,10 +190,9 @@ def chat(
         "max_tokens": sampling.max_tokens,
         "reasoning": read_reasoning(sampling.reasoning),
     }
-    how: dict[str, Any] = {"measure_when_idle": True, "needs_chat": True, "learns": learn}
 
     def opener(model: str, report: Progress | None) -> Engine:
-        return open_engine(model, loading, report=report, **how)
+        return open_engine(model, loading, report=report, needs_chat=True, learns=learn)
 
     entry_points.load_app("chat")(
         opener, model, answering, system, json, asked_sampling=sampling.asked
@@ -256,7 +255,7 @@ def serve(
     if serving.stdio:
         if len(named) > 1:
             raise UsageError("--stdio serves one model", remedy="Start a process for each model.")
-        open_model = partial(open_engine, named[0], loading, measure_when_idle=True, **how)
+        open_model = partial(open_engine, named[0], loading, **how)
         entry_points.load_app("sidecar")(open_model)
         return
     models = models_on_demand(named, serving.alias, loading, **how)
@@ -276,13 +275,12 @@ def models_on_demand(
     from edge_spec.loader import ModelOnDemand, options_of_others
     from edge_spec.models.source import served_names
 
-    is_alone = len(models) == 1  # else one would be measured while another answers
-    if learns and not is_alone:
+    if learns and len(models) > 1:
         raise UsageError(
             "--learn is for one model, since it learns while nobody is answered",
             remedy="Start a server for each model, or leave --learn out.",
         )
-    how: dict[str, Any] = {"measure_when_idle": is_alone, "learns": learns, "explain": explain}
+    how: dict[str, Any] = {"learns": learns, "explain": explain}
     served: list[ModelOnDemand] = []
     for model, (name, *others) in zip(models, served_names(models, aliases), strict=True):
         asked = options_of_others(loading) if served else loading
@@ -311,9 +309,8 @@ def desktop(
 ) -> None:
     """Talk to a model in a window, whose closing ends everything. Sampling options,
     --max-tokens and --reasoning hold for what the page does not set."""
-    how: dict[str, Any] = {"measure_when_idle": True, "needs_chat": True, "learns": learn}
     entry_points.load_app("desktop")(
-        partial(open_engine, model, loading, **how),
+        partial(open_engine, model, loading, needs_chat=True, learns=learn),
         _say_where,
         title=model,
         options=ServerOptions(parallel=_PARALLEL, **sampling.of_requests()),

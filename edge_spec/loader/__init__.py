@@ -24,7 +24,6 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, UsageError
 from edge_spec.loader.open import (
-    Learner,
     StartLearning,
     TargetOpening,
     check_capabilities,
@@ -57,7 +56,6 @@ from edge_spec.scheduler.engine_plan import (
 )
 
 __all__ = [
-    "Learner",
     "LoadOptions",
     "StartLearning",
     "check_capabilities",
@@ -79,7 +77,6 @@ def load_asked(
     asked: AskedOptions,
     progress: Progress,
     *,
-    measure_when_idle: bool = False,
     keeps_answers: bool = True,
     screen: Screen | None = None,
     needs_chat: bool = False,
@@ -91,7 +88,7 @@ def load_asked(
     where a chat template is needed and there is none; keeps_answers: for later runs."""
     source = Source(model, progress)
     plans = plans_for(source, asked, keeps_answers=keeps_answers, uses_trained=learning is None)
-    return open_engine(plans, measure_when_idle, learning, screen, needs_chat)
+    return open_engine(plans, learning, screen, needs_chat)
 
 
 def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
@@ -101,7 +98,6 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
 
 def open_engine(
     plans: Sequence[EnginePlan],
-    measure_when_idle: bool = False,
     learning: StartLearning | None = None,
     screen: Screen | None = None,
     needs_chat: bool = False,
@@ -110,8 +106,6 @@ def open_engine(
     and why. Raises as `load_asked` does."""
     if needs_chat:
         require_chat(plans[0])
-    if plans[0].better:
-        plans[0].source.progress(plans[0].better, 0.0)
     refusals: tuple[Refusal, ...] = ()
     while True:
         plan, left = choose_plan(plans, refusals)
@@ -125,7 +119,7 @@ def open_engine(
                 if screen is not None:
                     screen(prepared)
                 models = open_models(prepared, target.take, opened)
-                engine = compose_engine(prepared, models, opened, measure_when_idle, learning)
+                engine = compose_engine(prepared, models, opened, learning)
                 opened.pop_all()
                 return engine
         except TargetRefusedError as refused:
@@ -229,11 +223,11 @@ def load(asked: LoadArguments) -> Engine:
 
     progress: is called with what is being done and the share that is done; all other options are
     those of the command line, which docs/cli.md explains. A model runs where `edge-spec plan` has
-    measured it to be fastest, unless options say otherwise. One that was never measured is measured
-    while it is idle. Raises an EdgeSpecError that names what is missing or wrong.
+    measured it to be fastest, unless options say otherwise. Raises an EdgeSpecError that names what
+    is missing or wrong.
     """
     progress = asked.progress or (lambda what, fraction: None)
-    return load_asked(str(asked.model), asked, progress, measure_when_idle=True)
+    return load_asked(str(asked.model), asked, progress)
 
 
 class Opening(Protocol):

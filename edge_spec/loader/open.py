@@ -21,7 +21,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import HasWays, Model
@@ -30,7 +30,7 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.batch import Batch
-from edge_spec.engine.components import EngineComponents, IdleWork, InTurns, TakesAnswers
+from edge_spec.engine.components import EngineComponents, Learner
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, StateFiles
 from edge_spec.engine.speculation import SpeculationFactory
@@ -80,7 +80,6 @@ from edge_spec.text.vocabulary import same_vocabulary
 if TYPE_CHECKING:
     from edge_spec.drafters.draft.draft_model import Draft
     from edge_spec.drafters.factory import HeadNetwork
-    from edge_spec.placement.idle_process import IdleProcess
 
 _TRIAL_S = 300.0  # to open a model in
 # Of a file that is opened beside other work: whoever refuses it meanwhile waits for a second or so.
@@ -361,24 +360,18 @@ def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptio
         )
 
 
-class Learner(TakesAnswers, IdleWork, Protocol):
-    """Learns from answers while the model is idle."""
-
-
-# Starts a learner for open models. The function: whether other idle work is done. Raises an
-# EdgeSpecError where nothing can be learnt of these.
-StartLearning = Callable[[PreparedEngine, OpenModels, Callable[[], bool]], Learner]
+# Starts a learner for open models. Raises an EdgeSpecError where nothing can be learnt of these.
+StartLearning = Callable[[PreparedEngine, OpenModels], Learner]
 
 
 def compose_engine(
     prepared: PreparedEngine,
     models: OpenModels,
     opened: ExitStack,
-    measures: bool,
     learning: StartLearning | None = None,
 ) -> Engine:
-    """opened: closes what is started for the engine where the rest fails. measures: runtimes, while
-    the engine is idle. learning: from answers, where that was asked for."""
+    """opened: closes what is started for the engine where the rest fails. learning: from answers,
+    where that was asked for."""
     target, key, options = prepared.target, models.key, prepared.options
     factory = _speculation_factory(models, options)
     speculation = factory.compose(models.drafters)
@@ -415,25 +408,11 @@ def compose_engine(
         ),
     )
     parts = replace(parts, prompts=PromptCache(_prompt_files(prepared, parts)))
-    works: list[IdleWork] = []
-    measuring = _measuring(prepared) if measures else None
-    if measuring is not None:
-        opened.callback(measuring.close)
-        works.append(measuring)
     if learning is not None:
-        learner = learning(prepared, models, lambda: measuring is None or measuring.is_done)
+        learner = learning(prepared, models)
         opened.callback(learner.close)
-        works.append(learner)
         parts = replace(parts, learner=learner)
-    if works:
-        parts = replace(parts, idle_work=InTurns(works) if len(works) > 1 else works[0])
     return Engine(parts)
-
-
-def _measuring(prepared: PreparedEngine) -> IdleProcess | None:
-    from edge_spec.placement.idle_process import measure_when_idle
-
-    return measure_when_idle(prepared.source, prepared.options, prepared.target.runtime.name)
 
 
 def _speculation_factory(models: OpenModels, options: LoadOptions) -> SpeculationFactory:
