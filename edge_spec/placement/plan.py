@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from edge_spec.models.memory import FreeMemory, Needs
+from edge_spec.models.memory import MAIN, Bytes, shortage
 from edge_spec.models.options import LoadOptions
 
 USUAL_DRAFT_TOKENS = 4
@@ -44,7 +44,7 @@ class Placement:
     tokens_per_s: as short texts were written here where there is a `speedup`, over plain decoding
     beside them; else of plain steps, None for a draft that was not tried. memory_bytes: of all its
     models with PLANNED_TOKENS of text, None where a runtime cannot tell; on_devices: in devices'
-    own memory, by the labels of `DeviceMemories`.
+    own memory, by their labels in a `Forecast`.
     """
 
     target: Place
@@ -73,10 +73,10 @@ class Placement:
         """Return whether such a step is faster than plain decoding."""
         return self.pair_step_s is not None and self.pair_step_s < self.plain_s
 
-    def shortage(self, free: FreeMemory) -> str | None:
+    def shortage(self, free: Bytes) -> str | None:
         """Say where what is free does not do: "500 MB of 400 MB free", with the device if it is
         one's own memory. None where it does, or where that is not known."""
-        return free.shortage(Needs(self.memory_bytes or 0, self.on_devices))
+        return shortage({MAIN: self.memory_bytes or 0, **self.on_devices}, free)
 
     def options(self, draft: str | None) -> LoadOptions:
         """Return the options that open it. draft: the model that drafts, where it has one."""

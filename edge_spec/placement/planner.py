@@ -19,7 +19,7 @@ from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
 from edge_spec.models.devices import Device, format_bytes
-from edge_spec.models.memory import FreeMemory
+from edge_spec.models.memory import MAIN, Bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import USUAL_DRAFT_TOKENS, Placement, Plan
@@ -65,7 +65,7 @@ Prompts = Sequence[Sequence[int]]
 Trial = Callable[[Sequence[Placement], Prompts, int, OnStep], Wrote]
 
 
-def rank_places(placements: Sequence[Placement], free: FreeMemory) -> tuple[Placement, ...]:
+def rank_places(placements: Sequence[Placement], free: Bytes) -> tuple[Placement, ...]:
     """Sort places by their plain step: the fastest that fits and whose weights lose little comes
     first, each other one has the reason why it does not."""
     least = min((each.loss for each in placements if each.loss is not None), default=0.0)
@@ -132,7 +132,7 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
 
 
-def rank_pairs(pairs: Sequence[Placement], free: FreeMemory) -> list[Placement]:
+def rank_pairs(pairs: Sequence[Placement], free: Bytes) -> list[Placement]:
     """Sort pairs at one place of the target by their step with draft tokens, those that fit
     first."""
 
@@ -215,7 +215,7 @@ class Planner:
 
     def _nowhere(self, targets: Sequence[MeasuredPlace]) -> EdgeSpecError:
         if targets:
-            free = format_bytes(self._free.main or 0)
+            free = format_bytes(self._free.get(MAIN, 0))
             return UsageError(
                 f"{self._source.name} fits nowhere: {free} are free",
                 remedy="Free memory, or choose a smaller model or quantization.",

@@ -26,7 +26,7 @@ from edge_spec.core.modes import LosslessMode
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.models.devices import PLANNED_TOKENS, Device, Sizing, free_bytes
-from edge_spec.models.memory import DeviceMemories, FreeMemory, forecast
+from edge_spec.models.memory import MAIN, Forecast, ModelMemory, by_label, forecast, room
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
@@ -198,8 +198,8 @@ class Surveyor:
 
     def __init__(self, devices: Sequence[Device], progress: Progress, refresh: bool) -> None:
         self.notes: list[str] = []
-        self._memories = DeviceMemories(devices)
-        self.free = FreeMemory(free_bytes(), self._memories.free())
+        self._by_label = by_label(devices)
+        self.free = room(free_bytes(), self._by_label)
         self._refresh = refresh
         self._devices = devices
         self._progress = progress
@@ -302,8 +302,8 @@ class Surveyor:
         if not isinstance(runtime, Sizing):
             return True
         memory = runtime.memory(place.prepared.source, place.options, PLANNED_TOKENS)
-        needs = self._memories.needs([(runtime.name, memory)])
-        return self.free.shortage(replace(needs, main=needs.main + memory.total)) is None
+        alone = ModelMemory("target", place.source.name, runtime.name, memory)
+        return Forecast((alone,), self.free.get(MAIN), self._by_label).fits
 
     def with_memory(
         self,
@@ -315,7 +315,8 @@ class Surveyor:
         tell."""
         model, drafts = (None, []) if draft is None else (draft.source.model, [draft.prepared])
         options = placement.options(model)
-        found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self._memories)
+        found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self._by_label)
         if found is None:
             return placement
-        return replace(placement, memory_bytes=found.needs.main, on_devices=found.needs.on_devices)
+        needs = found.needs
+        return replace(placement, memory_bytes=needs.pop(MAIN), on_devices=needs)
