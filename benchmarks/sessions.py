@@ -64,7 +64,7 @@ def _session(args: argparse.Namespace, cache: Path, drafter: str) -> list[float]
     words = [sys.executable, __file__, "session", args.model, "--drafter", drafter]
     words += ["--prompts", str(args.prompts), "--count", str(args.count), "--skip", str(args.skip)]
     words += ["--tokens", str(args.tokens), *(["--draft", args.draft] if args.draft else [])]
-    environment = {**os.environ, "EDGE_SPEC_CACHE": str(cache), "EDGE_SPEC_IDLE_PLAN": "0"}
+    environment = {**os.environ, "EDGE_SPEC_CACHE": str(cache)}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)

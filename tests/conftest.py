@@ -20,7 +20,6 @@ import pytest
 
 from edge_spec.errors import DownloadError
 from edge_spec.models.source import DEMO_FILE, fetch_demo_model
-from edge_spec.placement.idle_process import SWITCH
 from edge_spec.runtimes.llamacpp.rows import library
 from edge_spec.runtimes.llamacpp.rows.install import TABLE_VARIABLE
 from edge_spec.storage.atomic import CACHE_VARIABLE, cache_directory
@@ -46,8 +45,7 @@ CODER = "coder-0.5b"
 def pytest_configure(config: pytest.Config) -> None:
     """Tests neither read nor change what is in the user's cache, but for fetched models, which they
     read; all workers have the same one, with what a first one converts. $EDGE_SPEC_CACHE, where it
-    is set, is taken as it is. No engine that waits makes a plan, which others would then follow."""
-    os.environ.setdefault(SWITCH, "0")
+    is set, is taken as it is."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of numpy in workers: see `one_core`
     config.stash[STDERR] = os.dup(2)
     _tell_sudden_ends(config)

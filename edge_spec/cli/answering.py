@@ -212,7 +212,6 @@ def chat(
         return open_engine(
             model,
             loading,
-            measure_when_idle=True,
             report=report,
             needs_chat=True,
             learns=learn,
@@ -331,7 +330,6 @@ def serve(
             open_engine,
             named[0],
             loading,
-            measure_when_idle=True,
             learns=learn,
             explain=explain,
         )
@@ -358,8 +356,7 @@ def models_on_demand(
     from edge_spec.loader import ModelOnDemand, options_of_others
     from edge_spec.models.source import served_names
 
-    is_alone = len(models) == 1  # else one would be measured while another answers
-    if learns and not is_alone:
+    if learns and len(models) > 1:
         raise UsageError(
             "--learn is for one model, since it learns while nobody is answered",
             remedy="Start a server for each model, or leave --learn out.",
@@ -371,7 +368,6 @@ def models_on_demand(
             open_engine,
             model,
             asked,
-            measure_when_idle=is_alone,
             learns=learns,
             explain=explain,
         )
@@ -400,7 +396,7 @@ def desktop(
     from edge_spec.core import entry_points
 
     entry_points.load_app("desktop")(
-        partial(open_engine, model, loading, measure_when_idle=True, needs_chat=True, learns=learn),
+        partial(open_engine, model, loading, needs_chat=True, learns=learn),
         _say_where,
         title=model,
         parallel=_PARALLEL,

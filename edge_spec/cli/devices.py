@@ -15,10 +15,10 @@ from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import ENDPOINT, RPC_HELP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from edge_spec.models.devices import Device
-    from edge_spec.placement.plan import Place, Placement, Plan
+    from edge_spec.placement.plan import Placement, Plan
 
 
 def devices(
@@ -98,17 +98,16 @@ def plan(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Measure where a model runs best on this machine, and what speculation gains there.
+    """Measure where a model runs best on this machine, and whether a draft can pay there.
 
     From then on this model runs where it was fastest, unless options say otherwise.
     """
-    from edge_spec.loader.plan_trial import EngineTrial
     from edge_spec.models.asked_options import AskedOptions
     from edge_spec.models.bundle import require_readable
     from edge_spec.models.devices import list_devices
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source
-    from edge_spec.placement.planner import Planner
+    from edge_spec.placement.plan import make_plan
     from edge_spec.scheduler.engine_plan import choose_plan, missing_reader, plans_for
 
     asked = AskedOptions(draft=draft)
@@ -118,9 +117,7 @@ def plan(
         pair = Source(drafts[0], progress) if drafts else None
         if drafts:
             require_readable(Path(drafts[0]), "the draft of a plan")
-        trial = EngineTrial(target.model, pair.model if pair else None)
-        planner = Planner(target, pair, list_devices(), progress, trial, refresh)
-        made = planner.make()
+        made = make_plan(target, pair, list_devices(), progress, refresh)
     chosen, _ = choose_plan(plans_for(target, asked))
     made = replace(made, in_force=chosen.explain())
     notes = [*made.notes, *filter(None, [missing_reader(target)])]
@@ -130,56 +127,27 @@ def plan(
 
 
 def _plan_lines(made: Plan) -> Iterator[str]:
-    from edge_spec.placement.planner import why_no_draft
-
-    best = made.placements[0]
-    firsts: dict[tuple[Place, Place | None], Placement] = {}
-    for each in made.placements:
-        firsts.setdefault((each.target, each.draft), each)
-    rows = [_place_cells(each, best) for each in firsts.values()]
     headings = ("place", "draft", "weights", "plain tokens/s", "memory", "why not")
-    yield from _column_lines(headings, rows)
-    tried = [each for each in made.placements if each.speedup is not None]
-    if tried:
-        yield f"\ndrafters on {best.target}:"
-        yield from _column_lines(
-            ("drafter", "tokens/s", "times plain", "acceptance"), list(map(_drafter_cells, tried))
-        )
-    yield ""
-    if best.lossless:
-        yield f"texts there, with and without drafting: {best.lossless}"
-    if (why := why_no_draft(made.placements)) is not None:
-        yield why
-    yield from made.in_force
-
-
-def _column_lines(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a table without the columns that are empty but for their heading."""
+    rows = list(map(_place_cells, made.placements))
+    # Columns that are empty but for their heading are left out.
     columns = [column for column in zip(headings, *rows, strict=True) if {*column[1:]} != {"-"}]
     found, *cells = zip(*columns, strict=True)
     yield from table_lines((("", row) for row in cells), found)
+    yield ""
+    if lossless := made.placements[0].lossless:
+        yield f"texts there, with and without drafting: {lossless}"
+    yield from made.in_force
 
 
-def _place_cells(placement: Placement, best: Placement) -> tuple[str, ...]:
+def _place_cells(placement: Placement) -> tuple[str, ...]:
     step_s, memory = placement.step_s, placement.memory_bytes
-    is_best = placement.target == best.target and placement.draft in (None, best.draft)
     return (
         str(placement.target),
         "-" if placement.draft is None else str(placement.draft),
         placement.target.weights,
         "-" if step_s is None else f"{1 / step_s:.1f}",
         "-" if memory is None else _memory(memory, placement.on_devices),
-        "the best" if is_best else placement.reason or "it was not tried",
-    )
-
-
-def _drafter_cells(placement: Placement) -> tuple[str, ...]:
-    acceptance = placement.acceptance
-    return (
-        placement.drafter,
-        f"{placement.tokens_per_s:.1f}",
-        f"{placement.speedup:.2f}",
-        "-" if acceptance is None else f"{acceptance:.0%}",
+        placement.reason or "the best",
     )
 
 

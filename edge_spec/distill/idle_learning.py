@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -245,7 +245,7 @@ def require_learnable(asked: AskedOptions) -> None:
     require_torch()
 
 
-def start_learning(models: OpenModels, is_free: Callable[[], bool]) -> Learner:
+def start_learning(models: OpenModels) -> Learner:
     """Raises UnsupportedModelError, UsageError for a model or a runtime that nothing can be learnt
     of, StorageError where nothing can be kept."""
     target, placed = models.target, models.prepared
@@ -261,19 +261,18 @@ def start_learning(models: OpenModels, is_free: Callable[[], bool]) -> Learner:
             remedy="Use --runtime ort, llamacpp or reference, or leave --learn out.",
         )
     open_tables(placed.source, _SHARES)
-    return Learner(models, is_free)
+    return Learner(models)
 
 
 class Learner:
     """Keeps answers and opens trained heads. Where another process learns from the same model, this
     one only drafts with what is learnt."""
 
-    def __init__(self, models: OpenModels, is_free: Callable[[], bool]) -> None:
-        """is_free: whether other idle work is done. Raises StorageError where nothing can be
-        kept."""
+    def __init__(self, models: OpenModels) -> None:
+        """Raises StorageError where nothing can be kept."""
         placed = models.prepared
         source, target = placed.source, placed.target
-        self._placed, self._models, self._is_free = placed, models, is_free
+        self._placed, self._models = placed, models
         self._name = source.name
         weights, runtime = stored_weights(target), target.runtime.name
         self._folder = folder_of(source.name, source.identity, weights, runtime)
@@ -284,7 +283,7 @@ class Learner:
         self._is_taking = self._release is not None
         self._spent_s = defaultdict[str, float](float)  # of learning, by days
         self._writer = ThreadPoolExecutor(1, "edge-spec-learn")
-        self._process = IdleProcess(self._learn, self._may_begin, quiet_s=QUIET_S, repeats=True)
+        self._process = IdleProcess(self._learn, self._may_begin, quiet_s=QUIET_S)
         self._take_head()
         if self._release is not None:
             self._process.start()
@@ -333,7 +332,7 @@ class Learner:
         _log.warning("nothing more is learnt from answers of %s: %s", self._name, error)
 
     def _may_begin(self) -> bool:
-        may = self._is_taking and self._is_free() and self._spent_s[_today()] < MOST_S_A_DAY
+        may = self._is_taking and self._spent_s[_today()] < MOST_S_A_DAY
         return may and self._folder.has_work() and is_idle()
 
     def _learn(self, lifeline: Lifeline) -> None:

@@ -17,6 +17,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.generation import Generation
 from edge_spec.engine.request import AnswerOptions, ChatOptions
 from edge_spec.engine.results import Chunk, GenerationResult
+from edge_spec.text.infill import InfillPrompt
 from edge_spec.text.plain_messages import Message
 
 _Parameters = ParamSpec("_Parameters")
@@ -74,18 +75,9 @@ class AsyncEngine:
         """Answers as `Engine.generate` does."""
         return await self._answer(lambda: self._engine.generate(prompt, stream=True, **options))
 
-    async def infill(
-        self,
-        prefix: str,
-        suffix: str,
-        *,
-        files: Mapping[str, str] | None = None,
-        **options: Unpack[AnswerOptions],
-    ) -> GenerationResult:
-        """Answers as `Engine.infill` does."""
-        return await self._answer(
-            lambda: self._engine.infill(prefix, suffix, files=files, stream=True, **options)
-        )
+    def infill_prompt(self, prefix: str, suffix: str, **options: Any) -> InfillPrompt:
+        """Returns the tokens that `Engine.infill_prompt` does, for `generate`."""
+        return self._engine.infill_prompt(prefix, suffix, **options)
 
     def stream(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]

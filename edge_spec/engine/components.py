@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from edge_spec.drafters.heads.independent import MedusaNetwork
 
 
-class TakesAnswers(Protocol):
-    """Learns from answers. Any thread may call."""
+class Learner(Protocol):
+    """Learns from answers, with the model while none of the engines that share it is answering. Any
+    thread may call."""
 
     def take(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
         """tokens: [tokens] int64 of an answer that its reader let be written to its end. states:
@@ -38,12 +39,21 @@ class TakesAnswers(Protocol):
     def head(self) -> MedusaNetwork | None:
         """Returns a head that drafts from the next answer on, beside those that do anyway."""
 
+    def pause(self) -> None:
+        """Stops for an answer. Returns when the model is free, at most one pass later."""
+
+    def resume(self) -> None:
+        """Goes on: that answer has ended."""
+
+    def close(self) -> None:
+        """Returns when nothing uses the model any more."""
+
 
 class AnswerRecorder:
     """Keeps the tokens of one answer and the target's states that chose them, and gives them to a
     learner."""
 
-    def __init__(self, learner: TakesAnswers, most_tokens: int = 2048) -> None:
+    def __init__(self, learner: Learner, most_tokens: int = 2048) -> None:
         """most_tokens: after which nothing more of an answer is kept."""
         self._learner = learner
         self._most_tokens = most_tokens
@@ -74,38 +84,6 @@ class AnswerRecorder:
         self.begin()
 
 
-class IdleWork(Protocol):
-    """Work with the model that is done while none of the engines that share it is answering."""
-
-    def pause(self) -> None:
-        """Stops for an answer. Returns when the model is free, at most one pass later."""
-
-    def resume(self) -> None:
-        """Goes on: that answer has ended."""
-
-    def close(self) -> None:
-        """Returns when nothing uses the model any more."""
-
-
-class InTurns:
-    """Joins works that share a model, of which each begins when those before it are done."""
-
-    def __init__(self, works: Sequence[IdleWork]) -> None:
-        self._works = works
-
-    def pause(self) -> None:
-        for work in self._works:
-            work.pause()
-
-    def resume(self) -> None:
-        for work in self._works:
-            work.resume()
-
-    def close(self) -> None:
-        for work in reversed(self._works):
-            work.close()
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineComponents:
     """All that an engine is composed of, by the loader."""
@@ -130,9 +108,8 @@ class EngineComponents:
     drafts: Sequence[Draft] = ()  # further models, where there are any
     plan: EnginePlan | None = None  # by which all of this was opened
 
-    # The work between answers, and what is kept for the next session.
-    idle_work: IdleWork | None = None
-    learner: TakesAnswers | None = None  # from answers, where that was asked for
+    # What is learnt from answers, and what is kept for the next session.
+    learner: Learner | None = None  # from answers, where that was asked for
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
     round_times: RoundTimes | None = None
 
@@ -141,10 +118,12 @@ class SharedModels:
     """Models that whoever `acquire`s them may use until all have given them back: the last one
     closes them. Any thread may call."""
 
-    def __init__(self, models: Sequence[Model], batch: Batch, work: IdleWork | None = None) -> None:
-        """batch: of the first of them. work: on these models, ends before they are closed."""
+    def __init__(
+        self, models: Sequence[Model], batch: Batch, learner: Learner | None = None
+    ) -> None:
+        """batch: of the first of them. learner: on these models, ends before they are closed."""
         self._batch = batch
-        self._work = work
+        self._learner = learner
         self._models = models
         self._users = 0
         self._lock = Lock()
@@ -158,8 +137,8 @@ class SharedModels:
             self._users -= 1
             last = not self._users
         if last:
-            if self._work is not None:
-                self._work.close()
+            if self._learner is not None:
+                self._learner.close()
             self._batch.settle()
             for model in self._models:
                 model.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Thread
 
-from edge_spec.core.metrics import NoOverlap, PlainReason, RoundStats
+from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.model import Session
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.session_errors import require_scores, translate_errors
@@ -20,6 +20,7 @@ from edge_spec.engine.components import AnswerRecorder
 from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.results import DecodedToken, decoded_tokens, draft_counts
 from edge_spec.errors import EdgeSpecError
+from edge_spec.scheduler.lossless import Losslessness
 from edge_spec.scheduler.policy import Policy, RoundPlan
 
 _NOTHING_DRAFTED = (
@@ -67,21 +68,22 @@ class Decoder:
     target: Session
     drafters: Sequence[Drafter]
     policy: Policy
-    overlap: bool = False  # drafters have a device of their own, and read a prompt meanwhile
-    anticipation: OverlappedDrafting | None = None  # drafters draft on while the target scores
-    no_overlap: NoOverlap | None = None  # why not, where a model drafts
-    tie_margin: float = 0.0  # of a choice, below which it may differ from plain decoding's
-    replays: bool = False  # choices within it are left to plain steps
-    plain_samples: bool = False  # sampled texts, whose draws have no margin, are decoded plain then
+    lossless: Losslessness = field(default_factory=Losslessness)
+    overlap: OverlappedDrafting = field(default_factory=OverlappedDrafting)
     vocab_size: int | None = None  # of the scores, where they are held to it
     batch: Batch = field(default_factory=Batch)  # whose passes are the target's
     clock: Callable[[], float] = time.perf_counter
     recorder: AnswerRecorder | None = None  # of what the target computes
 
+    @property
+    def tie_margin(self) -> float:
+        """Returns the margin of a choice below which it may differ from plain decoding's."""
+        return self.lossless.tie_margin
+
     @contextmanager
     def preparing(self, prompt: Sequence[int]) -> Iterator[None]:
         """Drafters read the prompt while the target does within the block, or after it."""
-        if not self.overlap:
+        if not self.overlap.reads_prompts:
             yield
             self._prepare(prompt)
             return
@@ -143,10 +145,10 @@ class Decoder:
 
     def _plain_reason(self, sampler: Sampler, verdict: Verdict | None = None) -> PlainReason | None:
         """Why the round after this verdict has to be plain, if it has to."""
-        if not self.replays:
+        if not self.lossless.replays:
             return None
         if not sampler.params.greedy:
-            return PlainReason.UNSUPPORTED if self.plain_samples else None
+            return PlainReason.UNSUPPORTED if self.lossless.plain_samples else None
         undecided = verdict is not None and verdict.first_tie == len(verdict.tokens)
         return PlainReason.REPLAY if undecided else None
 
@@ -170,11 +172,11 @@ class Decoder:
     def _round(self, start: RoundStart, sampler: Sampler, stop_ids: frozenset[int]) -> Round:
         """Proposes, scores, verifies, commits and observes. Where nothing is committed, no drafter
         learns of the round."""
-        replays = self.replays and sampler.params.greedy
+        replays = self.lossless.replays and sampler.params.greedy
         started_s = self.clock()
         plan = self._propose(start)
         proposed_s = self.clock()
-        with self.anticipation.meanwhile() if self.anticipation else nullcontext():
+        with self.overlap.meanwhile():
             scored = self._forward(plan)
         plan = _as_scored(plan, scored)
         out, scored_s = scored.out, self.clock()
@@ -204,9 +206,9 @@ class Decoder:
             total_s=ended_s - started_s,
             by_drafter=draft_counts(verified, verdict),
             tokens=verdict.tokens,
-            anticipated=bool(self.anticipation and self.anticipation.was_ready),
-            overlapped=bool(self.anticipation and self.anticipation.goes_on),
-            no_overlap=self.anticipation.why_not if self.anticipation else self.no_overlap,
+            anticipated=self.overlap.was_ready,
+            overlapped=self.overlap.goes_on,
+            no_overlap=self.overlap.why_not,
             charged_s=scored.charged_s,
             num_sharing=scored.num_sharing,
             accepted_by=tuple(token.drafter for token in decoded[: verdict.num_accepted]),
@@ -234,8 +236,7 @@ class Decoder:
 
     def _observe(self, stats: RoundStats) -> None:
         self.policy.observe(stats.as_charged())
-        if self.anticipation:
-            self.anticipation.observe(stats)
+        self.overlap.observe(stats)
 
     def _forward(self, plan: RoundPlan) -> Scored:
         """Raises EdgeSpecError where the target fails or gives scores of another shape."""

@@ -17,7 +17,7 @@ _BLOCK = 8  # rounds in a row with it, or without
 _RECENT = 64  # rounds of one kind that are remembered
 _ENOUGH = 48  # rounds compared, with it and without, before anything is said
 HYSTERESIS = 0.03  # of a round's time, by which the other way has to be faster
-_RETRY_BLOCKS = 16  # of the faster way, for each block of the other: 6 % of the rounds
+_RETRY_BLOCKS = 16  # of which one is of the other way: 6 % of the rounds
 
 _Kind = tuple[int, tuple[str, ...]]
 
@@ -25,15 +25,24 @@ _Kind = tuple[int, tuple[str, ...]]
 class OverlappedDrafting:
     """Lets drafters draft on, in one thread for all rounds, as long as a block runs.
 
-    trial: says when; None: in every round. Drafters and what they share with the target's thread,
-    the sampler above all, are used by one thread at a time: the block has to leave them alone.
+    trial: says when; None: in every round. why_not: drafters never do. reads_prompts: they read a
+    prompt while the target does, on a device of their own. Drafters and what they share with the
+    target's thread, the sampler above all, are used by one thread at a time: the block has to leave
+    them alone.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], trial: OverlapTrial | None = None) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter] = (),
+        trial: OverlapTrial | None = None,
+        why_not: NoOverlap | None = None,
+        reads_prompts: bool = False,
+    ) -> None:
+        self.reads_prompts = reads_prompts
         self.was_ready = False  # whether draft tokens of this round were made in the one before
-        self.why_not: NoOverlap | None = None  # that they go on in this round
+        self.why_not = why_not  # they go on in this round
         self.goes_on = False  # whether they do
-        self._drafters = drafters
+        self._drafters = drafters if why_not is None else ()
         self._trial = trial
         self._thread = ThreadPoolExecutor(1, "edge-spec-draft")
         self._running: Future[None] | None = None
@@ -58,7 +67,8 @@ class OverlappedDrafting:
         """Returns the drafters that are to draft on in this round."""
         ready = [drafter for drafter in self._drafters if drafter.anticipates]
         self.was_ready = any(drafter.was_ready for drafter in ready)
-        self.why_not = self._trial.why_not if ready and self._trial is not None else None
+        if self._trial is not None:
+            self.why_not = self._trial.why_not if ready else None
         self.goes_on = bool(ready) and self.why_not is None
         return ready if self.goes_on else ()
 
@@ -96,9 +106,7 @@ class OverlapTrial:
     def __init__(self) -> None:
         self.on = True
         self._faster: bool | None = None  # with it; None: not known yet
-        self._num_rounds = 0  # of this block
-        self._num_blocks = 0  # of the faster way, since the other had one
-        self._first = True  # of a block: its draft tokens were made in the one before
+        self._num_rounds = 0
         self._seconds: dict[bool, dict[_Kind, deque[float]]] = {
             way: defaultdict(lambda: deque(maxlen=_RECENT)) for way in (False, True)
         }
@@ -114,27 +122,23 @@ class OverlapTrial:
         """A round that ran as `on` said; rounds without a draft token tell nothing."""
         if round_stats.plain_reason is not None:
             return
-        if not self._first:
+        block, place = divmod(self._num_rounds, _BLOCK)
+        self._num_rounds += 1
+        if place:  # the first one's draft tokens were made in the block before
             kind = round_stats.num_draft_tokens, tuple(sorted(round_stats.by_drafter))
             self._seconds[self.on][kind].append(round_stats.total_s)
-        self._first = False
-        self._num_rounds += 1
-        if self._num_rounds == _BLOCK:
-            self._num_rounds = 0
-            self._begin_block()
+        if place == _BLOCK - 1:
+            self._choose(block + 1)
 
-    def _begin_block(self) -> None:
-        ratio, before = self._ratio(), self.on
+    def _choose(self, block: int) -> None:
+        """Choose the way of the block with this number."""
+        ratio = self._ratio()
         if ratio is not None:
             self._faster = ratio < (1 + HYSTERESIS if self._faster else 1 - HYSTERESIS)
-        self._num_blocks += 1
         if self._faster is None:
-            self.on = not before
-        elif before is not self._faster:
-            self.on, self._num_blocks = self._faster, 0
-        elif self._num_blocks > _RETRY_BLOCKS:
-            self.on = not self._faster
-        self._first = self.on is not before
+            self.on = block % 2 == 0
+        else:
+            self.on = self._faster is not (block % _RETRY_BLOCKS == 0)
 
     def _ratio(self) -> float | None:
         """The time of rounds with it over that of the same rounds without; None: too few."""

@@ -12,23 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
-from edge_spec.core.metrics import PlainRate, Stats
+from edge_spec.core.metrics import PlainRate
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.session_errors import close_quietly, translate_errors
+from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.components import AnswerRecorder, EngineComponents, SharedModels
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
 from edge_spec.engine.generation import Generation
-from edge_spec.engine.request import (
-    AnswerDrafters,
-    AnswerOptions,
-    ChatOptions,
-    answer_drafters,
-    context_length_of,
-    request_of,
-    sampler_of,
-)
+from edge_spec.engine.request import AnswerOptions, ChatOptions, context_length_of, request_of
 from edge_spec.engine.results import GenerationResult
 from edge_spec.engine.snapshot import check_snapshot, take_over, take_snapshot
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
@@ -55,7 +48,7 @@ class Engine:
         self.parts = parts
         self.last: GenerationResult | None = None
         drafts = [draft.model for draft in parts.drafts]
-        self._models = models or SharedModels([parts.model, *drafts], parts.batch, parts.idle_work)
+        self._models = models or SharedModels([parts.model, *drafts], parts.batch, parts.learner)
         self._session = parts.model.open_session()
         self._learning = None if parts.learner is None else AnswerRecorder(parts.learner)
         self._drafting = DrafterSwitch(parts, self._session, self._learning)
@@ -96,7 +89,6 @@ class Engine:
             rest.callback(close_quietly, self._session)
             rest.callback(self._keep_learnt)
             rest.callback(self._drafting.close)
-            rest.callback(self._conversation.put_away)
             self._end_running()
 
     def _keep_learnt(self) -> None:
@@ -198,49 +190,6 @@ class Engine:
         generation = self._start(ids, **options)
         return generation if stream else generation.finish()
 
-    @overload
-    def infill(
-        self,
-        prefix: str,
-        suffix: str,
-        *,
-        files: Mapping[str, str] | None = None,
-        stream: Literal[False] = False,
-        **options: Unpack[AnswerOptions],
-    ) -> GenerationResult: ...
-
-    @overload
-    def infill(
-        self,
-        prefix: str,
-        suffix: str,
-        *,
-        files: Mapping[str, str] | None = None,
-        stream: Literal[True],
-        **options: Unpack[AnswerOptions],
-    ) -> Generation: ...
-
-    def infill(
-        self,
-        prefix: str,
-        suffix: str,
-        *,
-        files: Mapping[str, str] | None = None,
-        stream: bool = False,
-        **options: Unpack[AnswerOptions],
-    ) -> GenerationResult | Generation:
-        """Writes what stands between two texts, such as those around a cursor.
-
-        files: texts of other files by their names, the most important last. What does not fit the
-        context is left out: of the files first, then the prefix from its beginning and the suffix
-        from its end. options: `AnswerOptions`. Raises UnsupportedModelError for a model that was
-        not trained for it.
-        """
-        others = tuple((files or {}).items())
-        prompt = self.infill_prompt(prefix, suffix, others, max_tokens=options.get("max_tokens"))
-        generation = self._start(prompt, **options)
-        return generation if stream else generation.finish()
-
     def infill_prompt(
         self,
         prefix: str,
@@ -251,8 +200,15 @@ class Engine:
         names_file: bool = False,
         suffix_first: bool | None = None,
     ) -> InfillPrompt:
-        """Returns the tokens that ask for what stands between two texts, as `Infill.prompt`.
-        max_tokens: of the answer, for which room is left."""
+        """Returns the tokens that ask `generate` for what stands between two texts, such as those
+        around a cursor.
+
+        files: names and texts of other files, the most important last. What does not fit the
+        context is left out: of the files first, then the prefix from its beginning and the suffix
+        from its end. max_tokens: of the answer, for which room is left. The others: as
+        `Infill.prompt` has them. Raises UnsupportedModelError for a model that was not trained for
+        it.
+        """
         room = room_beside(self.context_length, max_tokens)
         return self.parts.text.infill.prompt(
             prefix, suffix, files, room=room, names_file=names_file, suffix_first=suffix_first
@@ -428,25 +384,22 @@ class Engine:
     def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
         self._require_open()
         request = request_of(self.parts, prompt, options)
-        sampler = sampler_of(self.parts, prompt, options)
         self._end_running()
         self._replace_failed()
         if self._learning is not None:
             self._drafting.use_head(self._learning.head())
         self._drafting.take()
-        sampler.tie_margin = self._drafting.speculation.tie_margin
-        conversation = self._conversation
-        own = answer_drafters(self.parts, sampler, options)
-        conversation.decoder = self._drafting.decoder(own.drafters)
+        conversation, own = self._conversation, request.drafters
+        conversation.decoder = self._drafting.decoder(own)
+        request.sampler.tie_margin = conversation.decoder.tie_margin
         self._set_answering(True)
         if self._learning is not None:
             self._learning.begin()
         generation = Generation(
             conversation,
             request,
-            sampler,
             self.parts.text.tokenizer,
-            on_end=partial(self._on_end, prompt, own),
+            on_end=partial(self._on_end, prompt),
             changed_decoder=partial(self._changed_decoder, own),
             round_times=self.parts.round_times,
         )
@@ -469,23 +422,23 @@ class Engine:
         self._drafting.move_to(self._session)
         self._conversation.failed = False
 
-    def _changed_decoder(self, own: AnswerDrafters) -> Decoder | None:
+    def _changed_decoder(self, own: Sequence[Drafter]) -> Decoder | None:
         """Returns the decoder of drafters that were chosen since the last round, if any were."""
-        return self._drafting.decoder(own.drafters) if self._drafting.take() else None
+        return self._drafting.decoder(own) if self._drafting.take() else None
 
-    def _on_end(self, prompt: Sequence[int], own: AnswerDrafters, stats: Stats) -> None:
+    def _on_end(self, prompt: Sequence[int]) -> None:
         self._set_answering(False)
-        if self.last is not None:
-            own.tell(self.last)
-        if self._learning is not None and self.last is not None:
+        assert self.last is not None
+        if self._learning is not None:
             self._learning.end(prompt, self.last)
         if self.parts.round_times is not None:
+            stats = self.last.stats
             self.parts.round_times.end(stats.prompt_n + stats.predicted_n)
 
     def _set_answering(self, answering: bool) -> None:
-        work = self.parts.idle_work
-        if work is not None and answering != self._answering:
-            (work.pause if answering else work.resume)()
+        learner = self.parts.learner
+        if learner is not None and answering != self._answering:
+            (learner.pause if answering else learner.resume)()
         self._answering = answering
 
     def _require_open(self) -> None:

@@ -10,14 +10,22 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from edge_spec.core.metrics import PlainReason, RoundStats, Stats
+from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.text_codec import TextCodec
+from edge_spec.drafters.lookup.suffix import num_appeared
+from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.answer_text import AnswerText
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
-from edge_spec.engine.results import Chunk, DecodedToken, FinishReason, GenerationResult
+from edge_spec.engine.results import (
+    Chunk,
+    DecodedToken,
+    FinishReason,
+    GenerationResult,
+    PredictionCounts,
+)
 from edge_spec.scheduler.row_findings import RoundTimes
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.part import PartKind
@@ -27,13 +35,17 @@ LONG_TOKENS = 1024  # to read: a prompt whose reading takes more than a moment
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and where its answer ends. begins_text: the answer does, whatever the prompt is."""
+    """An answer that is asked for. begins_text: it does, whatever the prompt is. drafters: of this
+    answer alone. prediction: tokens that most of it is expected to be."""
 
     prompt: tuple[int, ...]
     limits: GenerationLimits
-    stops: tuple[str, ...]
+    sampler: Sampler
+    stops: tuple[str, ...] = ()
     begins_text: bool = False
     form: AnswerForm | None = None  # None: it is all text
+    drafters: Sequence[Drafter] = ()
+    prediction: Sequence[int] | None = None
 
 
 class Generation(Iterator[Chunk]):
@@ -51,19 +63,18 @@ class Generation(Iterator[Chunk]):
         self,
         conversation: Conversation,
         request: Request,
-        sampler: Sampler,
         tokenizer: TextCodec,
-        on_end: Callable[[Stats], None] = lambda stats: None,
-        changed_decoder: Callable[[], Decoder | None] = lambda: None,
+        on_end: Callable[[], None],
+        changed_decoder: Callable[[], Decoder | None],
         round_times: RoundTimes | None = None,
     ) -> None:
         """changed_decoder: asked between rounds for one that goes on in the place of the last.
         round_times: learns from each round during which no other conversation wrote."""
+        sampler = request.sampler
         self.result = GenerationResult(seed=None if sampler.params.greedy else sampler.seed)
         self.progress: Progress | None = None
         self._conversation = conversation
         self._request = request
-        self._sampler = sampler
         self._text = AnswerText(
             self.result,
             tokenizer,
@@ -159,7 +170,8 @@ class Generation(Iterator[Chunk]):
             stats.policy = conversation.decoder.policy.beliefs()
             stats.plain_per_second = conversation.plain_rate.tokens_per_second
             conversation.end_answer()
-            self._on_end(stats)
+            self._count_prediction()
+            self._on_end()
 
     def _prefill(self) -> bool:
         """Brings the cache to the prompt without its last token; False if cancelled."""
@@ -199,7 +211,7 @@ class Generation(Iterator[Chunk]):
             limits = replace(request.limits, max_tokens=request.limits.max_tokens - len(decoded))
             changed = None
             with closing(
-                conversation.decoder.decode(text, self._sampler, limits, self._on_round)
+                conversation.decoder.decode(text, request.sampler, limits, self._on_round)
             ) as rounds:
                 for tokens in rounds:
                     decoded += [token.id for token in tokens]
@@ -211,7 +223,7 @@ class Generation(Iterator[Chunk]):
                 return
             conversation.decoder = changed
             conversation.noise = max(conversation.noise, changed.tie_margin)
-            self._sampler.tie_margin = conversation.noise
+            request.sampler.tie_margin = conversation.noise
             with changed.preparing([*request.prompt, *decoded]):
                 pass  # the target holds the text already
 
@@ -247,6 +259,12 @@ class Generation(Iterator[Chunk]):
             stats.observe(counted)
         if self._text.stopped:
             stats.stop_n = self._text.num_written - num_tokens
+
+    def _count_prediction(self) -> None:
+        predicted = self._request.prediction
+        if predicted is not None:
+            appeared = num_appeared(predicted, [token.id for token in self.result.tokens])
+            self.result.prediction = PredictionCounts(appeared, len(predicted) - appeared)
 
     def _last_chunk(self, decoded: list[int]) -> Iterator[Chunk]:
         """Yields what is left of the text when no more tokens come, and notes the reason."""

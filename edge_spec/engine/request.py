@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, TypedDict, get_type_hints
 
 from edge_spec.core.sampling import Constraint, Sampler, SamplingParams
 from edge_spec.core.sampling_params import is_whole
 from edge_spec.drafters.lookup.corpus_index import text_tokens
-from edge_spec.drafters.lookup.suffix import ForcedDrafter, PredictionDrafter, num_appeared
+from edge_spec.drafters.lookup.suffix import ForcedDrafter, PredictionDrafter
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import GenerationLimits
 from edge_spec.engine.generation import Request
-from edge_spec.engine.results import GenerationResult, PredictionCounts
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.models.asked_options import AskedOptions, meant, require_type
 from edge_spec.text.chat_format import MessagePrompt
@@ -110,9 +109,21 @@ def request_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOp
         max_rows=parts.model.capabilities.verified_rows,
         min_rows=parts.min_rows,
     )
-    begins_text = encoder is not None or isinstance(prompt, MessagePrompt)
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    return Request(tuple(prompt), limits, stops, begins_text, options.get("form"))
+    sampler = _sampler(parts, prompt, options)
+    drafters: list[Drafter] = [] if sampler.constraint is None else [ForcedDrafter()]
+    prediction = _predicted_tokens(parts, options.get("prediction"))
+    if prediction is not None:
+        drafters.append(PredictionDrafter(prediction))
+    return Request(
+        tuple(prompt),
+        limits,
+        sampler,
+        stops=(stop,) if isinstance(stop, str) else tuple(stop),
+        begins_text=encoder is not None or isinstance(prompt, MessagePrompt),
+        form=options.get("form"),
+        drafters=drafters,
+        prediction=prediction,
+    )
 
 
 def require_room(prompt: Sequence[int], context_length: int) -> None:
@@ -124,8 +135,15 @@ def require_room(prompt: Sequence[int], context_length: int) -> None:
         )
 
 
-def sampler_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOptions) -> Sampler:
-    """Raises UsageError for what this model cannot be asked."""
+def _predicted_tokens(parts: EngineComponents, text: str | None) -> list[int] | None:
+    """Returns as many as an answer has room for."""
+    if text is None:
+        return None
+    tokenizer = parts.text.tokenizer
+    return text_tokens(text, tokenizer, tokenizer.encode(""))[: context_length_of(parts)]
+
+
+def _sampler(parts: EngineComponents, prompt: Sequence[int], options: AnswerOptions) -> Sampler:
     sampling, logprobs = options.get("sampling", GREEDY), options.get("logprobs")
     _check_tokens(parts, "logit_bias", sampling.logit_bias)
     if logprobs is not None and not 0 <= logprobs <= MAX_ALTERNATIVES:
@@ -206,31 +224,3 @@ def _check_tokens(parts: EngineComponents, where: str, tokens: Iterable[int]) ->
             f"{where} has a token outside the vocabulary",
             remedy=f"Tokens are 0 to {vocab_size - 1}.",
         )
-
-
-@dataclass(frozen=True)
-class AnswerDrafters:
-    """Holds those that an answer has beside its engine's. prediction: the predicted tokens."""
-
-    drafters: Sequence[Drafter]
-    prediction: Sequence[int] | None
-
-    def tell(self, result: GenerationResult) -> None:
-        """Adds to an answer that has ended what came true of its prediction."""
-        if self.prediction is not None:
-            appeared = num_appeared(self.prediction, [token.id for token in result.tokens])
-            result.prediction = PredictionCounts(appeared, len(self.prediction) - appeared)
-
-
-def answer_drafters(
-    parts: EngineComponents, sampler: Sampler, options: AnswerOptions
-) -> AnswerDrafters:
-    """Returns those that the options of an answer ask for."""
-    drafters: list[Drafter] = [] if sampler.constraint is None else [ForcedDrafter()]
-    text = options.get("prediction")
-    if text is None:
-        return AnswerDrafters(drafters, None)
-    tokenizer = parts.text.tokenizer
-    # An answer has no room for more.
-    tokens = text_tokens(text, tokenizer, tokenizer.encode(""))[: context_length_of(parts)]
-    return AnswerDrafters([*drafters, PredictionDrafter(tokens)], tokens)

@@ -37,24 +37,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Speculation:
-    """tie_margin: of a greedy choice, below which it may differ from plain decoding's."""
+    """Drafters under a policy, and how texts are kept equal to those of plain decoding."""
 
     drafters: Sequence[Drafter]
     policy: Policy
-    tie_margin: float = 0.0
-    overlap: bool = False  # drafters have a device of their own
-    anticipation: OverlappedDrafting | None = None  # drafters draft on while the target scores
-    no_overlap: NoOverlap | None = None  # why not, where a model drafts
-    replays: bool = False  # near ties of wider passes are decided by plain steps
-    plain_samples: bool = False  # and sampled texts are decoded plain then
+    lossless: Losslessness = field(default_factory=Losslessness)
+    overlap: OverlappedDrafting = field(default_factory=OverlappedDrafting)
 
     @property
     def _all(self) -> DrafterGroup:
         return DrafterGroup(self.drafters)
 
     def close(self) -> None:
-        if self.anticipation is not None:
-            self.anticipation.close()
+        self.overlap.close()
         for drafter in self.drafters:
             drafter.close()
 
@@ -134,16 +129,9 @@ class SpeculationFactory:
             policy = AdaptivePolicy(costs, draft_token_s, free, limit, branches, trees, named=asked)
         if widths:
             policy = ExactPolicy(policy, widths, self.batch_invariance.probe_invariant)
-        return Speculation(
-            guarded,
-            policy,
-            tie_margin=lossless.tie_margin if guarded else 0.0,
-            overlap=self.overlap,
-            anticipation=self._anticipation(guarded),
-            no_overlap=self._no_overlap(guarded),
-            replays=lossless.replays,
-            plain_samples=lossless.replays and lossless.always,
-        )
+        if not guarded:
+            lossless = replace(lossless, tie_margin=0.0)  # nothing may differ
+        return Speculation(guarded, policy, lossless, self._overlap(guarded))
 
     def _require_hidden_states(self, drafters: Sequence[Drafter]) -> None:
         for drafter in drafters:
@@ -154,20 +142,14 @@ class SpeculationFactory:
                     remedy="Use another --runtime, or another drafter.",
                 )
 
-    def _anticipation(self, drafters: Sequence[Drafter]) -> OverlappedDrafting | None:
-        paired = any(drafter.traits.draft_model for drafter in drafters)
-        if not paired or self._no_overlap(drafters) is not None:
-            return None
-        is_tried = self.draft_overlap is DraftOverlap.AUTO
-        trial = OverlapTrial() if is_tried else None
-        return OverlappedDrafting(drafters, trial)
-
-    def _no_overlap(self, drafters: Sequence[Drafter]) -> NoOverlap | None:
+    def _overlap(self, drafters: Sequence[Drafter]) -> OverlappedDrafting:
         if not any(drafter.traits.draft_model for drafter in drafters):
-            return None
+            return OverlappedDrafting(reads_prompts=self.overlap)
+        why_not = NoOverlap.EXACT if self.lossless.replays else None
         if self.draft_overlap is DraftOverlap.OFF:
-            return NoOverlap.OFF if self.overlap else NoOverlap.SAME_DEVICE
-        return NoOverlap.EXACT if self.lossless.replays else None
+            why_not = NoOverlap.OFF if self.overlap else NoOverlap.SAME_DEVICE
+        trial = OverlapTrial() if self.draft_overlap is DraftOverlap.AUTO and not why_not else None
+        return OverlappedDrafting(drafters, trial, why_not, self.overlap)
 
     @property
     def branches(self) -> bool:

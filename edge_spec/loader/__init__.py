@@ -24,7 +24,6 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, UsageError
 from edge_spec.loader.open import (
-    Learner,
     StartLearning,
     begin_opening,
     check_capabilities,
@@ -56,7 +55,6 @@ from edge_spec.scheduler.engine_plan import (
 )
 
 __all__ = [
-    "Learner",
     "LoadOptions",
     "StartLearning",
     "check_capabilities",
@@ -78,7 +76,6 @@ def load_asked(
     asked: AskedOptions,
     progress: Progress,
     *,
-    measure_when_idle: bool = False,
     keeps_answers: bool = True,
     screen: Screen | None = None,
     needs_chat: bool = False,
@@ -91,13 +88,12 @@ def load_asked(
     source = Source(model, progress)
     ways = partial(plans_for, source, asked, keeps_answers=keeps_answers)
     plans = ways(uses_trained=learning is None)
-    how = measure_when_idle, learning, screen, needs_chat
     try:
-        return open_engine(plans, *how)
+        return open_engine(plans, learning, screen, needs_chat)
     except EdgeSpecError as error:
         if not plans[0].is_own:
             raise
-        engine = open_engine(ways(uses_trained=False), *how)
+        engine = open_engine(ways(uses_trained=False), learning, screen, needs_chat)
         tell_untrained(source, error)  # only now: it is no fault of the target
         return engine
 
@@ -109,15 +105,12 @@ def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
 
 def open_engine(
     plans: Sequence[EnginePlan],
-    measure_when_idle: bool = False,
     learning: StartLearning | None = None,
     screen: Screen | None = None,
     needs_chat: bool = False,
 ) -> Engine:
     """Open the first plan that does not fail, in their order; one line says which runtimes failed
     and why. Raises as `load_asked` does."""
-    if plans[0].better:
-        plans[0].source.progress(plans[0].better, 0.0)
     refusals: tuple[Refusal, ...] = ()
     while True:
         plan, left = choose_plan(plans, refusals)
@@ -130,7 +123,7 @@ def open_engine(
                 if screen is not None:
                     screen(prepared)
                 models = open_models(prepared, take, opened)
-                engine = compose_engine(models, opened, measure_when_idle, learning)
+                engine = compose_engine(models, opened, learning)
                 opened.pop_all()
                 return engine
         except TargetRefusedError as refused:
@@ -228,11 +221,11 @@ def load(asked: LoadArguments) -> Engine:
 
     progress: is called with what is being done and the share that is done; all other options are
     those of the command line, which docs/cli.md explains. A model runs where `edge-spec plan` has
-    measured it to be fastest, unless options say otherwise. One that was never measured is measured
-    while it is idle. Raises an EdgeSpecError that names what is missing or wrong.
+    measured it to be fastest, unless options say otherwise. Raises an EdgeSpecError that names what
+    is missing or wrong.
     """
     progress = asked.progress or (lambda what, fraction: None)
-    return load_asked(str(asked.model), asked, progress, measure_when_idle=True)
+    return load_asked(str(asked.model), asked, progress)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import HasWays, Model
@@ -31,7 +31,7 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.batch import Batch
-from edge_spec.engine.components import EngineComponents, IdleWork, InTurns, TakesAnswers
+from edge_spec.engine.components import EngineComponents, Learner
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, StateFiles
 from edge_spec.engine.speculation import SpeculationFactory
@@ -346,20 +346,15 @@ def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptio
         )
 
 
-class Learner(TakesAnswers, IdleWork, Protocol):
-    """Learns from answers while the model is idle."""
-
-
-# Starts a learner for open models. The function: whether other idle work is done. Raises an
-# EdgeSpecError where nothing can be learnt of these.
-StartLearning = Callable[[OpenModels, Callable[[], bool]], Learner]
+# Starts a learner for open models. Raises an EdgeSpecError where nothing can be learnt of these.
+StartLearning = Callable[[OpenModels], Learner]
 
 
 def compose_engine(
-    models: OpenModels, opened: ExitStack, measures: bool, learning: StartLearning | None = None
+    models: OpenModels, opened: ExitStack, learning: StartLearning | None = None
 ) -> Engine:
-    """opened: closes what is started for the engine where the rest fails. measures: runtimes, while
-    the engine is idle. learning: from answers, where that was asked for."""
+    """opened: closes what is started for the engine where the rest fails. learning: from answers,
+    where that was asked for."""
     prepared, key, model = models.prepared, models.key, models.target
     target, options = prepared.target, prepared.options
     rows = rows_key(key, model.config)
@@ -405,22 +400,10 @@ def compose_engine(
         round_times=RoundTimes(rows, lossless.widths),
     )
     parts = replace(parts, prompts=PromptCache(_prompt_files(options.prompt_directory, parts)))
-    works: list[IdleWork] = []
-    measuring = None
-    if measures:
-        from edge_spec.placement.idle_process import measure_when_idle
-
-        measuring = measure_when_idle(prepared.source, options, target.runtime.name)
-    if measuring is not None:
-        opened.callback(measuring.close)
-        works.append(measuring)
     if learning is not None:
-        learner = learning(models, lambda: measuring is None or measuring.is_done)
+        learner = learning(models)
         opened.callback(learner.close)
-        works.append(learner)
         parts = replace(parts, learner=learner)
-    if works:
-        parts = replace(parts, idle_work=InTurns(works) if len(works) > 1 else works[0])
     return Engine(parts)
 
 

@@ -161,13 +161,11 @@ def forecast(
     drafts: Sequence[PreparedModel],
     options: LoadOptions,
     num_tokens: int | None = None,
-    devices: Mapping[str, Device] | None = None,
 ) -> Forecast | None:
     """Return what models will take together; None where a runtime does not know. Nothing is loaded.
 
     num_tokens: of text; None: as many as the target's context holds. A draft follows the text of
-    the target however large its own context may be. devices: None asks the runtimes of models that
-    need memory of some.
+    the target however large its own context may be.
     """
     limit = target.config.context_length
     if num_tokens is None:
@@ -180,9 +178,9 @@ def forecast(
         memory = runtime.memory(prepared.source, how, num_tokens)
         role = "draft" if models else "target"
         models.append(ModelMemory(role, prepared.name, runtime.name, memory))
-        if devices is None and memory.on_devices and isinstance(runtime, ListsMemory):
+        if memory.on_devices and isinstance(runtime, ListsMemory):
             listed += runtime.memory_devices(how)
-    return Forecast(tuple(models), free_bytes(), by_label(listed) if devices is None else devices)
+    return Forecast(tuple(models), free_bytes(), by_label(listed))
 
 
 def _how(options: LoadOptions, i: int) -> RuntimeOptions:

@@ -23,12 +23,26 @@ from edge_spec.models.model_plan import (
 )
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.plan import Place
 from edge_spec.scheduler.machine import available_cores
 from edge_spec.scheduler.profile import ProfileKey, profile_key
 
 _FOR_CHECKS = ("reference",)  # slower than any other runtime, and not made for more
 _CHEAP_BYTES = 150_000_000  # of a model's files, up to which a conversion takes half a minute
+
+
+@dataclass(frozen=True)
+class Place:
+    """A runtime, its device and settings for one model."""
+
+    runtime: str
+    device: str
+    threads: int | None  # None: the runtime's choice
+    weights: str  # as they are stored, such as "int4 block 32"
+
+    def __str__(self) -> str:
+        if self.threads is None:
+            return f"{self.runtime} {self.device}"
+        return f"{self.runtime} {self.device} {self.threads} thread{'s' * (self.threads > 1)}"
 
 
 @dataclass(frozen=True)
@@ -49,14 +63,7 @@ class Candidate:
 
     @property
     def place(self) -> Place:
-        return Place(
-            runtime=self.key.runtime,
-            device=self.key.device,
-            threads=self.key.threads,
-            weights=self.key.weights,
-            library=self.key.library,
-            kernels=self.key.kernels,
-        )
+        return Place(self.key.runtime, self.key.device, self.key.threads, self.key.weights)
 
 
 def described(model: str, device: Device, options: RuntimeOptions) -> str:

@@ -1,73 +1,39 @@
 """Work in a process of its own that ends as soon as an answer begins, and starts again once it is
-quiet; above all measuring installed runtimes, so that the next start knows which is the fastest.
-
-Each runtime is measured in a process of its own, which gives way to all others. Nothing is
-converted, nothing is opened where memory is short, and a machine that is busy or runs on its
-battery is left alone.
-"""
+quiet. A machine that is busy or runs on its battery is left alone."""
 
 from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from threading import Condition, Thread
 
-from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
-from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import EdgeSpecError
-from edge_spec.models import runtimes
-from edge_spec.models.devices import free_bytes, processor
-from edge_spec.models.model_plan import ModelPlan
-from edge_spec.models.options import LoadOptions
-from edge_spec.models.source import Source
-from edge_spec.placement.candidates import candidate_of, described
-from edge_spec.placement.survey import measure_place
-from edge_spec.scheduler.engine_plan import is_open
+from edge_spec.core.isolated import IsolatedError, Lifeline
 from edge_spec.scheduler.machine import busy_share, on_battery
-from edge_spec.scheduler.profile import kept_profiles
-from edge_spec.scheduler.row_findings import holds
 
 LOWEST = 19  # of nice(2)
-QUIET_S = 30.0  # after an answer, before anything begins
 _MOST_BUSY = 0.2  # of all cores, with other work
-SWITCH = "EDGE_SPEC_IDLE_PLAN"  # an environment variable; "0" turns it off
-_MOST_S = 600.0  # that it may take in all
-_PASSES_S = 15.0  # that the passes of one runtime may take
-_ROOM = 3  # times a model's files, that has to be free for other runtimes' copies of it
-_NICE = 5
 
 _log = logging.getLogger(__name__)
 
 
 class IdleProcess:
-    """Calls `work` from a thread once no answer has been written for `quiet_s` seconds, with what
-    an answer ends it by; calls it again later where that happened.
+    """Calls `work` from a thread whenever no answer has been written for `quiet_s` seconds, with
+    what an answer ends it by, until it fails.
 
     work: raises IsolatedError where it failed or was ended. may_begin: asked before each call.
-    repeats: it is also called again after it has ended by itself, until it fails.
     """
 
     def __init__(
-        self,
-        work: Callable[[Lifeline], object],
-        may_begin: Callable[[], bool],
-        quiet_s: float,
-        most_s: float = math.inf,
-        repeats: bool = False,
+        self, work: Callable[[Lifeline], object], may_begin: Callable[[], bool], quiet_s: float
     ) -> None:
         self._work = work
-        self._repeats = repeats
         self._may_begin = may_begin
         self._quiet_s = quiet_s
-        self._left_s = most_s
         self._changed = Condition()
         self._num_answers = 0  # that are being written
         self._has_answered = False
@@ -101,37 +67,22 @@ class IdleProcess:
             self._thread.join()
         atexit.unregister(self.close)
 
-    @property
-    def is_done(self) -> bool:
-        """Return whether the work is done, or will never be."""
-        return not self._thread.is_alive()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the work to be done, at most so long; returns `is_done`."""
-        self._thread.join(timeout_s)
-        return self.is_done
-
     def run(self) -> None:
-        """Run in the thread until the work is done or cannot be, or until `close`."""
-        while self._left_s > 0 and self._wait_until_quiet():
+        """Run in the thread until the work has failed, or until `close`."""
+        while self._wait_until_quiet():
             if not self._may_begin():
                 continue
             with self._changed:
                 if self._closed or self._num_answers:
                     continue
                 lifeline = self._lifeline = Lifeline()
-            started_s = time.monotonic()
             with lifeline:
                 try:
                     self._work(lifeline)
-                    is_done = not self._repeats
                 except IsolatedError as error:
-                    is_done = not lifeline.has_ended  # it is called again where an answer began
-                    if is_done:
+                    if not lifeline.has_ended:  # it is called again where an answer began
                         _log.info("what was to be done while idle was not: %s", error)
-            if is_done:
-                return
-            self._left_s -= time.monotonic() - started_s
+                        return
 
     def _end(self) -> None:
         if self._lifeline is not None:
@@ -173,52 +124,3 @@ def give_way(nice: int) -> None:
         with suppress(OSError):  # it leads its session's processes already, or none are grouped
             os.setsid()
             Path("/proc/self/autogroup").write_text(f"{nice}\n", encoding="ascii")
-
-
-def measure_when_idle(source: Source, options: LoadOptions, runtime: str) -> IdleProcess | None:
-    """Start measuring; returns None where all is known, or a second copy of the model would not
-    fit. runtime: that the engine has, the only one to measure where it was asked for."""
-    if os.environ.get(SWITCH) == "0" or (options.quantization, options.block_size) != (None, None):
-        return None
-    free = free_bytes()
-    if free is not None and free < _ROOM * source.num_bytes:
-        return None
-    names = unmeasured(source, options, runtime)
-    if not names:
-        return None
-    work = partial(_measure_each, source.model, names, options.runtime_options)
-    process = IdleProcess(work, is_idle, QUIET_S, _MOST_S)
-    process.start()
-    return process
-
-
-def unmeasured(source: Source, options: LoadOptions, runtime: str) -> list[str]:
-    """Name the runtimes that read the model as it is stored here, and have no profile of it."""
-    names = runtimes.installed_runtimes() if is_open(options) else []
-    known = {key.runtime for key, _ in kept_profiles(source) if holds(key, options.runtime_options)}
-    found = []
-    for name in dict.fromkeys((runtime, *names)):
-        with suppress(EdgeSpecError):
-            if name not in known and ModelPlan(source, name, options.runtime_options).is_there:
-                found.append(name)
-    return found
-
-
-def _measure_each(
-    model: str, names: Sequence[str], options: RuntimeOptions, lifeline: Lifeline
-) -> None:
-    """Raises IsolatedError where an answer has begun; a runtime that fails is passed over."""
-    for name in names:
-        place = described(model, processor(name), options)
-        try:
-            isolated(measure_described, place, timeout_s=_MOST_S, lifeline=lifeline)
-        except IsolatedError as error:
-            if lifeline.has_ended:
-                raise
-            _log.info("%s was not measured with %s while idle: %s", model, name, error)
-
-
-def measure_described(place: str) -> None:
-    """Measure in the other process, and keep what is found. Raises an EdgeSpecError, OSError."""
-    give_way(_NICE)
-    measure_place(candidate_of(place), _PASSES_S, lambda fraction: None)

@@ -1,66 +1,47 @@
 """What `edge-spec plan` finds of a model or a pair: where it can run, best first, and how fast it
-writes there."""
+writes there. What passes take is kept: the same plan made again measures nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from pydantic import Field
-
+from edge_spec.core.model import Progress
+from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
+from edge_spec.models.devices import Device, format_bytes
 from edge_spec.models.memory import MAIN, Bytes, shortage
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+from edge_spec.placement.candidates import Place
+from edge_spec.placement.survey import MeasuredPlace, Surveyor
+from edge_spec.scheduler.profile import Profile
 
 USUAL_DRAFT_TOKENS = 4
-_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A runtime, its device and settings for one model."""
-
-    runtime: str
-    device: str
-    threads: Annotated[int, Field(ge=1)] | None  # None: the runtime's choice
-    weights: str  # as they are stored, such as "int4 block 32"
-    library: str  # the version of the runtime's library
-    kernels: str = ""  # in the place of the library's own
-
-    def __str__(self) -> str:
-        if self.threads is None:
-            return f"{self.runtime} {self.device}"
-        return f"{self.runtime} {self.device} {self.threads} thread{'s' * (self.threads > 1)}"
+_MOST_LOSS = 0.005  # nats a token beyond the least: half a percent of perplexity
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One way to run a model, with its rate.
+    """One way to run a model, alone or with a draft.
 
-    drafter: as after --drafter; "none" is no speculation. step_s: of plain decoding at its place,
-    by passes; None where the model was not opened, since it does not fit. pair_step_s: of a step
-    with USUAL_DRAFT_TOKENS of the draft, by what each model takes alone; None where one of the two
-    does not fit by itself.
-    tokens_per_s: as short texts were written here where there is a `speedup`, over plain decoding
-    beside them; else of plain steps, None for a draft that was not tried. memory_bytes: of all its
-    models with PLANNED_TOKENS of text, None where a runtime cannot tell; on_devices: in devices'
-    own memory, by their labels in a `Forecast`.
+    step_s: of plain decoding at its place, by passes; None where the model was not opened, since it
+    does not fit. pair_step_s: of a step with USUAL_DRAFT_TOKENS of the draft, by what each model
+    takes alone; None where one of the two does not fit by itself. memory_bytes: of all its models
+    with PLANNED_TOKENS of text, None where a runtime cannot tell; on_devices: in devices' own
+    memory, by its labels in a `Forecast`.
     """
 
     target: Place
-    draft: Place | None
-    drafter: str
-    tokens_per_s: _Rate | None = None
-    speedup: _Rate | None = None
-    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None  # of verified draft tokens
+    draft: Place | None = None
+    step_s: float | None = None
+    pair_step_s: float | None = None
     memory_bytes: int | None = None
+    on_devices: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""  # why it is not the first
     lossless: str = ""  # what holds for texts there by default, where that is known
     # KL divergence of the weights there from those they were converted from, nats a token.
-    loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    on_devices: Mapping[str, int] = field(default_factory=dict)
-    step_s: _Rate | None = None
-    pair_step_s: _Rate | None = None
+    loss: float | None = None
 
     @property
     def plain_s(self) -> float:
@@ -78,36 +59,147 @@ class Placement:
         one's own memory. None where it does, or where that is not known."""
         return shortage({MAIN: self.memory_bytes or 0, **self.on_devices}, free)
 
-    def options(self, draft: str | None) -> LoadOptions:
-        """Return the options that open it. draft: the model that drafts, where it has one."""
-        pair: dict[str, Any] = {}
-        if self.draft is not None and draft is not None:
-            pair = {
-                "draft": (draft,),
-                "draft_runtime": self.draft.runtime,
-                "draft_device": self.draft.device,
-                "draft_threads": self.draft.threads,
-            }
-        return LoadOptions(
-            runtime=self.target.runtime,
-            device=self.target.device,
-            threads=self.target.threads,
-            drafter=self.drafter,
-            **pair,
-        )
-
-    def __str__(self) -> str:
-        draft = "" if self.draft is None else f", draft on {self.draft}"
-        return f"{self.target}{draft}, drafter {self.drafter}"
-
 
 @dataclass(frozen=True)
 class Plan:
-    """Placements, the best first. notes: a line for each place or drafter that cannot be used, and
-    for what is uncertain."""
+    """placements: of the model, the best first, then of the pair at the model's best place. notes:
+    a line for each place that cannot be used, and for what is uncertain."""
 
     model: str
     draft: str | None  # as the user named it
     placements: tuple[Placement, ...]
     notes: tuple[str, ...] = ()
     in_force: tuple[str, ...] = ()  # what a start runs by now, who drafts and why
+
+
+def make_plan(
+    source: Source,
+    draft: Source | None,
+    devices: Sequence[Device],
+    progress: Progress,
+    refresh: bool = False,
+) -> Plan:
+    """Measure where a model runs, and another one that may draft for it. refresh: measure passes
+    again where they are known. Raises an EdgeSpecError where nothing can run or nothing fits,
+    OSError."""
+    surveyor = Surveyor(devices, progress, refresh)
+    targets = surveyor.survey(source, LoadOptions())
+    if not any(each.profile for each in targets):
+        raise _nowhere(source, surveyor, bool(targets))
+    placed = {each.candidate.place: each for each in targets}
+    places = rank_places([_alone(surveyor, each) for each in targets], surveyor.free)
+    pairs: list[Placement] = []
+    if draft is not None:
+        drafts = surveyor.survey(draft, LoadOptions(draft=(draft.model,)), "draft: ")
+        if not any(each.profile for each in drafts):
+            why = "does not fit" if drafts else "runs nowhere here"
+            surveyor.note(f"draft: {draft.name} {why}")
+        best = placed[places[0].target]
+        pairs = rank_pairs([_paired(surveyor, best, each) for each in drafts], surveyor.free)
+    return Plan(
+        model=readable(source.model),
+        draft=draft.model if draft else None,
+        placements=(*places, *pairs),
+        notes=tuple(surveyor.notes),
+    )
+
+
+def _nowhere(source: Source, surveyor: Surveyor, has_places: bool) -> EdgeSpecError:
+    if has_places:
+        free = format_bytes(surveyor.free.get(MAIN, 0))
+        return UsageError(
+            f"{source.name} fits nowhere: {free} are free",
+            remedy="Free memory, or choose a smaller model or quantization.",
+        )
+    return DeviceError(
+        f"{source.name} runs nowhere here: {'; '.join(surveyor.notes)}",
+        remedy="See edge-spec devices, or choose a smaller model.",
+    )
+
+
+def _alone(surveyor: Surveyor, found: MeasuredPlace) -> Placement:
+    candidate, profile, lossless = found.candidate, found.profile, found.lossless
+    needs = surveyor.needs(candidate) or {}
+    return Placement(
+        candidate.place,
+        step_s=profile.costs().at(lossless.plain_width if lossless else 1) if profile else None,
+        memory_bytes=needs.pop(MAIN, None),
+        on_devices=needs,
+        lossless=lossless.describe() if profile and lossless else "",
+        loss=candidate.prepared.loss,
+    )
+
+
+def _paired(surveyor: Surveyor, target: MeasuredPlace, draft: MeasuredPlace) -> Placement:
+    needs = surveyor.needs(target.candidate, draft.candidate) or {}
+    return replace(
+        _alone(surveyor, target),
+        draft=draft.candidate.place,
+        pair_step_s=pair_step_s(target.profile, draft.profile),
+        memory_bytes=needs.pop(MAIN, None),
+        on_devices=needs,
+    )
+
+
+def pair_step_s(target: Profile | None, draft: Profile | None) -> float | None:
+    """Return the `Placement.pair_step_s` of two models."""
+    if target is None or draft is None:
+        return None
+    return target.costs().at(USUAL_DRAFT_TOKENS + 1) + USUAL_DRAFT_TOKENS * draft.costs().at(1)
+
+
+def rank_places(placements: Sequence[Placement], free: Bytes) -> tuple[Placement, ...]:
+    """Sort places by their plain step: the fastest that fits and whose weights lose little comes
+    first, each other one has the reason why it does not."""
+    least = min((each.loss for each in placements if each.loss is not None), default=0.0)
+
+    def order(each: Placement) -> tuple[bool, bool, float]:
+        loses = (each.loss or 0.0) - least > _MOST_LOSS
+        return each.shortage(free) is not None, loses, each.step_s or math.inf
+
+    best, *others = sorted(placements, key=order)
+
+    def reason(each: Placement) -> str:
+        if (lacking := each.shortage(free)) is not None:
+            return f"does not fit: {lacking}"
+        if each.step_s is None or best.step_s is None:
+            return f"does not fit: {format_bytes(each.memory_bytes or 0)} are too much"
+        if (each.loss or 0.0) - least > _MOST_LOSS and (best.loss or 0.0) < (each.loss or 0.0):
+            return f"its weights lose {math.expm1(each.loss or 0.0):.1%} of perplexity"
+        return _slower(each.step_s, best.step_s, "a step")
+
+    return replace(best, reason=""), *(replace(each, reason=reason(each)) for each in others)
+
+
+def rank_pairs(pairs: Sequence[Placement], free: Bytes) -> list[Placement]:
+    """Sort pairs at one place of the target by their step with draft tokens, those that fit
+    first."""
+
+    def order(each: Placement) -> tuple[bool, float]:
+        return each.shortage(free) is not None, each.pair_step_s or math.inf
+
+    ranked = sorted(pairs, key=order)
+
+    def reason(each: Placement) -> str:
+        lacking, best_s = each.shortage(free), ranked[0].pair_step_s
+        if lacking is not None or each.pair_step_s is None or best_s is None:
+            return f"does not fit: {lacking or 'one of the two is too large'}"
+        if not each.can_pay:
+            return (
+                f"it cannot pay: {USUAL_DRAFT_TOKENS + 1} tokens take {_ms(each.pair_step_s)} ms "
+                f"if all draft tokens are right, and {_ms(each.plain_s)} without a draft"
+            )
+        if each is ranked[0]:
+            return ""
+        return _slower(each.pair_step_s, best_s, f"a step with {USUAL_DRAFT_TOKENS} draft tokens")
+
+    return [replace(each, reason=reason(each)) for each in ranked]
+
+
+def _slower(seconds: float, best_s: float, what: str) -> str:
+    slower = f"{1 - best_s / seconds:.0%} slower"
+    return f"{slower}: {what} takes {_ms(seconds)} ms, not {_ms(best_s)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"

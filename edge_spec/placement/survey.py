@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache, partial
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -26,12 +25,11 @@ from edge_spec.core.modes import LosslessMode
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.models.devices import PLANNED_TOKENS, Device, Sizing, free_bytes
-from edge_spec.models.memory import MAIN, Forecast, ModelMemory, by_label, forecast, room
+from edge_spec.models.memory import Forecast, ModelMemory, by_label, room, shortage
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidate_of, candidates, described
-from edge_spec.placement.plan import Placement
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS, BatchInvariance
 from edge_spec.scheduler.lossless import Losslessness, keep_promise
 from edge_spec.scheduler.measure import measure
@@ -48,54 +46,16 @@ from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 OnStep = Callable[[float], None]  # is told the share that is done
 Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its greedy answer
 
-MOST_TOKENS = 64  # of an answer to a short prompt
 MEASURE_S = 15.0  # for all places of a model together that are not known
 _MOST_S, _LEAST_S = 8.0, 3.0  # for one of them
 _TIMEOUT_S = 300.0  # more than a driver takes to compile its kernels, and we to measure
-_SHORT_PROMPTS = 8
-_TEXTS, _TEXT_TOKENS = 2, 32
+_TEXTS, _TEXT_TOKENS = 2, 32  # greedy answers to short prompts
 _TEXT_ROWS = 32  # that are read in one pass
 _LEAST_AGREEING = 0.25  # of the tokens; other weights and kernels agree on most
 
 
 # Why a place cannot be used, so that nobody waits for it twice; "" where it can again.
 FAULTS = Quantity("fault", ProfileKey, lambda: TypeAdapter(str))
-_Found = TypeVar("_Found")
-
-
-def attempt(work: Callable[[OnStep], _Found], on_step: OnStep) -> _Found:
-    """Do work in this process. Raises IsolatedError, whatever a library raises."""
-    try:
-        return work(on_step)
-    except Exception as error:
-        raise IsolatedError(reason_of(error)) from error
-
-
-def attempt_apart(work: Callable[[Any, OnStep], Any], request: Any, on_step: OnStep) -> Any:
-    """Do the work of a module's function in a process of its own. What it takes and returns can be
-    written as JSON. Raises IsolatedError, and NoAnswerError for a place that is not worth waiting
-    for again."""
-    done = 0.0
-
-    def on_done(fraction: float) -> None:
-        nonlocal done
-        done = fraction
-        on_step(fraction)
-
-    with TemporaryDirectory() as directory:
-        file = Path(directory) / "request"  # longer than a command line may be
-        file.write_text(json.dumps([work.__module__, work.__name__, request]), encoding="utf-8")
-        try:
-            return isolated(do_request, str(file), timeout_s=_TIMEOUT_S, on_step=on_done)
-        except NoAnswerError as error:
-            slow = f"it is too slow: {done:.0%} was done within {_TIMEOUT_S:g} s"
-            raise (NoAnswerError(slow) if done else error) from None
-
-
-def do_request(file: str) -> Any:
-    """Do the work in the other process."""
-    module, name, request = json.loads(Path(file).read_text(encoding="utf-8"))
-    return getattr(import_module(module), name)(request, tell)
 
 
 def measure_place(
@@ -110,6 +70,36 @@ def measure_place(
         profile = measure(model, max_s, on_step)
     save_profile(place.key, profile)
     return profile
+
+
+def measure_apart(
+    place: Candidate, max_s: float, on_step: OnStep, texts: Sequence[Text]
+) -> Profile:
+    """Do the same in a process of its own. Raises IsolatedError, and NoAnswerError for a place that
+    is not worth waiting for again."""
+    done = 0.0
+
+    def on_done(fraction: float) -> None:
+        nonlocal done
+        done = fraction
+        on_step(fraction)
+
+    request = [described(place.source.model, place.device, place.options), max_s, texts]
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "request"  # longer than a command line may be
+        file.write_text(json.dumps(request), encoding="utf-8")
+        try:
+            found = isolated(measure_described, str(file), timeout_s=_TIMEOUT_S, on_step=on_done)
+        except NoAnswerError as error:
+            slow = f"it is too slow: {done:.0%} was done within {_TIMEOUT_S:g} s"
+            raise (NoAnswerError(slow) if done else error) from None
+    return TypeAdapter(Profile).validate_python(found)
+
+
+def measure_described(file: str) -> Any:
+    """Measure a place in the other process."""
+    place, max_s, texts = json.loads(Path(file).read_text(encoding="utf-8"))
+    return asdict(measure_place(candidate_of(place), max_s, tell, texts))
 
 
 def require_right(model: Model, texts: Sequence[Text]) -> None:
@@ -147,7 +137,7 @@ def write_texts(place: Candidate) -> list[Text]:
         closing(place.prepared.open(place.options)) as model,
         closing(model.open_session()) as session,
     ):
-        for prompt in short_prompts(place.prepared)[:_TEXTS]:
+        for prompt in short_prompts(place.prepared):
             session.rollback(0)
             session.prefill(prompt[:-1])
             token = prompt[-1]
@@ -162,17 +152,11 @@ def write_texts(place: Candidate) -> list[Text]:
 
 
 def short_prompts(prepared: PreparedModel) -> list[list[int]]:
-    """Return the shortest packaged prompts, cut where MOST_TOKENS after them would not fit."""
-    room = max(2, prepared.config.context_length - MOST_TOKENS)
+    """Return the shortest packaged prompts, cut where an answer after them would not fit."""
+    room = max(2, prepared.config.context_length - _TEXT_TOKENS)
     prompts = read_prompts(OWN_PROMPTS, per_category=2)
     found = sorted((prepared.text.prompt_of(each.text)[:room] for each in prompts), key=len)
-    return found[:_SHORT_PROMPTS]
-
-
-def measure_described(request: Any, on_step: OnStep) -> Any:
-    """Measure a place in another process."""
-    place = candidate_of(request["place"])
-    return asdict(measure_place(place, request["max_s"], on_step, request["texts"]))
+    return found[:_TEXTS]
 
 
 @dataclass(frozen=True)
@@ -217,7 +201,7 @@ class Surveyor:
         )
         for line in refused:
             self.note(f"{role}{line}")
-        fitting = [each for each in places if self._fits(each)]
+        fitting = [each for each in places if self._shortage(each) is None]
         num_new = sum(self._known(each) is None and not self._fault(each) for each in fitting)
         max_s = min(_MOST_S, max(_LEAST_S, MEASURE_S / max(1, num_new)))
         found: list[MeasuredPlace] = []
@@ -231,7 +215,11 @@ class Surveyor:
                 continue
             rows = ROWS.known(rows_key(place.key, place.prepared.config))
             found.append(MeasuredPlace(place, profile, rows))
-            self._note_profile(place, profile, role)
+            if not profile.is_certain:
+                self.note(
+                    f"{role}{place.place}: the machine was busy, the times are uncertain by "
+                    f"{profile.spread:.0%}: the next plan measures them again"
+                )
         return found + [MeasuredPlace(each, None) for each in places if each not in fitting]
 
     def note(self, line: str) -> None:
@@ -252,24 +240,18 @@ class Surveyor:
         """texts: that a device has to agree with. Raises IsolatedError."""
         if fault := self._fault(place):
             raise IsolatedError(fault)
-        what = f"Measuring {place.prepared.name} on {place.place}"
-        on_step = partial(self._progress, what)
+        on_step = partial(self._progress, f"Measuring {place.prepared.name} on {place.place}")
         try:
-            if not place.is_risky:
-                profile = attempt(partial(measure_place, place, max_s), on_step)
+            if place.is_risky:
+                profile = measure_apart(place, max_s, on_step, texts())
             else:
-                request = {
-                    "place": described(place.source.model, place.device, place.options),
-                    "max_s": max_s,
-                    "texts": texts(),
-                }
-                found = attempt_apart(measure_described, request, on_step)
-                profile = TypeAdapter(Profile).validate_python(found)
-        except IsolatedError as error:
-            FAULTS.keep(place.key, str(error))
+                profile = measure_place(place, max_s, on_step)
+        except Exception as error:  # of any library
+            reason = str(error) if isinstance(error, IsolatedError) else reason_of(error)
+            FAULTS.keep(place.key, reason)
             if isinstance(error, NoAnswerError):
-                self._silent[place.key.runtime, place.key.device] = str(error)
-            raise
+                self._silent[place.key.runtime, place.key.device] = reason
+            raise IsolatedError(reason) from error
         if FAULTS.known(place.key):
             FAULTS.keep(place.key, "")
         on_step(1.0)
@@ -289,34 +271,18 @@ class Surveyor:
                 self.note(f"{place.place}: {reason_of(error)}")
         return []
 
-    def _note_profile(self, place: Candidate, profile: Profile, role: str) -> None:
-        if not profile.is_certain:
-            self.note(
-                f"{role}{place.place}: the machine was busy, the times are uncertain by "
-                f"{profile.spread:.0%}: the next plan measures them again"
-            )
+    def _shortage(self, place: Candidate) -> str | None:
+        needs = self.needs(place)
+        return None if needs is None else shortage(needs, self.free)
 
-    def _fits(self, place: Candidate) -> bool:
-        """Return whether a model fits; True also where that is not known."""
-        runtime = place.prepared.runtime
-        if not isinstance(runtime, Sizing):
-            return True
-        memory = runtime.memory(place.prepared.source, place.options, PLANNED_TOKENS)
-        alone = ModelMemory("target", place.source.name, runtime.name, memory)
-        return Forecast((alone,), self.free.get(MAIN), self._by_label).fits
-
-    def with_memory(
-        self,
-        placement: Placement,
-        target: Candidate,
-        draft: Candidate | None = None,
-    ) -> Placement:
-        """Complete a placement with what its models need together, where their runtimes can
-        tell."""
-        model, drafts = (None, []) if draft is None else (draft.source.model, [draft.prepared])
-        options = placement.options(model)
-        found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self._by_label)
-        if found is None:
-            return placement
-        needs = found.needs
-        return replace(placement, memory_bytes=needs.pop(MAIN), on_devices=needs)
+    def needs(self, *together: Candidate) -> dict[str, int] | None:
+        """Return the memory of models that are open together, with PLANNED_TOKENS of text; None
+        where a runtime cannot tell."""
+        models = []
+        for each in together:
+            runtime = each.prepared.runtime
+            if not isinstance(runtime, Sizing):
+                return None
+            memory = runtime.memory(each.prepared.source, each.options, PLANNED_TOKENS)
+            models.append(ModelMemory("", each.prepared.name, runtime.name, memory))
+        return Forecast(tuple(models), None, self._by_label).needs

@@ -76,7 +76,6 @@ def margin_change(logits: np.ndarray, expected: np.ndarray) -> float:
 
 MARGIN_WIDTHS = (1, 8)  # enough to measure the noise
 USUAL_WIDTHS = tuple(range(1, 17))
-_COMPARED_WIDTHS = (1, 2, 8)  # where only single rows are of interest
 _SPREAD = frozenset({1, 2, 3, 4, 6, 8, 12, 16})  # a step from 12 to 13 is no step from 1 to 2
 _WIDER = (24, 32, 48, 64)  # looked at only where more rows than usual are asked for
 _COMPARED_TOKENS = 16  # that the usual widths score; wider ones score more
@@ -135,10 +134,10 @@ class _Scores:
 
 
 def measure_batch_invariance(
-    model: Model, widths: Sequence[int] = MARGIN_WIDTHS, branches: bool = True
+    model: Model, widths: Sequence[int] = MARGIN_WIDTHS
 ) -> BatchInvariance:
     """Scores the same tokens at each of the ascending widths, of which the first is 1. Raises
-    nothing of its own. branches: whether to look at rows of branches, too.
+    nothing of its own.
 
     Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 90 for USUAL_WIDTHS, and two to
     eighteen passes of up to BRANCH_ROWS rows; where plain steps differ from wider passes, 16 more
@@ -147,7 +146,7 @@ def measure_batch_invariance(
     """
     widths = measured_widths(model, widths)
     scores = []
-    branch_invariant = probe_invariant = branches and model.capabilities.trees
+    branch_invariant = probe_invariant = model.capabilities.trees
     vocab_size = model.config.vocab_size
     num_rounds = BRANCH_ROUNDS // 2 if is_large(model.config) else BRANCH_ROUNDS
     for prompt_tokens in _prompts(model, widths[-1]):
@@ -170,13 +169,6 @@ def measure_batch_invariance(
         noise_is_known=not model.capabilities.rounds_activations or margin > _ROUNDED_NOISE,
         widths=tuple(widths),
     )
-
-
-def agreeing_width(model: Model) -> int:
-    """Return the widest of a few passes that score their rows as single ones are scored; 1 where
-    none does. Matrices may have a kernel for a few rows and one for more."""
-    found = measure_batch_invariance(model, _COMPARED_WIDTHS, branches=False)
-    return found.invariant_widths[-1] if found.plain_width == 1 else 1
 
 
 def _prompts(model: Model, widest: int) -> list[int]:

@@ -1,10 +1,10 @@
 """Which runtime runs a model and who drafts for it: `plan_engine` lists the ways, best first.
 
-What decides is what headers say, what the user asked for, and what was measured here before;
+What decides is what headers say, what the user asked for, and what `edge-spec plan` has measured;
 nothing is measured, converted or opened. A way whose model has nothing to convert comes first, and
-one that is known to be clearly faster here goes before it. No conversion is made to be faster: the
-plan names what it would win. Whoever opens a plan tries the next one where the first fails, so a
-runtime that refuses, a device that is gone and memory that is short are no special cases.
+a place that was measured to be clearly faster goes before it. Whoever opens a plan tries the next
+one where the first fails, so a runtime that refuses, a device that is gone and memory that is short
+are no special cases.
 """
 
 from __future__ import annotations
@@ -41,9 +41,6 @@ from edge_spec.scheduler.row_findings import holds, recall_costs, shapes_of
 _log = logging.getLogger(__name__)
 _MARGIN = 1.05  # of the faster one's time: less may be what else the machine did
 _CONVERTED = 1.1  # against one that reads the very file, whose texts a conversion changes
-# Times as long as another one on the processor, beyond which the machine was busy when it was
-# measured: no two runtimes are so far apart there.
-_IMPLAUSIBLE = 3.0
 _READS_FILES = "llamacpp"
 _ACCEPTANCE = 0.3  # of draft tokens that are looked up in texts of all kinds
 _DRAFT_TOKENS = range(8)
@@ -61,15 +58,13 @@ class EnginePlan:
     """One way to answer with a model: its runtime and device, and who drafts for it.
 
     options: as they were completed. is_own: the draft was not asked for, but was trained here for
-    this model. better: another runtime that would be faster, and how to have it; "" where none is
-    known to be.
+    this model.
     """
 
     options: LoadOptions
     target: ModelPlan
     drafts: tuple[ModelPlan, ...] = ()
     is_own: bool = False
-    better: str = ""
 
     @property
     def source(self) -> Source:
@@ -113,7 +108,7 @@ class EnginePlan:
         """Return at most three lines: what runs and why, who drafts and why, what would be faster
         here."""
         told = (f"engine: {self._engine()}", f"drafter: {self._drafter()}")
-        better = self.better or missing_reader(self.source) or self._better_drafter()
+        better = missing_reader(self.source) or self._better_drafter()
         return (*told, f"faster: {better}") if better else told
 
     def _engine(self) -> str:
@@ -175,10 +170,7 @@ def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
     ranked, drafts = rank_ways(ways, is_open(options)), _draft_plans(source, options)
     for draft in drafts:
         options = _with_place(options, draft, of="draft_")
-    return [
-        EnginePlan(_with_place(options, each), each, drafts, better=ranked.better)
-        for each in ranked.ways
-    ]
+    return [EnginePlan(_with_place(options, each), each, drafts) for each in ranked]
 
 
 def plans_for(
@@ -254,54 +246,41 @@ def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
         ways = ways_to_run(draft, options.draft_runtime, how, export)
         is_free = (options.draft_runtime, options.draft_device, options.draft_threads)
         ranked = rank_ways(ways, is_free == ("auto", None, None) and is_open(options))
-        found.append(choose(ranked.ways)[0])
+        found.append(choose(ranked)[0])
     return tuple(found)
 
 
 # Ranking the ways to run one model.
 
 
-@dataclass(frozen=True)
-class RankedWays:
-    """ways: the best first. better: as an `EnginePlan` has it."""
-
-    ways: tuple[ModelPlan, ...]
-    better: str = ""
-
-
-def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> RankedWays:
-    """Put first what has nothing to convert, in the usual order, and before it what is known to be
-    clearly faster here. may_move: also to devices and threads that were measured.
+def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> list[ModelPlan]:
+    """Put first what has nothing to convert, in the usual order, and before it what was measured to
+    be clearly faster here. may_move: also to devices and threads that were measured.
 
     Raises as `Source.path` does, and ModelFileError, UnsupportedModelError for a header that cannot
     be read.
     """
     if ways[0].is_only and not may_move:
-        return RankedWays(tuple(ways))
+        return list(ways)
     profiles = list(kept_profiles(ways[0].source))
     usual = [_on_processor(way, profiles) for way in ways] if may_move else list(ways)
     if len(usual) > 1 and not _is_there(usual[0]):
         usual.sort(key=lambda way: not _is_there(way))
-    others = list(_measured_places(usual, profiles)) if may_move else []
-    every = [*usual, *others]
-    known = _known_seconds(every, profiles)
-    first, would_be = 0, ""
-    for i in range(1, len(every)):
-        if not _beats(every[i], known.get(i), every[first], known.get(first)):
-            continue
-        changes = _changes_weights(every[first], every[i])
-        is_certain = all(any(_is_of(key, every[at]) for key, _ in profiles) for at in (first, i))
-        if changes and _is_there(every[i]) and not is_certain:
-            continue  # other weights write other texts: what answers took says too little
-        if _is_there(every[first]) and not _is_there(every[i]):
-            would_be = _conversion(every[i].name, every[first].name, known[i], known[first])
-        else:
+    every = [*usual, *(_measured_places(usual, profiles) if may_move else ())]
+    known: dict[int, float] = {}  # seconds of a token
+    for i, way in enumerate(every if ways[0].export == ExportOptions() else ()):
+        own = [_token_s(profile.costs()) for key, profile in profiles if _is_of(key, way)]
+        if own:
+            known[i] = min(own)
+    first = 0
+    for i in known:
+        if _is_there(every[i]) and _is_faster(every[i], known[i], every[first], known.get(first)):
             first = i
-    order = [first, *(i for i in range(len(usual)) if i != first)]
-    found = [every[i] for i in order]
-    seconds = {at: known[i] for at, i in enumerate(order) if i in known}
-    found[0] = replace(found[0], why=_reason(found, seconds))
-    return RankedWays(tuple(found), would_be)
+    why = _reason(
+        every[first], known.get(first), {every[i].name: known[i] for i in known if i != first}
+    )
+    others = [way for i, way in enumerate(usual) if i != first]
+    return [replace(every[first], why=why), *others]
 
 
 def _is_there(way: ModelPlan) -> bool:
@@ -318,54 +297,26 @@ def _reads_own(way: ModelPlan) -> bool:
     return False
 
 
-def _changes_weights(way: ModelPlan, other: ModelPlan) -> bool:
-    """Say whether one reads the very file and the other a conversion, which writes other texts."""
-    return _reads_own(way) and not _reads_own(other)
+def _is_faster(way: ModelPlan, seconds: float, than: ModelPlan, than_s: float | None) -> bool:
+    """Say whether a way is so much faster that it is worth a change. A conversion, in the place of
+    the very file, writes other texts."""
+    if than_s is None:
+        return True
+    changes_weights = _reads_own(than) and not _reads_own(way)
+    return seconds * (_CONVERTED if changes_weights else _MARGIN) < than_s
 
 
-def _beats(other: ModelPlan, seconds: float | None, than: ModelPlan, than_s: float | None) -> bool:
-    """Say whether one is known to be so much faster that it is worth a change, and not so much
-    that it cannot be."""
-    if seconds is None:
-        return False
-    if than_s is None:  # only `edge-spec plan` measures places that are no usual way
-        return bool(other.how.providers or other.how.threads) and _is_there(other)
-    if _is_implausible(other, seconds, than_s):
-        return False
-    return seconds * (_CONVERTED if _changes_weights(than, other) else _MARGIN) < than_s
-
-
-def _is_implausible(other: ModelPlan, seconds: float, than_s: float) -> bool:
-    """Say whether one was measured to be so much faster that the machine must have been busy."""
-    return than_s > _IMPLAUSIBLE * seconds and runtimes.runs_on_processor(other.name)
-
-
-def _reason(ways: Sequence[ModelPlan], seconds: Mapping[int, float]) -> str:
-    first = ways[0]
+def _reason(way: ModelPlan, seconds: float | None, others: Mapping[str, float]) -> str:
+    """others: seconds of a token with other runtimes."""
     why = []
-    if _reads_own(first):
+    if _reads_own(way):
         why.append("it reads the file as it is")
-    elif _is_there(first):
+    elif _is_there(way):
         why.append("the model is converted for it already")
-    others = {
-        ways[at].name: step_s
-        for at, step_s in seconds.items()
-        if at and 0 in seconds and not _is_implausible(ways[at], step_s, seconds[0])
-    }
-    if others:
+    if seconds is not None and others:
         steps = ", ".join(f"{name} {step_s * 1e3:.1f} ms" for name, step_s in others.items())
-        why.append(f"a token takes {seconds[0] * 1e3:.1f} ms here ({steps})")
+        why.append(f"a token takes {seconds * 1e3:.1f} ms here ({steps})")
     return " and ".join(why) or "it is asked first, and converts the model"
-
-
-def _conversion(other: str, first: str, other_s: float, first_s: float) -> str:
-    """Say what a conversion would win, and what it would change."""
-    return (
-        f"{other} would be {first_s / other_s - 1:.0%} faster here than {first} "
-        f"({other_s * 1e3:.1f} for {first_s * 1e3:.1f} ms a token), with converted weights: "
-        f"--runtime {other} converts them once, and `edge-spec doctor --runtime {other}` then "
-        "tells their KL divergence"
-    )
 
 
 def missing_reader(source: Source) -> str:
@@ -432,24 +383,6 @@ def _measured_places(
             yield replace(way, how=how, is_only=False)
 
 
-def _known_seconds(
-    ways: Sequence[ModelPlan], profiles: Sequence[tuple[ProfileKey, Profile]]
-) -> dict[int, float]:
-    """Return the seconds of a token by the number of the way. Empty unless two are known."""
-    if not ways or ways[0].export != ExportOptions():
-        return {}
-    measured = {key.runtime for key, _ in profiles}
-    measured |= {each.key.runtime for each in SECONDS.find() if each.key.shapes}
-    names = {way.name for way in ways}
-    if len(names & measured) < 2 and len(names) == len(ways):
-        return {}  # not worth the time that it takes to read a header
-
-    found = {
-        i: [_token_s(costs) for costs in _known_costs(way, profiles)] for i, way in enumerate(ways)
-    }
-    return {i: min(seconds) for i, seconds in found.items() if seconds}
-
-
 def _known_costs(
     way: ModelPlan, profiles: Iterable[tuple[ProfileKey, Profile]]
 ) -> Iterator[RowCosts]:
@@ -478,12 +411,6 @@ def _token_s(costs: RowCosts) -> float:
     """Return what a token takes with as many draft tokens a round as pay, none where none does."""
     gains = [forecast_speedup([_ACCEPTANCE] * num, costs, 0.0) for num in _DRAFT_TOKENS]
     return costs.at(1) / max(gains)
-
-
-def default_drafter(profile: Profile) -> str:
-    """Return who drafts where nobody was asked for, and no second model."""
-    rows = widest_cheap(profile.costs())
-    return ",".join(factory.auto_drafters(drafts=False, corpora=False, cheap_rows=rows))
 
 
 def widest_cheap(costs: RowCosts) -> int:

@@ -118,6 +118,11 @@ class Losslessness:
     def always(self) -> bool:
         return self.mode is LosslessMode.ALWAYS
 
+    @property
+    def plain_samples(self) -> bool:
+        """Says whether sampled texts, whose draws have no margin, are decoded plain."""
+        return self.replays and self.always
+
     def describe(self) -> str:
         """Says to a user what holds, and what it costs."""
         if self.plain_width == 1:

@@ -147,13 +147,6 @@ def save_profile(key: ProfileKey, profile: Profile) -> None:
         SECONDS.keep(key, profile.seconds, profile.rounds, profile.spread)
 
 
-def doubt_profile(key: ProfileKey) -> None:
-    """Have a profile measured again: the machine was busy when it was made."""
-    found = SECONDS.read(key)
-    if found is not None:
-        SECONDS.keep(key, found.value, found.n, 2 * MOST_SPREAD)
-
-
 def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:
     """Return what live use has learnt, by name; empty where there is nothing. It outlives a change
     of the runtime's library."""

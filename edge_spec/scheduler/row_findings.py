@@ -5,8 +5,8 @@ All follow from a library's build, the processor, the form of the weights and a 
 from its values: they are kept in the cache under these and shared by all models of one shape.
 
 Policies correct the costs by every pass, and a profile takes their place. Before anything is known,
-usual proportions do. What the passes of an answer took is kept for the next session, as a mean that
-passes on a busy machine hardly change.
+usual proportions do. What the passes of an answer took is kept for the next session, beside what
+those before took: the machine may have been busy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median, quantiles
+from statistics import median
 from threading import Lock
 
 from pydantic import TypeAdapter
@@ -28,7 +28,6 @@ from edge_spec.models.source import EXPORT_VERSION
 from edge_spec.scheduler.batch_invariance import (
     BY_CONSTRUCTION,
     BatchInvariance,
-    agreeing_width,
     is_large,
     measure_batch_invariance,
     measured_widths,
@@ -43,7 +42,6 @@ from edge_spec.scheduler.profile import SECONDS, ProfileKey, options_apart
 from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
-_WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
 
 
@@ -95,22 +93,33 @@ def settle_rows(
     model: Model, key: ProfileKey, widths: Sequence[int], mode: LosslessMode
 ) -> BatchInvariance:
     """Choose how the model computes, where there are several ways: the fastest of those that score
-    a row alike at all widths, and where there is none, or near ties may differ, the fastest."""
+    single rows as wider passes do, and where there is none, or near ties may differ, the fastest.
+    Of a large model the likeliest one is looked at first: that takes seconds."""
     if not isinstance(model, HasWays) or len(model.ways) < 2:
         return find_rows(model, key, widths)
+    ways, known = list(model.ways), ROWS.known(key)
     if mode is LosslessMode.TIES:
-        model.choose_way(model.ways[0])
-        return find_rows(model, replace(key, way=model.way), widths)
-    known = ROWS.known(key)
-    if known is not None and known.way in model.ways:
-        model.choose_way(known.way)
-    else:
-        _choose_first_alike(model, key, widths)
-    found = find_rows(model, replace(key, way=model.way), widths)
-    found = replace(found, way=model.way)
-    if found != known:
-        ROWS.keep(key, found)
-    return found
+        ways = ways[:1]
+    elif known is not None and known.way in ways:
+        ways = [known.way]
+    elif is_large(model.config):
+        ways.sort(key=lambda way: way != model.likeliest_way)
+    found: dict[str, BatchInvariance] = {}
+    for way in ways:
+        model.choose_way(way)
+        found[way] = replace(find_rows(model, replace(key, way=way), widths), way=way)
+        if _num_alike(found[way]) > 1:
+            break
+    best = max(found, key=lambda way: _num_alike(found[way]))
+    model.choose_way(best)
+    if mode is not LosslessMode.TIES and found[best] != known:
+        ROWS.keep(key, found[best])
+    return found[best]
+
+
+def _num_alike(found: BatchInvariance) -> int:
+    """Return how many widths score a row as a pass of one row does."""
+    return len(found.invariant_widths) if found.plain_width == 1 else 1
 
 
 def _plain_cost(model: Model, found: BatchInvariance) -> float:
@@ -124,24 +133,6 @@ def _plain_cost(model: Model, found: BatchInvariance) -> float:
         if cost <= 1 + MOST_PADDING:
             break
     return max(cost, 1.0)
-
-
-def _choose_first_alike(model: Model, key: ProfileKey, widths: Sequence[int]) -> None:
-    """Choose the way that scores single rows as the widest passes do, the first of equal ones. A
-    large model takes the one that is likeliest to, if it does: to look at another takes seconds."""
-    assert isinstance(model, HasWays)
-    if is_large(model.config):
-        model.choose_way(model.likeliest_way)
-        found = find_rows(model, replace(key, way=model.way), widths)
-        if found.plain_width == 1 and len(found.invariant_widths) > 1:
-            return
-    agreeing: dict[str, int] = {}
-    for way in model.ways:
-        model.choose_way(way)
-        agreeing[way] = agreeing_width(model)
-        if agreeing[way] >= _WIDE:
-            return
-    model.choose_way(max(agreeing, key=agreeing.__getitem__))
 
 
 def shapes_of(config: ModelConfig) -> tuple[int, ...]:
@@ -177,8 +168,7 @@ def recall_costs(kernels: str, device: str, seconds: Mapping[int, float]) -> Row
 
 _SHORT_TEXT = 1024  # tokens: passes after a longer one take longer, which says nothing of these
 _FEWEST = 4  # passes of a width in an answer, before they tell anything
-_USUAL_SPREAD = 0.1  # of passes of a width, over their median: twice that counts for a fifth
-_MOST_KEPT = 64.0  # passes of a width that earlier answers count for
+_SHARE = 1 / 3  # of an answer, in what is kept: the machine may have been busy
 
 
 class RoundTimes:
@@ -204,41 +194,17 @@ class RoundTimes:
         """Count an answer as ended, with this many tokens of text, and keep what it found."""
         with self._lock:
             current, self._current = self._current, {}
-            told = {rows: each for rows, each in current.items() if len(each) >= _FEWEST}
-            if num_tokens > _SHORT_TEXT or not told:
-                return
-            found = {rows: median(seconds) for rows, seconds in told.items()}
-            count = sum(map(len, told.values()))
-            disturbance = max(map(_spread, told.values()))
-            weight, kept = _trust(count, disturbance), SECONDS.read(self._key)
-            if kept is not None:
-                before = _trust(kept.n, kept.disturbance)
-                share = weight / (before + weight)
-                found = _mix(kept.value, found, share)
-                count = count + kept.n
-                disturbance += (1 - share) * (kept.disturbance - disturbance)
-            SECONDS.keep(self._key, found, count, disturbance)
+            told = {rows: median(each) for rows, each in current.items() if len(each) >= _FEWEST}
+            if told and num_tokens <= _SHORT_TEXT:
+                SECONDS.update(self._key, lambda kept: _mix(kept or told, told))
 
 
-def _spread(seconds: Sequence[float]) -> float:
-    """Return how far the middle half of them lies apart, over their median."""
-    quarter, middle, three_quarters = quantiles(seconds, n=4)
-    return (three_quarters - quarter) / middle
-
-
-def _trust(count: int, disturbance: float) -> float:
-    """Return the passes that these count for: few where the machine was busy."""
-    return min(count, _MOST_KEPT) / (1 + (disturbance / _USUAL_SPREAD) ** 2)
-
-
-def _mix(kept: Mapping[int, float], found: Mapping[int, float], share: float) -> dict[int, float]:
-    """Return t(k) between what was kept and what was found, whose share this is. How fast the
-    machine was is told apart from what its rows cost, so that widths of both stay in proportion."""
-    common = [found[rows] / kept[rows] for rows in found if rows in kept]
-    slower = median(common) if common else 1.0
-    mixed = dict(kept)
-    for rows, seconds in found.items():
-        before_s = kept.get(rows, seconds / slower)
-        mixed[rows] = before_s + share * (seconds / slower - before_s)
-    pace = 1 + share * (slower - 1)
-    return {rows: pace * seconds for rows, seconds in sorted(mixed.items())}
+def _mix(kept: Mapping[int, float], found: Mapping[int, float]) -> dict[int, float]:
+    """Return t(k) between what was kept and what was found. How fast the machine was is told apart
+    from what its rows cost, so that widths of both stay in proportion."""
+    pace = median([found[rows] / kept[rows] for rows in found if rows in kept] or [1.0])
+    usual = {**{rows: seconds / pace for rows, seconds in found.items()}, **kept}
+    return {
+        rows: usual[rows] * (found[rows] / usual[rows] if rows in found else pace) ** _SHARE
+        for rows in sorted(usual)
+    }

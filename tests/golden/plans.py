@@ -1,6 +1,6 @@
 """What `plan` ranks first and `doctor` says, on machines and measurements that are made up.
 
-Nothing is measured: times, acceptance and free memory are given, and kept in a cache of its own
+Nothing is measured: times and free memory are given, and kept in a cache of its own
 where a decision reads them there.
 """
 
@@ -20,40 +20,20 @@ from unittest.mock import patch
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.diagnostics.doctor.diagnose import diagnose
+from edge_spec.drafters import factory
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.devices import CPU, Device, Memory
 from edge_spec.models.memory import MAIN, Forecast, ModelMemory, by_label, room
-from edge_spec.models.model_plan import ModelPlan, ways_to_run
+from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.plan import Place, Placement
-from edge_spec.placement.planner import (
-    pair_step_s,
-    rank_drafters,
-    rank_pairs,
-    rank_places,
-    why_no_draft,
-)
-from edge_spec.scheduler.engine_plan import (
-    choose_plan,
-    default_drafter,
-    plan_engine,
-    plans_for,
-    rank_ways,
-)
-from edge_spec.scheduler.machine import cpu_name
+from edge_spec.placement.candidates import Place
+from edge_spec.placement.plan import Placement, pair_step_s, rank_pairs, rank_places
+from edge_spec.scheduler.engine_plan import choose_plan, plan_engine, plans_for, widest_cheap
 from edge_spec.scheduler.priors import OWN_KERNELS
-from edge_spec.scheduler.profile import (
-    SECONDS,
-    Profile,
-    ProfileKey,
-    profile_key,
-    save_profile,
-)
-from edge_spec.scheduler.row_findings import rows_key
+from edge_spec.scheduler.profile import Profile, profile_key, save_profile
 from fixtures import tiny_models
 from fixtures.silence import quiet
 
@@ -79,9 +59,7 @@ def record() -> dict[str, Any]:
         return {
             "rankings of pairs": dict(_machines()),
             "rankings of places": dict(_places()),
-            "rankings of drafters": dict(_drafters()),
             "default drafters": dict(_default_drafters()),
-            "orders of runtimes": dict(_orders(here / "orders")),
             "plans in use": dict(_plans_in_use(here / "plans")),
             "doctor": dict(_doctor(here / "doctor")),
         }
@@ -99,7 +77,7 @@ def _told(placements: Sequence[Placement]) -> list[dict[str, Any]]:
         {
             "target": f"{each.target.runtime} {each.target.device}",
             "draft": each.draft and f"{each.draft.runtime} {each.draft.device}",
-            "drafter": each.drafter,
+            "drafter": "draft-model" if each.draft else "none",
             "reason": each.reason,
         }
         for each in placements
@@ -148,14 +126,14 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Placemen
     alone = []
     for name, costs in case["costs"][target].items():
         step_s = _of_table(costs).seconds[1]
-        plain = Placement(_place("llamacpp", name), None, "none", 1 / step_s, step_s=step_s)
+        plain = Placement(_place("llamacpp", name), step_s=step_s)
         alone.append(sized(plain, (target, name)))
     places = rank_places(alone, free)
     best = places[0]
     pairs = []
     for name in case["costs"][draft]:
         on = best.target.device
-        placement = replace(best, draft=_place("llamacpp", name), drafter="draft-model")
+        placement = replace(best, draft=_place("llamacpp", name))
         costs = (_of_table(case["costs"][model][at]) for model, at in ((target, on), (draft, name)))
         placement = replace(placement, pair_step_s=pair_step_s(*costs))
         pairs.append(sized(placement, (target, on), (draft, name)))
@@ -172,15 +150,14 @@ def _of_table(costs: Any) -> Profile:
 
 
 def _place(runtime: str, device: str = "cpu") -> Place:
-    return Place(runtime, device, None, "int4 block 32", "1")
+    return Place(runtime, device, None, "int4 block 32")
 
 
 def _places() -> Iterator[tuple[str, Any]]:
     def at(runtime: str, step_s: float | None = 0.01, **more: Any) -> Placement:
         device = more.pop("device", "cpu")
-        rate = None if step_s is None else 1 / step_s
-        found = Placement(_place(runtime, device), None, "none", rate, memory_bytes=100 * MB)
-        return replace(found, **{"step_s": step_s, **more})
+        found = Placement(_place(runtime, device), step_s=step_s, memory_bytes=100 * MB)
+        return replace(found, **more)
 
     gpu = at("llamacpp", 0.004, device="cuda0")
     busy = at("llamacpp", 0.03, device="cuda0")
@@ -207,31 +184,6 @@ def _places() -> Iterator[tuple[str, Any]]:
     yield "free memory is not known", _told(rank_places(cases["nothing fits"], {}))
 
 
-def _drafters() -> Iterator[tuple[str, Any]]:
-    def wrote(drafter: str, rate: float, draft: bool = False) -> Placement:
-        here = _place("llamacpp")
-        return Placement(here, here if draft else None, drafter, rate, speedup=rate / 50)
-
-    plain, default = wrote("none", 50.0), wrote("suffix", 55.0)
-    cases = {
-        "the default is the fastest": [plain, default],
-        "plain decoding is as fast": [wrote("none", 56.0), default],
-        "plain decoding is faster": [wrote("none", 57.0), default],
-        "another is as fast": [plain, default, wrote("jacobi", 60.0)],
-        "another is faster": [plain, default, wrote("jacobi", 61.0)],
-        "plain decoding is faster, another a little": [
-            wrote("none", 57.0),
-            default,
-            wrote("jacobi", 58.0),
-        ],
-        "the draft pays": [plain, default, wrote("suffix,cascade", 80.0, draft=True)],
-        "the draft does not pay": [plain, default, wrote("suffix,cascade", 45.0, draft=True)],
-    }
-    for name, placements in cases.items():
-        found = rank_drafters(placements, "suffix")
-        yield name, {"order": _told(found), "why no draft": why_no_draft(found)}
-
-
 def _profile(step_s: float, rows: dict[int, float]) -> Profile:
     costs = {width: step_s * times for width, times in rows.items()}
     return Profile(costs, rounds=5, spread=0.0)
@@ -240,45 +192,9 @@ def _profile(step_s: float, rows: dict[int, float]) -> Profile:
 def _default_drafters() -> Iterator[tuple[str, str]]:
     tables = {"cheap": CHEAP_ROWS, "dear": DEAR_ROWS, "gpu": GPU_ROWS}
     for (name, rows), step_ms in product(tables.items(), (1, 5, 50)):
-        yield f"{name} rows, {step_ms} ms", default_drafter(_profile(step_ms / 1e3, rows))
-
-
-# Runtimes by what is kept of passes of models of these shapes.
-
-
-def _orders(folder: Path) -> Iterator[tuple[str, Any]]:
-    model = tiny_models.build("llama")
-    sources = {
-        "gguf": tiny_models.write_gguf(model, folder / "tiny.gguf"),
-        "checkpoint": tiny_models.write_hf(model, folder / "tiny"),
-    }
-    weights = {"gguf": ("int4 block 32", "F32"), "checkpoint": ("int4 block 32", "Q4_K")}
-    times: list[tuple[float | None, float | None]] = [
-        *((None, None), (0.1, None), (None, 0.1), (0.1, 0.2), (0.2, 0.1), (0.1, 0.1)),
-        *((0.1, 0.104), (0.1, 0.107), (0.1, 0.111), (0.1, 0.4), (0.4, 0.1)),
-    ]
-    for (kind, path), (number, seconds) in product(sources.items(), enumerate(times)):
-        with _empty_cache(folder / f"{kind}{number}"):
-            shapes = Source(str(sources["gguf"]), quiet)
-            for runtime, stored, step_s in zip(
-                ("ort", "llamacpp"), weights[kind], seconds, strict=True
-            ):
-                if step_s is not None:
-                    _keep_costs(shapes, runtime, stored, step_s)
-            order = rank_ways(ways_to_run(Source(str(path), quiet)))
-        names = [way.name for way in order.ways]
-        ort, llamacpp = seconds
-        yield (
-            f"{kind}, ort {ort}, llamacpp {llamacpp}",
-            {"order": names, "why": order.ways[0].why, "better": order.better},
-        )
-
-
-def _keep_costs(shapes: Source, runtime: str, weights: str, step_s: float) -> None:
-    library, kernels = runtimes.library_version(runtime), runtimes.own_kernels(runtime)
-    profile = ProfileKey("", "", weights, runtime, library, "", None, (), cpu_name(), kernels)
-    key = rows_key(profile, shapes.header.config)
-    SECONDS.keep(key, {1: step_s, 2: 2 * step_s})
+        cheap = widest_cheap(_profile(step_ms / 1e3, rows).costs())
+        names = factory.auto_drafters(drafts=False, corpora=False, cheap_rows=cheap)
+        yield f"{name} rows, {step_ms} ms", ",".join(names)
 
 
 # Places that `edge-spec plan` has measured, when a model is opened.

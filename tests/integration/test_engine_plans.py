@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from edge_spec.runtimes.llamacpp import LlamaCppRuntime
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.scheduler.engine_plan import choose_plan, plan_engine, plans_for
 from edge_spec.scheduler.priors import LIBRARY_KERNELS
-from edge_spec.scheduler.profile import SECONDS, Profile, profile_key, save_profile
-from edge_spec.scheduler.row_findings import rows_key
+from edge_spec.scheduler.profile import Profile, profile_key, save_profile
 from edge_spec.storage.measurements import DIRECTORY, FILE
 from fixtures.silence import quiet
 
@@ -62,9 +61,6 @@ MACHINES = {
     "one runtime is known": Machine(READS, "suffix,recycling", times={"llamacpp": 30}),
     "its rows are dear": Machine(READS, "suffix", times={"llamacpp": 30}, rows=DEAR),
     "its steps are short": Machine(READS, "suffix", times={"llamacpp": 0.3}),
-    "another one is faster, and not converted": Machine(
-        READS, "suffix,recycling", times={"llamacpp": 30, "ort": 20}, says="ort would be "
-    ),
     "another one is faster, and converted": Machine(
         "ort (the model is converted for it already and a token takes",
         *("suffix,recycling", {}, {"llamacpp": 30, "ort": 20}),
@@ -72,12 +68,6 @@ MACHINES = {
     ),
     "another one is hardly faster": Machine(
         READS, "suffix,recycling", times={"llamacpp": 30, "ort": 29}, converted=True
-    ),
-    "another one was measured while it was busy": Machine(
-        READS, "suffix,recycling", times={"llamacpp": 30, "ort": 300}, converted=True
-    ),
-    "it was measured while it was busy": Machine(
-        READS, "suffix,recycling", times={"llamacpp": 300, "ort": 30}, converted=True
     ),
     "a plan has measured it": Machine(
         "llamacpp on cpu (it reads", "suffix,recycling", times={"llamacpp 0": 30}
@@ -150,15 +140,8 @@ def keep(source: Source, place: str, step_ms: float, rows: dict[int, float]) -> 
         how = RuntimeOptions(threads=int(threads) or None, providers=("cpu",))
     plan = ModelPlan(source, name, how)
     prepared = plan.find()
-    if prepared is not None:
-        save_profile(profile_key(source, prepared, how), profile(step_ms / 1e3, rows))
-        return
-    shapes = ModelPlan(source, "llamacpp").find()
-    assert shapes is not None
-    key = replace(profile_key(source, shapes, how), runtime=name)
-    key = replace(key, weights="int4 block 32", library=runtimes.library_version(name))
-    key = replace(key, kernels=runtimes.own_kernels(name))
-    SECONDS.keep(rows_key(key, shapes.config), {w: step_ms / 1e3 * t for w, t in rows.items()})
+    assert prepared is not None
+    save_profile(profile_key(source, prepared, how), profile(step_ms / 1e3, rows))
 
 
 @pytest.mark.parametrize("case", MACHINES.values(), ids=MACHINES)

@@ -25,9 +25,8 @@ PROMPTS = ("the night and the night and", "a long story of a long")
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty one, as at a first start; nothing is planned while idle."""
+    """An empty one, as at a first start."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("EDGE_SPEC_IDLE_PLAN", "0")
 
 
 def count_passes(model: Model, passes: list[int]) -> None:
@@ -76,7 +75,7 @@ def test_all_passes_of_answers_are_their_own(
         runtime, hf
     )()
     options = LoadOptions(runtime=runtime, threads=1, drafter="suffix")
-    with open_engine(plan_engine(Source(str(model), quiet), options), True) as engine:
+    with open_engine(plan_engine(Source(str(model), quiet), options)) as engine:
         (counted,) = passes.values()
         invariant = engine.parts.model.capabilities.invariant_rows
         assert bool(counted) != invariant  # where rows agree by construction there is none

@@ -14,7 +14,7 @@ from edge_spec.models.options import LoadOptions
 from fixtures import infill_models
 
 BEFORE, AFTER = "the first line\nthe ", "\nthe first line\nthe last line\n"
-FILES = {"a.py": "the first line\nthe second line\n" * 4}
+FILES = [("a.py", "the first line\nthe second line\n" * 4)]
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +34,17 @@ def no_ends(engine: Engine) -> SamplingParams:
     return SamplingParams(logit_bias=dict.fromkeys((*text.eos_ids, *text.infill.tokens.all), -100))
 
 
-@pytest.mark.parametrize("files", [None, FILES])
-def test_drafts_change_no_text(model: Path, files: dict[str, str] | None) -> None:
+@pytest.mark.parametrize("files", [(), FILES])
+def test_drafts_change_no_text(model: Path, files: Any) -> None:
     with load(model) as engine, engine.fork() as plain:
         plain.set_drafter("none")
-        options: dict[str, Any] = {"max_tokens": 60, "sampling": no_ends(engine), "files": files}
-        expected = plain.infill(BEFORE, AFTER, **options)
+        options: dict[str, Any] = {"max_tokens": 60, "sampling": no_ends(engine)}
+        prompt = engine.infill_prompt(BEFORE, AFTER, files, max_tokens=60)
+        expected = plain.generate(prompt, **options)
         with engine.verifying_all_draft_tokens():
-            drafted = engine.infill(BEFORE, AFTER, **options)
+            drafted = engine.generate(prompt, **options)
         assert drafted.text == expected.text
         assert drafted.stats.draft_n > 0 == expected.stats.draft_n
-        streamed = engine.infill(BEFORE, AFTER, stream=True, **options)
-        assert "".join(chunk.text for chunk in streamed) == expected.text
 
 
 def test_the_tokens_of_the_form_end_a_text(model: Path) -> None:

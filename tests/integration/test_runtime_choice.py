@@ -23,11 +23,11 @@ from edge_spec.errors import (
 from edge_spec.loader import load_engine, open_engine
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.model_plan import choose, ways_to_run
+from edge_spec.models.model_plan import ModelPlan, choose, ways_to_run
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime
-from edge_spec.scheduler.engine_plan import RankedWays, plan_engine, rank_ways
+from edge_spec.scheduler.engine_plan import plan_engine, rank_ways
 from fixtures import family_gguf
 from fixtures.silence import quiet
 
@@ -80,7 +80,7 @@ def named(tmp_path: Path, tiny: ModuleType) -> Callable[..., Path]:
     return write
 
 
-def ranked(source: Source) -> RankedWays:
+def ranked(source: Source) -> list[ModelPlan]:
     return rank_ways(ways_to_run(source))
 
 
@@ -129,9 +129,9 @@ def test_a_file_runs_as_it_is_on_whatever_reads_it(
     plain = family == "llama"
     path = gguf() if plain else family_gguf.write_gguf(family, tmp_path / "model.gguf")
     source = Source(str(path), quiet)
-    assert ranked(source).ways[0].why == "it reads the file as it is"
+    assert ranked(source)[0].why == "it reads the file as it is"
     monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", runtimes.AUTO_RUNTIMES[::-1])
-    assert ranked(source).ways[0].name == "llamacpp"
+    assert ranked(source)[0].name == "llamacpp"
     with load_engine(str(path), LoadOptions(), quiet) as engine:
         assert engine.runtime == "llamacpp"
     assert not (cache / "bundles").exists()

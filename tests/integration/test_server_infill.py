@@ -105,7 +105,8 @@ def test_control_tokens_in_code_are_text(editor: httpx.Client, coder: Engine) ->
 
 def test_completions_with_a_suffix_fill_in(editor: httpx.Client, coder: Engine) -> None:
     with coder.fork() as engine:
-        expected = engine.infill(BEFORE, AFTER, max_tokens=20)
+        prompt = engine.infill_prompt(BEFORE, AFTER, max_tokens=20)
+        expected = engine.generate(prompt, max_tokens=20)
     body = {"prompt": BEFORE, "suffix": AFTER, "max_tokens": 20}
     assert ask(editor, COMPLETIONS, **body)["choices"][0]["text"] == expected.text
     told = events(editor, COMPLETIONS, **body)

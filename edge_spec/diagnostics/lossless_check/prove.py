@@ -256,7 +256,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
     comparison = TextComparison(engine, _GREEDY, extent.max_tokens, noise)
     greedy = comparison.compare("Comparing greedy texts", plan.tasks, progress)
     seeded, sampling = None, None
-    if extent.draws and not engine.parts.speculation.plain_samples:
+    if extent.draws and not engine.parts.speculation_factory.lossless.plain_samples:
         sampled = replace(comparison, params=_SEEDED)
         seeded = sampled.compare("Comparing sampled texts", plan.tasks[::2], progress)
         begun = [task.tokens for task in plan.tasks[:_BEGUN_PROMPTS]]
@@ -275,14 +275,14 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
 
 
 def _measure(engine: Engine) -> BatchInvariance:
-    work = engine.parts.idle_work
-    if work is not None:
-        work.pause()
+    learner = engine.parts.learner
+    if learner is not None:
+        learner.pause()
     try:
         return measure_batch_invariance(engine.parts.model, USUAL_WIDTHS)
     finally:
-        if work is not None:
-            work.resume()
+        if learner is not None:
+            learner.resume()
 
 
 def document(proof: Proof, device: str) -> Document:

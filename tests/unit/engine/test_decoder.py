@@ -19,12 +19,14 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.decoder import Decoder
+from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.results import Origin
 from edge_spec.scheduler.policy import FixedPolicy, RoundPlan
 from edge_spec.testing import ScriptedModel, random_logits
 
 Candidates = tuple[list[int], list[int]]  # tokens and the rows of their parents
 PROMPT = [1, 2, 0, 1]
+BESIDE = OverlappedDrafting(reads_prompts=True)
 
 
 def branching(model: ScriptedModel, seed: int) -> Any:
@@ -252,7 +254,7 @@ def test_a_draft_reads_the_prompt_while_the_target_does_or_after_it() -> None:
 
     events.clear()
     drafter = Reading(events)
-    with replace(decoder, drafters=[drafter], overlap=True).preparing([1, 2]):
+    with replace(decoder, drafters=[drafter], overlap=BESIDE).preparing([1, 2]):
         drafter.may_read.set()  # it would wait in vain before the block
         assert drafter.has_read.wait(timeout=60)
         events.append("target")
@@ -276,7 +278,7 @@ def test_an_interrupt_does_not_leave_a_draft_that_still_reads(
 
     monkeypatch.setattr("edge_spec.engine.decoder.Thread", InterruptedThread)
     model = ScriptedModel(random_logits(5), 5)
-    decoder = Decoder(model.open_session(), [drafter], FixedPolicy(), overlap=True)
+    decoder = Decoder(model.open_session(), [drafter], FixedPolicy(), overlap=BESIDE)
     with pytest.raises(KeyboardInterrupt), decoder.preparing([1, 2]):
         pass
     assert drafter.has_read.is_set()

@@ -102,7 +102,7 @@ class Pair:
         self.target = TargetSession(target, self.guarded, self.drafter.done)
         self.anticipation = OverlappedDrafting([self.guarded], trial)
         policy = FixedPolicy(max_draft_tokens=3, branches=branches)
-        self.decoder = Decoder(self.target, [self.guarded], policy, anticipation=self.anticipation)
+        self.decoder = Decoder(self.target, [self.guarded], policy, overlap=self.anticipation)
         self.rounds: list[RoundStats] = []
 
     def decode(self, params: SamplingParams = GREEDY, count: int = 40) -> Any:

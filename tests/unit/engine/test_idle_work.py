@@ -1,4 +1,4 @@
-"""What an engine tells the work that is done while it is idle."""
+"""What an engine tells whoever learns while it is idle."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from edge_spec.engine.engine import Engine
 class Recorder:
     def __init__(self) -> None:
         self.calls: list[str] = []
+
+    def take(self, *given: Any) -> None: ...
+
+    def head(self) -> None: ...
 
     def pause(self) -> None:
         self.calls.append("pause")
@@ -30,11 +34,11 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def engine(make_engine: Any, remembers_all: Any, recorder: Recorder) -> Any:
-    engine: Engine = make_engine(remembers_all(), idle_work=recorder)
+    engine: Engine = make_engine(remembers_all(), learner=recorder)
     return engine
 
 
-def test_an_engine_says_when_it_answers_and_closes_the_work_first(
+def test_an_engine_says_when_it_answers_and_closes_the_learner_first(
     engine: Engine, recorder: Recorder
 ) -> None:
     engine.generate("hello", max_tokens=2)
@@ -43,7 +47,7 @@ def test_an_engine_says_when_it_answers_and_closes_the_work_first(
     assert recorder.calls[-1] == "close"
 
 
-def test_idle_work_ends_with_the_last_engine(engine: Engine, recorder: Recorder) -> None:
+def test_learning_ends_with_the_last_engine(engine: Engine, recorder: Recorder) -> None:
     engine.fork().close()
     assert recorder.calls == []
     engine.close()

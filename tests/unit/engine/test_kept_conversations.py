@@ -10,6 +10,7 @@ from edge_spec.engine import prompt_cache
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.prompt_cache import KeptState, PromptCache
+from edge_spec.scheduler.lossless import Losslessness
 from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, random_logits
 
@@ -46,7 +47,8 @@ def test_what_goes_on_from_a_kept_one_is_as_noisy_as_its_decoder(
 ) -> None:
     """And never as quiet as what it goes on from."""
     session = ScriptedModel(random_logits(9), 9, context_length=4096).open_session()
-    conversation = Conversation(Decoder(session, [], FixedPolicy(), tie_margin=0.1), PlainRate())
+    decoder = Decoder(session, [], FixedPolicy(), Losslessness(tie_margin=0.1))
+    conversation = Conversation(decoder, PlainRate())
     state = {"committed": tokens(1)}
     conversation.prompts.keep(KeptState(tokens(1), state, num_prompted=600, noise=noise))
     conversation.reuse([*tokens(1).tolist(), 5])

@@ -20,6 +20,7 @@ from edge_spec.testing.scripted import ScriptedModel, ScriptedSession
 
 BEGINNING = list(range(600))
 WHOLE = 2 * PREFILL_TOKENS  # of it, by whole passes
+KEPT = 5 * PREFILL_TOKENS  # of a prompt of 1,500
 STATE_BYTES = 4 * WHOLE  # of a scripted session that holds these
 
 
@@ -130,7 +131,7 @@ def test_one_that_comes_meanwhile_waits_for_what_they_share(
         read(first, prompt(1, 900), PREFILL_TOKENS)
         with Waiting(sharing, second, prompt(2)) as waiting:
             assert not waiting.recalled.done()
-            read(first, prompt(1, 900), WHOLE)
+            read(first, prompt(1, 900), KEPT)
             assert waiting.recalled.result(30) == WHOLE  # though the first one reads on
     assert second.committed == BEGINNING[:WHOLE]
 
@@ -147,7 +148,7 @@ def test_who_waited_in_vain_reads_by_itself(model: ScriptedModel, how: str) -> N
         reader.recall()
         waiting = rest.enter_context(Waiting(sharing, second, prompt(2)))
         if how == "ends":
-            sharing.remove(reader._reading)
+            sharing.settle(reader._reading)
         elif how == "fails":
             first.state = _failing  # type: ignore[method-assign]
             with pytest.raises(SessionError, match="disk on fire"):

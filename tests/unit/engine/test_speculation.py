@@ -64,7 +64,7 @@ def test_draft_tokens_branch_only_where_that_changes_no_number(
 ) -> None:
     speculation = speculation_factory(batch_invariance).choose(names)
     assert branches(speculation) == branching
-    assert speculation.tie_margin == margin
+    assert speculation.lossless.tie_margin == margin
 
 
 @pytest.mark.parametrize("mode", LosslessMode)
@@ -85,7 +85,7 @@ def test_a_window_is_scored_beside_the_chain_where_that_changes_no_number(
 def test_passes_keep_to_widths_that_agree_and_have_no_ties(mode: LosslessMode) -> None:
     speculation = speculation_factory(NOISY_BRANCHES, mode).choose("suffix,lookahead")
     assert isinstance(speculation.policy, ExactPolicy)
-    assert not branches(speculation) and speculation.tie_margin == 0
+    assert not branches(speculation) and speculation.lossless.tie_margin == 0
     assert not branches(speculation_factory(EXACT_BRANCHES, mode).choose("suffix"))
 
 
@@ -95,7 +95,7 @@ def test_draft_tokens_branch_in_every_mode_where_rows_agree_by_construction(
 ) -> None:
     speculation = speculation_factory(BY_CONSTRUCTION, mode).choose("suffix,recycling")
     assert branches(speculation) and not isinstance(speculation.policy, ExactPolicy)
-    assert speculation.tie_margin == 0 and not speculation.replays
+    assert speculation.lossless.tie_margin == 0 and not speculation.lossless.replays
 
 
 @pytest.mark.parametrize(

@@ -1,47 +1,40 @@
-"""Work that is done between answers: when it begins, what ends it, that it leaves the machine of a
-user alone, and what is measured by it."""
+"""Work that is done between answers: when it begins, what ends it, and that it leaves the machine
+of a user alone."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from edge_spec.core.isolated import IsolatedError, Lifeline
-from edge_spec.models.options import LoadOptions
-from edge_spec.models.source import Source
 from edge_spec.placement import idle_process
-from edge_spec.placement.idle_process import (
-    IdleProcess,
-    is_idle,
-    measure_when_idle,
-)
+from edge_spec.placement.idle_process import IdleProcess, is_idle
 
 PATIENCE_S = 60.0  # after which a test fails that would otherwise wait for ever
 FOR_EVER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Plans:
-    """Real processes: each call begins one that only its lifeline ends, until `may_end`."""
+    """Real processes: each call begins one that only its lifeline ends, until it `fails`."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
         self.ended = threading.Semaphore(0)
         self.num_calls = 0
-        self.may_end = False
+        self.fails = False
 
     def __call__(self, lifeline: Lifeline) -> None:
         self.num_calls += 1
-        if not self.may_end:
-            with lifeline.start(FOR_EVER, {}) as process:
-                self.begun.release()
-                process.wait(PATIENCE_S)
-            self.ended.release()
-            raise IsolatedError("it was ended")
-        self.begun.release()
+        if self.fails:
+            raise IsolatedError("it has failed")
+        with lifeline.start(FOR_EVER, {}) as process:
+            self.begun.release()
+            process.wait(PATIENCE_S)
+        self.ended.release()
+        raise IsolatedError("it was ended")
 
     def wait_for_begin(self) -> None:
         assert self.begun.acquire(timeout=PATIENCE_S)
@@ -64,7 +57,12 @@ def answer(planner: IdleProcess) -> None:
     planner.resume()
 
 
-def test_an_answer_ends_it_at_once_and_it_begins_again_afterwards(
+def has_ended(planner: IdleProcess) -> bool:
+    planner._thread.join(PATIENCE_S)
+    return not planner._thread.is_alive()
+
+
+def test_an_answer_ends_it_at_once_and_it_begins_again_until_it_fails(
     planner: IdleProcess, plans: Plans
 ) -> None:
     planner.start()
@@ -73,18 +71,18 @@ def test_an_answer_ends_it_at_once_and_it_begins_again_afterwards(
     planner.pause()
     assert plans.ended.acquire(timeout=PATIENCE_S)
     assert plans.num_calls == 1
-    plans.may_end = True
+    plans.fails = True
     planner.resume()
-    assert planner.join(PATIENCE_S) and plans.num_calls == 2
+    assert has_ended(planner) and plans.num_calls == 2
 
 
 def test_it_waits_while_the_machine_is_busy(plans: Plans) -> None:
-    plans.may_end = True
+    plans.fails = True
     asked = iter([False, False, True])
     planner = IdleProcess(plans, lambda: next(asked), quiet_s=0.0)
     planner.start()
     answer(planner)
-    assert planner.join(PATIENCE_S) and plans.num_calls == 1
+    assert has_ended(planner) and plans.num_calls == 1
     assert next(asked, None) is None
     planner.close()
 
@@ -94,7 +92,7 @@ def test_closing_ends_the_process(planner: IdleProcess, plans: Plans) -> None:
     answer(planner)
     plans.wait_for_begin()
     planner.close()
-    assert planner.is_done
+    assert has_ended(planner)
 
 
 @pytest.mark.parametrize(
@@ -107,34 +105,3 @@ def test_a_busy_machine_and_one_on_its_battery_are_left_alone(
     monkeypatch.setattr(idle_process, "busy_share", lambda: busy)
     monkeypatch.setattr(idle_process, "on_battery", lambda: battery)
     assert is_idle() == expected
-
-
-# --- what is measured -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(idle_process.SWITCH, raising=False)
-    file = tmp_path / "m.gguf"
-    file.write_bytes(b"GGUF")
-    return Source(str(file), lambda what, fraction: None)
-
-
-def begins(source: Source, options: LoadOptions) -> bool:
-    process = measure_when_idle(source, options, "reference")
-    if process is not None:
-        process.close()
-    return process is not None
-
-
-def test_nothing_is_measured_where_it_is_not_wanted_or_has_no_room(
-    source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert begins(source, LoadOptions()) and begins(source, LoadOptions(runtime="reference"))
-    assert not begins(source, LoadOptions(quantization="int8"))  # of another conversion
-    for free, expected in ((11, False), (None, True)):  # of a file of 4 bytes
-        monkeypatch.setattr(idle_process, "free_bytes", lambda free=free: free)
-        assert begins(source, LoadOptions()) == expected
-    monkeypatch.setenv(idle_process.SWITCH, "0")
-    assert not begins(source, LoadOptions())

@@ -13,7 +13,6 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.scheduler.batch_invariance import (
     MARGIN_WIDTHS,
     USUAL_WIDTHS,
-    agreeing_width,
     measure_batch_invariance,
 )
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
@@ -148,25 +147,7 @@ def test_a_large_model_is_measured_in_few_passes_of_which_each_tells_more(noisy_
     found = measure_batch_invariance(model, USUAL_WIDTHS)
     expected = (1, 2, 3, 4, 6, 8, 12, 16)
     assert found.invariant_widths == tuple(width for width in expected if width >= noisy_below)
-    assert agreeing_width(model) == (1 if noisy_below else 8)
     large, model.cost = model.cost, 0
     model.config = replace(model.config, num_layers=2)
     measure_batch_invariance(model, USUAL_WIDTHS)
     assert large < model.cost / 3
-
-
-@pytest.mark.parametrize(
-    ("noise", "settled", "width"),
-    [
-        # Kernels for a few rows, as those of ggml's K-quants, of which wider passes have another.
-        (lambda at: 0.1 * (at.width > 3), 0, 2),
-        (lambda at: 0.25 * (at.width == 1 and at.length > SETTLED), 0, 8),
-        (lambda at: 0.25 * (at.width == 1 and at.length > SETTLED), 272, 1),
-    ],
-)
-def test_the_widest_pass_that_agrees_with_single_rows(
-    noise: Noise, settled: int, width: int
-) -> None:
-    model = NoisyModel(noise)
-    model.capabilities = replace(model.capabilities, settled_tokens=settled)
-    assert agreeing_width(model) == width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,14 @@ from edge_spec.scheduler.batch_invariance import (
     BatchInvariance,
     measure_batch_invariance,
 )
-from edge_spec.scheduler.lossless import keep_promise
+from edge_spec.scheduler.lossless import Losslessness, keep_promise
 from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB, TOKENS, NOISE = 30, 200, 0.2
 PROMPTS = [[seed, 7, 3] for seed in range(10)]
+PLAIN = Losslessness()
+REPLAYED = Losslessness(LosslessMode.AUTO, replays=True, tie_margin=NOISE)
 
 
 class NoisySession(ScriptedSession):
@@ -71,15 +74,18 @@ class Knowing(Drafter):
 
 
 def decoded(
-    prompt: list[int], drafters: Sequence[Any], sampling: SamplingParams, **decoder: Any
+    prompt: list[int],
+    drafters: Sequence[Any],
+    sampling: SamplingParams,
+    lossless: Losslessness = PLAIN,
 ) -> tuple[list[int], list[RoundStats]]:
     model = NoisyModel()
     session = model.open_session()
     session.prefill(prompt[:-1])
     rounds: list[RoundStats] = []
-    sampler = Sampler(sampling, prompt, decoder.get("tie_margin", 0.0), sampled_drafts=False)
+    sampler = Sampler(sampling, prompt, lossless.tie_margin, sampled_drafts=False)
     limits = GenerationLimits(TOKENS, frozenset(), model.config.context_length, max_rows=16)
-    decoding = Decoder(session, drafters, FixedPolicy(min_confidence=0.0), **decoder)
+    decoding = Decoder(session, drafters, FixedPolicy(min_confidence=0.0), lossless)
     text = [t.id for each in decoding.decode(prompt, sampler, limits, rounds.append) for t in each]
     assert session.committed == [*prompt, *text[:-1]]
     return text, rounds
@@ -100,8 +106,11 @@ def test_a_model_of_which_no_width_is_invariant_is_replayed() -> None:
     batch_invariance = measure_batch_invariance(NoisyModel(), USUAL_WIDTHS)
     assert batch_invariance.invariant_widths == (1,) and 0 < batch_invariance.tie_margin < 2 * NOISE
     speculation = speculation_factory(batch_invariance).choose("suffix")
-    assert speculation.replays and speculation.tie_margin == 2 * batch_invariance.tie_margin
-    assert not speculation_factory(BatchInvariance(0.5, (1, 2))).choose("suffix").replays
+    assert (
+        speculation.lossless.replays
+        and speculation.lossless.tie_margin == 2 * batch_invariance.tie_margin
+    )
+    assert not speculation_factory(BatchInvariance(0.5, (1, 2))).choose("suffix").lossless.replays
     assert speculation_factory(batch_invariance).lossless.plain_width == 1
 
 
@@ -111,9 +120,7 @@ def test_replayed_text_is_plain_text_and_mostly_drafted() -> None:
         plain, _ = decoded(prompt, [], SamplingParams())
         noisy, _ = decoded(prompt, [Knowing(plain)], SamplingParams())
         differing += noisy != plain
-        text, rounds = decoded(
-            prompt, [Knowing(plain)], SamplingParams(), tie_margin=NOISE, replays=True
-        )
+        text, rounds = decoded(prompt, [Knowing(plain)], SamplingParams(), REPLAYED)
         assert text == plain
         assert sum(each.num_tokens for each in rounds) == TOKENS
         assert sum(each.num_accepted for each in rounds) > TOKENS // 4
@@ -127,14 +134,8 @@ def test_a_draw_is_left_to_plain_steps(seed: int) -> None:
     """It has no margin that noise could be held against."""
     sampling = SamplingParams(temperature=1.0, seed=seed)
     plain, _ = decoded(PROMPTS[0], [], sampling)
-    text, rounds = decoded(
-        PROMPTS[0],
-        [Knowing(plain)],
-        sampling,
-        tie_margin=NOISE,
-        replays=True,
-        plain_samples=True,
-    )
+    always = replace(REPLAYED, mode=LosslessMode.ALWAYS)
+    text, rounds = decoded(PROMPTS[0], [Knowing(plain)], sampling, always)
     assert text == plain
     assert {each.plain_reason for each in rounds} == {PlainReason.UNSUPPORTED}
 
@@ -143,10 +144,10 @@ def test_only_texts_that_are_equal_at_any_price_are_sampled_by_plain_steps() -> 
     found = BatchInvariance(0.1, (1,))
     for mode in (LosslessMode.AUTO, LosslessMode.ALWAYS):
         speculation = speculation_factory(found, mode).choose("suffix")
-        assert speculation.replays
-        assert speculation.plain_samples == (mode is LosslessMode.ALWAYS)
+        assert speculation.lossless.replays
+        assert speculation.lossless.plain_samples == (mode is LosslessMode.ALWAYS)
     sampling = SamplingParams(temperature=1.0, seed=1)
     plain, _ = decoded(PROMPTS[0], [], sampling)
-    _, rounds = decoded(PROMPTS[0], [Knowing(plain)], sampling, tie_margin=NOISE, replays=True)
+    _, rounds = decoded(PROMPTS[0], [Knowing(plain)], sampling, REPLAYED)
     assert sum(each.num_accepted for each in rounds) > 0
     assert {each.plain_reason for each in rounds} <= {None, PlainReason.NO_CANDIDATE}

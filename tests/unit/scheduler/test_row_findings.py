@@ -41,7 +41,7 @@ class Ways(ScriptedModel):
 
     @property
     def likeliest_way(self) -> str:
-        return "steady"
+        return "steady" if "steady" in self.from_width else self.ways[0]
 
     def choose_way(self, name: str) -> None:
         self.way = name

@@ -1,4 +1,4 @@
-"""How places and drafters are ranked, and what a plan says of each that is not the first."""
+"""How places are ranked, and what a plan says of each that is not the first."""
 
 from __future__ import annotations
 
@@ -9,23 +9,12 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import UsageError
-from edge_spec.models import runtimes
 from edge_spec.models.devices import Device
 from edge_spec.models.memory import MAIN
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.candidates import candidates
-from edge_spec.placement.plan import (
-    Place,
-    Placement,
-)
-from edge_spec.placement.planner import (
-    pair_step_s,
-    rank_drafters,
-    rank_pairs,
-    rank_places,
-    why_no_draft,
-)
+from edge_spec.placement.candidates import Place, candidates
+from edge_spec.placement.plan import Placement, pair_step_s, rank_pairs, rank_places
 from edge_spec.scheduler.profile import Profile
 from fixtures.silence import quiet
 
@@ -35,12 +24,8 @@ FREE = {MAIN: ROOM}
 
 
 def placement(runtime: str = "ort", step_s: float | None = 0.01, **more: Any) -> Placement:
-    library = runtimes.library_version(runtime)
-    place = Place(runtime, "cpu", None, "int4 block 32", library)
-    rate = None if step_s is None else 1 / step_s
-    return replace(
-        Placement(place, None, "none", rate, step_s=step_s, memory_bytes=100 * MB), **more
-    )
+    place = Place(runtime, "cpu", None, "int4 block 32")
+    return replace(Placement(place, step_s=step_s, memory_bytes=100 * MB), **more)
 
 
 BEST, NEXT = placement("llamacpp", 0.005), placement()
@@ -82,38 +67,6 @@ def test_weights_that_lose_more_than_half_a_percent_come_after_those_that_do_not
     assert rank_places([lossy, too_large_exact], FREE)[0].target == lossy.target  # the only one
 
 
-def wrote(drafter: str, rate: float, **more: Any) -> Placement:
-    return replace(BEST, drafter=drafter, tokens_per_s=rate, speedup=rate / 50, **more)
-
-
-@pytest.mark.parametrize(
-    ("drafter", "rate", "first"),
-    [("b", 60.0, "suffix"), ("b", 61.0, "b"), ("none", 56.0, "suffix"), ("none", 57.0, "none")],
-)
-def test_the_default_stays_unless_another_is_clearly_faster(
-    drafter: str, rate: float, first: str
-) -> None:
-    """A few short texts of one kind say little of others."""
-    rates = {"suffix": 55.0, "b": 50.0, "none": 50.0, drafter: rate}
-    best, *others = rank_drafters([wrote(*each) for each in rates.items()], "suffix")
-    assert best.drafter == first and best.reason == ""
-    assert all(each.reason for each in others)
-    if first == "suffix":
-        assert others[0].reason.endswith("faster here, which is too little to leave the default")
-
-
-def test_a_draft_that_does_not_pay_is_left_out_and_one_line_says_so() -> None:
-    paired = wrote("suffix,cascade", 45.0, draft=NEXT.target)
-    found = rank_drafters([wrote("none", 50.0), wrote("suffix", 55.0), paired], "suffix")
-    assert found[0].draft is None
-    assert why_no_draft(found) == (
-        "the draft does not pay here: 45.0 tokens/s with it, 55.0 without"
-    )
-    faster = replace(paired, tokens_per_s=65.0)
-    found = rank_drafters([wrote("none", 50.0), wrote("suffix", 55.0), faster], "suffix")
-    assert found[0].draft is not None and why_no_draft(found) is None
-
-
 def test_devices_with_a_fault_are_told_where_there_is_no_other(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
     source = Source(str(tmp_path / "m.gguf"), quiet)
@@ -124,23 +77,6 @@ def test_devices_with_a_fault_are_told_where_there_is_no_other(tmp_path: Path) -
     ]
     with pytest.raises(UsageError, match=r"m\.gguf: ort cuda: no driver; openvino: not installed"):
         candidates(source, LoadOptions(), devices, quiet)
-
-
-def test_the_options_of_a_placement_say_where_all_of_it_runs() -> None:
-    drafting = replace(NEXT.target, threads=1)
-    paired = replace(BEST, draft=drafting, drafter="draft-model")
-    assert paired.options("small.gguf") == LoadOptions(
-        runtime="llamacpp",
-        device="cpu",
-        drafter="draft-model",
-        draft=("small.gguf",),
-        draft_runtime="ort",
-        draft_device="cpu",
-        draft_threads=1,
-    )
-    assert BEST.options("small.gguf") == LoadOptions(
-        runtime="llamacpp", device="cpu", drafter="none"
-    )
 
 
 def test_a_pair_can_pay_whose_step_is_shorter_than_as_many_plain_ones() -> None:

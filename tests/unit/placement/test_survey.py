@@ -1,34 +1,19 @@
-"""What a place that fails is said to have failed by; and a device has to compute right."""
+"""What a place that is too slow is said to have failed by; and a device has to compute right."""
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from edge_spec.core.isolated import IsolatedError, NoAnswerError
+from edge_spec.core.isolated import NoAnswerError
 from edge_spec.errors import SessionError
 from edge_spec.placement import survey
-from edge_spec.placement.survey import attempt, attempt_apart, require_right
+from edge_spec.placement.survey import measure_apart, require_right
 from edge_spec.testing import ScriptedModel
 from edge_spec.testing.scripted import random_logits
-
-
-def fails(work: Any, apart: bool = False) -> IsolatedError:
-    def on_step(fraction: float) -> None: ...
-
-    with pytest.raises(IsolatedError) as caught:
-        attempt_apart(work, [], on_step) if apart else attempt(work, on_step)
-    assert "\n" not in str(caught.value)
-    return caught.value
-
-
-def test_what_a_library_raises_is_a_reason_in_one_line() -> None:
-    def work(on_step: Any) -> None:
-        raise RuntimeError("a\nlong story")
-
-    assert str(fails(work)) == "a long story"
 
 
 @pytest.mark.parametrize(
@@ -44,8 +29,11 @@ def test_a_silent_device_is_told_from_a_slow_one(
         raise NoAnswerError("no answer")
 
     monkeypatch.setattr(survey, "isolated", isolated)
-    error = fails(print, apart=True)
-    assert isinstance(error, NoAnswerError) and str(error) == reason
+    monkeypatch.setattr(survey, "described", lambda *given: "a place")
+    place = SimpleNamespace(source=SimpleNamespace(model=""), device=None, options=None)
+    with pytest.raises(NoAnswerError) as caught:
+        measure_apart(cast(Any, place), 1.0, lambda fraction: None, [])
+    assert str(caught.value) == reason
 
 
 SIZE = 50
