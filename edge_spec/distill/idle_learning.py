@@ -40,7 +40,6 @@ from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
 from edge_spec.loader.head import open_tables, open_trained_head
 from edge_spec.loader.open import OpenModels
-from edge_spec.loader.prepare import PreparedEngine
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.idle_process import LOWEST, IdleProcess, give_way, is_idle
@@ -246,10 +245,11 @@ def require_learnable(asked: AskedOptions) -> None:
     require_torch()
 
 
-def start_learning(placed: PreparedEngine, models: OpenModels) -> Learner:
+def start_learning(models: OpenModels) -> Learner:
     """Raises UnsupportedModelError, UsageError for a model or a runtime that nothing can be learnt
     of, StorageError where nothing can be kept."""
-    target, name, runtime = models.target, placed.target.name, placed.target.runtime.name
+    target, placed = models.target, models.prepared
+    name, runtime = placed.target.name, placed.target.runtime.name
     if target.config.encoder is not None:
         raise UnsupportedModelError(
             f"{name} has an encoder, and nothing is learnt for such a model",
@@ -261,15 +261,16 @@ def start_learning(placed: PreparedEngine, models: OpenModels) -> Learner:
             remedy="Use --runtime ort, llamacpp or reference, or leave --learn out.",
         )
     open_tables(placed.source, _SHARES)
-    return Learner(placed, models)
+    return Learner(models)
 
 
 class Learner:
     """Keeps answers and opens trained heads. Where another process learns from the same model, this
     one only drafts with what is learnt."""
 
-    def __init__(self, placed: PreparedEngine, models: OpenModels) -> None:
+    def __init__(self, models: OpenModels) -> None:
         """Raises StorageError where nothing can be kept."""
+        placed = models.prepared
         source, target = placed.source, placed.target
         self._placed, self._models = placed, models
         self._name = source.name

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import ParamSpec, Protocol
+from typing import ParamSpec
 
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
@@ -25,7 +25,7 @@ from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_gi
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, UsageError
 from edge_spec.loader.open import (
     StartLearning,
-    TargetOpening,
+    begin_opening,
     check_capabilities,
     compose_engine,
     open_models,
@@ -34,7 +34,6 @@ from edge_spec.loader.prepare import (
     PreparedEngine,
     TargetRefusedError,
     prepare_engine,
-    require_chat,
 )
 from edge_spec.models.asked_options import (
     MODEL_HELP,
@@ -87,8 +86,16 @@ def load_asked(
     Raises as `load_engine` does, what `screen` and `learning` raise, and UnsupportedModelError
     where a chat template is needed and there is none; keeps_answers: for later runs."""
     source = Source(model, progress)
-    plans = plans_for(source, asked, keeps_answers=keeps_answers, uses_trained=learning is None)
-    return open_engine(plans, learning, screen, needs_chat)
+    ways = partial(plans_for, source, asked, keeps_answers=keeps_answers)
+    plans = ways(uses_trained=learning is None)
+    try:
+        return open_engine(plans, learning, screen, needs_chat)
+    except EdgeSpecError as error:
+        if not plans[0].is_own:
+            raise
+        engine = open_engine(ways(uses_trained=False), learning, screen, needs_chat)
+        tell_untrained(source, error)  # only now: it is no fault of the target
+        return engine
 
 
 def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
@@ -104,22 +111,19 @@ def open_engine(
 ) -> Engine:
     """Open the first plan that does not fail, in their order; one line says which runtimes failed
     and why. Raises as `load_asked` does."""
-    if needs_chat:
-        require_chat(plans[0])
     refusals: tuple[Refusal, ...] = ()
     while True:
         plan, left = choose_plan(plans, refusals)
         try:
             with ExitStack() as opened:  # closes what is open already where the rest fails
                 prepared = _prepared(plan, left, needs_chat, makes_room=screen is not None)
-                target = TargetOpening(prepared)
-                opened.callback(target.close)
+                take = begin_opening(prepared, opened)
                 if needs_chat:
                     prepared.target.text.template()
                 if screen is not None:
                     screen(prepared)
-                models = open_models(prepared, target.take, opened)
-                engine = compose_engine(prepared, models, opened, learning)
+                models = open_models(prepared, take, opened)
+                engine = compose_engine(models, opened, learning)
                 opened.pop_all()
                 return engine
         except TargetRefusedError as refused:
@@ -127,12 +131,6 @@ def open_engine(
             if not plans:
                 raise error from None
             refusals = (*plan.target.refusals, Refusal(plan.target.name, error))
-        except EdgeSpecError as error:  # on another runtime, say
-            plans = [each for each in left if not each.is_own]
-            if not plan.is_own or not plans:
-                raise
-            tell_untrained(plan.source, error)
-            refusals = ()
 
 
 def _prepared(
@@ -230,23 +228,17 @@ def load(asked: LoadArguments) -> Engine:
     return load_asked(str(asked.model), asked, progress)
 
 
-class Opening(Protocol):
-    """Opens a model."""
-
-    def __call__(self, *, report: Progress | None, screen: Screen | None) -> Engine:
-        """report: None shows the progress to whoever started the program. screen: is shown the
-        models before their weights are read. Raises an EdgeSpecError, and what the two raise."""
-
-
 @dataclass(frozen=True)
 class ModelOnDemand:
     """A model that is opened when it is asked for, and may be closed and opened again.
 
-    name: what lists and answers call it; aliases: what requests may call it, too.
+    name: what lists and answers call it; aliases: what requests may call it, too. open: takes
+    `report` (None shows the progress to whoever started the program) and `screen`, which is shown
+    the models before their weights are read; raises an EdgeSpecError, and what the two raise.
     """
 
     name: str
-    open: Opening
+    open: Callable[..., Engine]
     aliases: tuple[str, ...] = ()
 
 

@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from copy import deepcopy
@@ -79,7 +79,6 @@ from edge_spec.text.vocabulary import same_vocabulary
 
 if TYPE_CHECKING:
     from edge_spec.drafters.draft.draft_model import Draft
-    from edge_spec.drafters.factory import HeadNetwork
 
 _TRIAL_S = 300.0  # to open a model in
 # Of a file that is opened beside other work: whoever refuses it meanwhile waits for a second or so.
@@ -88,39 +87,40 @@ _ROOM = 2  # times such a file, that has to be free: nothing is closed before to
 _log = logging.getLogger(__name__)
 
 
-class TargetOpening:
-    """Opens a target: a file that does not take long at once, in a thread of its own, while its
-    text is made ready."""
+def begin_opening(prepared: PreparedEngine, opened: ExitStack) -> Callable[[], Model]:
+    """Open the target: a file that does not take long at once, in a thread of its own, while its
+    text is made ready. Return what waits for it, and raises as `open_target` does.
 
-    def __init__(self, prepared: PreparedEngine) -> None:
-        self._prepared = prepared
-        self._beside: Future[Model] | None = None  # until it is taken
-        if _opens_beside(prepared):
-            pool = ThreadPoolExecutor(1, "edge-spec-opening")
-            self._beside = pool.submit(copy_context().run, open_target, prepared)
-            pool.shutdown(wait=False)
+    opened: closes it, also where nobody has waited for it.
+    """
 
-    def take(self) -> Model:
-        """Returns it open. Raises as `open_target` does."""
-        if self._beside is None:
-            return open_target(self._prepared)
-        model = self._beside.result()
-        self._beside = None
+    def open_now() -> Model:
+        model = open_target(prepared)
+        opened.callback(model.close)
         return model
 
-    def close(self) -> None:
-        """Closes what nobody has taken."""
-        if self._beside is not None and self._beside.exception() is None:
-            self._beside.result().close()
+    if not _opens_beside(prepared):
+        return open_now
+    pool = ThreadPoolExecutor(1, "edge-spec-opening")
+    opening = pool.submit(copy_context().run, open_target, prepared)
+    pool.shutdown(wait=False)
+
+    def close() -> None:
+        if opening.exception() is None:
+            opening.result().close()
+
+    opened.callback(close)
+    return opening.result
 
 
 def _opens_beside(prepared: PreparedEngine) -> bool:
-    """Says whether there is no reason to wait with it."""
+    """Say whether there is no reason to wait with it."""
     runtime = prepared.target.runtime
-    if not runtime.opens_beside or _is_left(_mark(prepared)):
+    if not runtime.opens_beside:
         return False
     free, size = free_bytes(), prepared.target.source.path.stat().st_size
-    return size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
+    has_room = size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
+    return has_room and not _is_left(_mark(prepared))
 
 
 def open_target(prepared: PreparedEngine) -> Model:
@@ -184,7 +184,7 @@ def _try_apart(prepared: PreparedEngine) -> None:
 
 
 def _is_left(mark: Path) -> bool:
-    """Says whether the process is no more that made the mark. Never on Windows, where to ask for a
+    """Say whether the process is no more that made the mark. Never on Windows, where to ask for a
     process may end it."""
     if sys.platform == "win32":
         return False
@@ -198,7 +198,7 @@ def _is_left(mark: Path) -> bool:
 
 
 def open_described(place: str) -> None:
-    """Opens a model in the other process. Raises an EdgeSpecError."""
+    """Open a model in the other process. Raises an EdgeSpecError."""
     candidate = candidate_of(place)
     candidate.prepared.open(candidate.options).close()
 
@@ -207,6 +207,7 @@ def open_described(place: str) -> None:
 class OpenModels:
     """The target and all that drafts for it, ready to run."""
 
+    prepared: PreparedEngine
     target: Model
     drafts: Sequence[Draft]
     drafters: Sequence[Drafter]
@@ -233,15 +234,12 @@ def open_models(
         return _costs(loaded, key, profile)
 
     @cache
-    def measured() -> RowCosts:
-        if profile is not None:
-            return costs()
-        return RowCosts(median_seconds(quick_passes(loaded)))
+    def measured() -> RowCosts:  # for searches that were asked for, and are measurements themselves
+        return costs() if profile is not None else RowCosts(median_seconds(quick_passes(loaded)))
 
     context = _drafter_context(prepared, drafts, measured)
     drafters = factory.load_drafters(options.drafter, context)
     loaded = open_target()
-    opened.callback(loaded.close)
     check_capabilities(target.name, target.runtime.name, loaded, options)
     if drafts and drafts[0].step_s and costs().is_scaled and drafts[0].step_s >= costs().at(1):
         _log.warning(
@@ -250,16 +248,15 @@ def open_models(
             options.drafts[0],
             drafts[0].step_s / costs().at(1),
         )
-    return OpenModels(loaded, drafts, drafters, context, costs, key)
+    return OpenModels(prepared, loaded, drafts, drafters, context, costs, key)
 
 
 def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
     from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
     from edge_spec.drafters.draft.draft_model import Draft
 
-    options = prepared.options
-    above = prepared.target
-    for source, draft in zip(prepared.draft_sources, prepared.drafts, strict=True):
+    options, above = prepared.options, prepared.target
+    for plan, draft in zip(prepared.plan.drafts, prepared.drafts, strict=True):
         translated: Callable[[Drafter], Drafter] | None = None
         vocab_size = above.config.vocab_size
         if not same_vocabulary(above.vocabulary(), draft.vocabulary()):
@@ -268,20 +265,12 @@ def _open_drafts(prepared: PreparedEngine) -> Iterator[Draft]:
             translated = partial(CrossTokenizerDrafter, target=codecs[0], draft=codecs[1])
             vocab_size = draft.config.vocab_size
         model = draft.open(options.draft_runtime_options)
-        key = profile_key(source, draft, options.draft_runtime_options)
+        key = profile_key(plan.source, draft, options.draft_runtime_options)
         costs = _costs(model, key, load_profile(key))
         level = partial(stage_of, model, costs)
         step_s = costs.at(1) if costs.is_scaled else 0.0  # else its first draft tokens tell
         anticipates = options.anticipates and above is prepared.target and translated is None
-        yield Draft(
-            model,
-            vocab_size,
-            step_s,
-            level,
-            translated,
-            anticipates,
-            key.digest,
-        )
+        yield Draft(model, vocab_size, step_s, level, translated, anticipates, key.digest)
         above = draft
 
 
@@ -292,12 +281,9 @@ def _costs(model: Model, key: ProfileKey, profile: Profile | None) -> RowCosts:
 
 
 def _drafter_context(
-    prepared: PreparedEngine,
-    drafts: Sequence[Draft],
-    measured: Callable[[], RowCosts],
+    prepared: PreparedEngine, drafts: Sequence[Draft], measured: Callable[[], RowCosts]
 ) -> DrafterContext:
-    """measured: of the target's rows, in seconds, for searches that were asked for and are
-    themselves measurements."""
+    """measured: what rows of the target take, in seconds."""
     source, target, options = prepared.source, prepared.target, prepared.options
     tokenizer = target.text.tokenizer
     parts = saved_parts(target.source) if isinstance(target.source, Bundle) else {}
@@ -309,6 +295,11 @@ def _drafter_context(
                 remedy=f"Choose 1 to {target.config.num_layers - 1}.",
             )
         parts["early-exit"] = ChosenPart(layer)
+    head = None
+    if options.head is not None:
+        from edge_spec.loader.head import open_trained_head
+
+        head = open_trained_head(options.head, source, target, options.threads)
     return DrafterContext(
         vocab_size=target.config.vocab_size,
         tokens=tokenizer.vocabulary,
@@ -326,14 +317,8 @@ def _drafter_context(
         parts=parts,
         drafts=drafts,
         cheap_rows=prepared.plan.cheap_rows,
-        head=None if options.head is None else _open_head(options.head, prepared),
+        head=head,
     )
-
-
-def _open_head(path: Path, prepared: PreparedEngine) -> HeadNetwork:
-    from edge_spec.loader.head import open_trained_head
-
-    return open_trained_head(path, prepared.source, prepared.target, prepared.options.threads)
 
 
 def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:
@@ -361,35 +346,44 @@ def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptio
 
 
 # Starts a learner for open models. Raises an EdgeSpecError where nothing can be learnt of these.
-StartLearning = Callable[[PreparedEngine, OpenModels], Learner]
+StartLearning = Callable[[OpenModels], Learner]
 
 
 def compose_engine(
-    prepared: PreparedEngine,
-    models: OpenModels,
-    opened: ExitStack,
-    learning: StartLearning | None = None,
+    models: OpenModels, opened: ExitStack, learning: StartLearning | None = None
 ) -> Engine:
     """opened: closes what is started for the engine where the rest fails. learning: from answers,
     where that was asked for."""
-    target, key, options = prepared.target, models.key, prepared.options
-    factory = _speculation_factory(models, options)
+    prepared, key, model = models.prepared, models.key, models.target
+    target, options = prepared.target, prepared.options
+    rows = rows_key(key, model.config)
+    found = settle_rows(model, rows, widths_for(options.most_rows), options.lossless_mode)
+    lossless = keep_promise(options.lossless_mode, found, replays=not options.anticipates)
+    factory = SpeculationFactory(
+        models.context,
+        model.capabilities,
+        found,
+        lossless=lossless,
+        overlap=options.drafts_elsewhere,
+        draft_overlap=options.overlap,
+        costs=models.costs,
+    )
     speculation = factory.compose(models.drafters)
     speculation.load_stats(load_learnt(key))
-    model, timeout_s = models.target, options.call_timeout_s
+    way = model.way if isinstance(model, HasWays) else None
+    timeout_s = options.call_timeout_s
     if timeout_s is not None:
         from edge_spec.core.watchdog import FIRST_S, WatchedModel
 
         remedy = "Ask again: the text is then read again. Or give a longer --call-timeout."
         model = WatchedModel(model, timeout_s, max(timeout_s, FIRST_S), 0, remedy)
-    way = models.target.way if isinstance(models.target, HasWays) else None
     parts = EngineComponents(
         name=target.name,
         runtime=target.runtime.name,
         model=model,
-        batch=Batch(model, factory.lossless, deepcopy(models.costs()), options.parallel_rows),
+        batch=Batch(model, lossless, deepcopy(models.costs()), options.parallel_rows),
         text=target.text,
-        batch_invariance=factory.batch_invariance,
+        batch_invariance=found,
         speculation=speculation,
         speculation_factory=factory,
         grammars=GrammarCompiler(
@@ -397,43 +391,22 @@ def compose_engine(
         ),
         drafter=options.drafter,
         plan=prepared.plan,
-        min_rows=factory.lossless.plain_width,
+        min_rows=lossless.plain_width,
         drafts=models.drafts,
         keep_learnt=partial(save_learnt, key),
         identity=prepared.source.identity,
         computing=key.digest if way is None else f"{key.digest} {way}",
-        round_times=RoundTimes(
-            rows_key(key, models.target.config),
-            factory.lossless.widths,
-        ),
+        round_times=RoundTimes(rows, lossless.widths),
     )
-    parts = replace(parts, prompts=PromptCache(_prompt_files(prepared, parts)))
+    parts = replace(parts, prompts=PromptCache(_prompt_files(options.prompt_directory, parts)))
     if learning is not None:
-        learner = learning(prepared, models)
+        learner = learning(models)
         opened.callback(learner.close)
         parts = replace(parts, learner=learner)
     return Engine(parts)
 
 
-def _speculation_factory(models: OpenModels, options: LoadOptions) -> SpeculationFactory:
-    key = rows_key(models.key, models.target.config)
-    mode = options.lossless_mode
-    widths = widths_for(options.most_rows)
-    found = settle_rows(models.target, key, widths, mode)
-    lossless = keep_promise(mode, found, replays=not options.anticipates)
-    return SpeculationFactory(
-        models.context,
-        models.target.capabilities,
-        found,
-        lossless=lossless,
-        overlap=options.drafts_elsewhere,
-        draft_overlap=options.overlap,
-        costs=models.costs,
-    )
-
-
-def _prompt_files(prepared: PreparedEngine, parts: EngineComponents) -> StateFiles | None:
-    directory = prepared.options.prompt_directory
+def _prompt_files(directory: Path | None, parts: EngineComponents) -> StateFiles | None:
     if directory is None:
         return None
     architecture = {**parts.model.config.to_dict(), "context_length": 0}

@@ -50,21 +50,10 @@ class PreparedEngine:
         return self.plan.source
 
     @property
-    def draft_sources(self) -> list[Source]:
-        return [each.source for each in self.plan.drafts]
-
-    @property
     def context_length(self) -> int:
         """Tokens that the target will take, but for the few that its runtime keeps for itself."""
         own = self.target.config.context_length
         return min(own, self.options.context_length or own)
-
-
-def require_chat(plan: EnginePlan) -> None:
-    """Raises UnsupportedModelError for a GGUF file without a chat template that compiles."""
-    source = plan.source
-    if source.formats is None and source.path.is_file() and plan.target.reads_header:
-        ChatTemplate(source.header.chat_template)
 
 
 def prepare_engine(

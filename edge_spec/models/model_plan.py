@@ -146,11 +146,6 @@ class ModelPlan:
         return self.kept.is_file() if self.format == "gguf" else is_bundle(self.kept)
 
     @property
-    def reads_header(self) -> bool:
-        """Say whether the header of a GGUF file is read in any case."""
-        return self.runtime.reads == "gguf" or not self.is_there
-
-    @property
     def weights(self) -> str | None:
         """Name the form of the weights, as profiles do; None for a model that has to be converted,
         or whose conversion cannot be read."""

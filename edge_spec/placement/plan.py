@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from edge_spec.core.model import Progress
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
 from edge_spec.models.devices import Device, format_bytes
-from edge_spec.models.memory import FreeMemory, Needs
+from edge_spec.models.memory import MAIN, Bytes, shortage
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Place
@@ -29,7 +29,7 @@ class Placement:
     does not fit. pair_step_s: of a step with USUAL_DRAFT_TOKENS of the draft, by what each model
     takes alone; None where one of the two does not fit by itself. memory_bytes: of all its models
     with PLANNED_TOKENS of text, None where a runtime cannot tell; on_devices: in devices' own
-    memory, by the labels of `DeviceMemories`.
+    memory, by its labels in a `Forecast`.
     """
 
     target: Place
@@ -54,10 +54,10 @@ class Placement:
         """Return whether such a step is faster than plain decoding."""
         return self.pair_step_s is not None and self.pair_step_s < self.plain_s
 
-    def shortage(self, free: FreeMemory) -> str | None:
+    def shortage(self, free: Bytes) -> str | None:
         """Say where what is free does not do: "500 MB of 400 MB free", with the device if it is
         one's own memory. None where it does, or where that is not known."""
-        return free.shortage(Needs(self.memory_bytes or 0, self.on_devices))
+        return shortage({MAIN: self.memory_bytes or 0, **self.on_devices}, free)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def make_plan(
 
 def _nowhere(source: Source, surveyor: Surveyor, has_places: bool) -> EdgeSpecError:
     if has_places:
-        free = format_bytes(surveyor.free.main or 0)
+        free = format_bytes(surveyor.free.get(MAIN, 0))
         return UsageError(
             f"{source.name} fits nowhere: {free} are free",
             remedy="Free memory, or choose a smaller model or quantization.",
@@ -119,25 +119,25 @@ def _nowhere(source: Source, surveyor: Surveyor, has_places: bool) -> EdgeSpecEr
 
 def _alone(surveyor: Surveyor, found: MeasuredPlace) -> Placement:
     candidate, profile, lossless = found.candidate, found.profile, found.lossless
-    needs = surveyor.needs(candidate)
+    needs = surveyor.needs(candidate) or {}
     return Placement(
         candidate.place,
         step_s=profile.costs().at(lossless.plain_width if lossless else 1) if profile else None,
-        memory_bytes=needs.main if needs else None,
-        on_devices=needs.on_devices if needs else {},
+        memory_bytes=needs.pop(MAIN, None),
+        on_devices=needs,
         lossless=lossless.describe() if profile and lossless else "",
         loss=candidate.prepared.loss,
     )
 
 
 def _paired(surveyor: Surveyor, target: MeasuredPlace, draft: MeasuredPlace) -> Placement:
-    needs = surveyor.needs(target.candidate, draft.candidate)
+    needs = surveyor.needs(target.candidate, draft.candidate) or {}
     return replace(
         _alone(surveyor, target),
         draft=draft.candidate.place,
         pair_step_s=pair_step_s(target.profile, draft.profile),
-        memory_bytes=needs.main if needs else None,
-        on_devices=needs.on_devices if needs else {},
+        memory_bytes=needs.pop(MAIN, None),
+        on_devices=needs,
     )
 
 
@@ -148,7 +148,7 @@ def pair_step_s(target: Profile | None, draft: Profile | None) -> float | None:
     return target.costs().at(USUAL_DRAFT_TOKENS + 1) + USUAL_DRAFT_TOKENS * draft.costs().at(1)
 
 
-def rank_places(placements: Sequence[Placement], free: FreeMemory) -> tuple[Placement, ...]:
+def rank_places(placements: Sequence[Placement], free: Bytes) -> tuple[Placement, ...]:
     """Sort places by their plain step: the fastest that fits and whose weights lose little comes
     first, each other one has the reason why it does not."""
     least = min((each.loss for each in placements if each.loss is not None), default=0.0)
@@ -160,8 +160,8 @@ def rank_places(placements: Sequence[Placement], free: FreeMemory) -> tuple[Plac
     best, *others = sorted(placements, key=order)
 
     def reason(each: Placement) -> str:
-        if (shortage := each.shortage(free)) is not None:
-            return f"does not fit: {shortage}"
+        if (lacking := each.shortage(free)) is not None:
+            return f"does not fit: {lacking}"
         if each.step_s is None or best.step_s is None:
             return f"does not fit: {format_bytes(each.memory_bytes or 0)} are too much"
         if (each.loss or 0.0) - least > _MOST_LOSS and (best.loss or 0.0) < (each.loss or 0.0):
@@ -171,7 +171,7 @@ def rank_places(placements: Sequence[Placement], free: FreeMemory) -> tuple[Plac
     return replace(best, reason=""), *(replace(each, reason=reason(each)) for each in others)
 
 
-def rank_pairs(pairs: Sequence[Placement], free: FreeMemory) -> list[Placement]:
+def rank_pairs(pairs: Sequence[Placement], free: Bytes) -> list[Placement]:
     """Sort pairs at one place of the target by their step with draft tokens, those that fit
     first."""
 
@@ -181,9 +181,9 @@ def rank_pairs(pairs: Sequence[Placement], free: FreeMemory) -> list[Placement]:
     ranked = sorted(pairs, key=order)
 
     def reason(each: Placement) -> str:
-        shortage, best_s = each.shortage(free), ranked[0].pair_step_s
-        if shortage is not None or each.pair_step_s is None or best_s is None:
-            return f"does not fit: {shortage or 'one of the two is too large'}"
+        lacking, best_s = each.shortage(free), ranked[0].pair_step_s
+        if lacking is not None or each.pair_step_s is None or best_s is None:
+            return f"does not fit: {lacking or 'one of the two is too large'}"
         if not each.can_pay:
             return (
                 f"it cannot pay: {USUAL_DRAFT_TOKENS + 1} tokens take {_ms(each.pair_step_s)} ms "

@@ -25,7 +25,7 @@ from edge_spec.core.modes import LosslessMode
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.models.devices import PLANNED_TOKENS, Device, Sizing, free_bytes
-from edge_spec.models.memory import DeviceMemories, Forecast, FreeMemory, ModelMemory, Needs
+from edge_spec.models.memory import Forecast, ModelMemory, by_label, room, shortage
 from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
@@ -182,8 +182,8 @@ class Surveyor:
 
     def __init__(self, devices: Sequence[Device], progress: Progress, refresh: bool) -> None:
         self.notes: list[str] = []
-        self._memories = DeviceMemories(devices)
-        self.free = FreeMemory(free_bytes(), self._memories.free())
+        self._by_label = by_label(devices)
+        self.free = room(free_bytes(), self._by_label)
         self._refresh = refresh
         self._devices = devices
         self._progress = progress
@@ -273,9 +273,9 @@ class Surveyor:
 
     def _shortage(self, place: Candidate) -> str | None:
         needs = self.needs(place)
-        return None if needs is None else self.free.shortage(needs)
+        return None if needs is None else shortage(needs, self.free)
 
-    def needs(self, *together: Candidate) -> Needs | None:
+    def needs(self, *together: Candidate) -> dict[str, int] | None:
         """Return the memory of models that are open together, with PLANNED_TOKENS of text; None
         where a runtime cannot tell."""
         models = []
@@ -285,4 +285,4 @@ class Surveyor:
                 return None
             memory = runtime.memory(each.prepared.source, each.options, PLANNED_TOKENS)
             models.append(ModelMemory("", each.prepared.name, runtime.name, memory))
-        return Forecast(tuple(models), None, self._memories).needs
+        return Forecast(tuple(models), None, self._by_label).needs

@@ -177,17 +177,15 @@ def plans_for(
     source: Source, asked: AskedOptions, *, keeps_answers: bool = True, uses_trained: bool = True
 ) -> list[EnginePlan]:
     """List the ways to answer as a user asked for. A drafter that was trained here for the model
-    drafts where nobody else was asked to, and the ways without it come after. Raises as
-    `plan_engine` and `named_options` do."""
-    found: list[EnginePlan] = []
+    drafts where nobody else was asked to. Raises as `plan_engine` and `named_options` do."""
     trained = trained_options(source, asked) if uses_trained else None
     if trained is not None:
         try:
             options = named_options(source, trained, keeps_answers)
-            found = [replace(each, is_own=True) for each in plan_engine(source, options)]
+            return [replace(each, is_own=True) for each in plan_engine(source, options)]
         except EdgeSpecError as error:
             tell_untrained(source, error)
-    return found + plan_engine(source, named_options(source, asked, keeps_answers))
+    return plan_engine(source, named_options(source, asked, keeps_answers))
 
 
 def tell_untrained(source: Source, error: EdgeSpecError) -> None:
@@ -204,9 +202,8 @@ def choose_plan(
 ) -> tuple[EnginePlan, list[EnginePlan]]:
     """Return the first plan whose runtime can run its model, by headers, and those after it. Raises
     as `choose` does."""
-    alike = [each.target for each in plans if each.is_own == plans[0].is_own]
-    chosen, left = choose(alike, refusals)
-    at = 0 if chosen.is_only else len(alike) - len(left) - 1
+    chosen, left = choose([each.target for each in plans], refusals)
+    at = 0 if chosen.is_only else len(plans) - len(left) - 1
     return replace(plans[at], target=chosen), list(plans[at + 1 :])
 
 

@@ -25,7 +25,7 @@ from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.devices import CPU, Device, Memory
-from edge_spec.models.memory import DeviceMemories, FreeMemory
+from edge_spec.models.memory import MAIN, Forecast, ModelMemory, by_label, room
 from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
@@ -109,7 +109,7 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Placemen
         )
         for each in case["devices"]
     ]
-    memories = DeviceMemories(devices)
+    labelled = by_label(devices)
 
     def sized(placement: Placement, *models: tuple[str, str]) -> Placement:
         main, told = 0, []
@@ -117,12 +117,12 @@ def ranking(table: Any, case: Any) -> tuple[tuple[Placement, ...], list[Placemen
             num_bytes = table["models"][model]["mb"] * MB
             main += num_bytes if name == CPU else 0
             own = {} if name == CPU else {name: num_bytes}
-            told.append(("llamacpp", Memory(0, 0, 0, on_devices=own)))
-        needs = memories.needs(told)
-        return replace(placement, memory_bytes=main + needs.main, on_devices=needs.on_devices)
+            told.append(ModelMemory("", model, "llamacpp", Memory(0, 0, 0, on_devices=own)))
+        needs = Forecast(tuple(told), None, labelled).needs
+        return replace(placement, memory_bytes=main + needs.pop(MAIN), on_devices=needs)
 
     target, draft = case["target"], case["draft"]
-    free = FreeMemory(case["free_mb"] * MB, memories.free())
+    free = room(case["free_mb"] * MB, labelled)
     alone = []
     for name, costs in case["costs"][target].items():
         step_s = _of_table(costs).seconds[1]
@@ -180,8 +180,8 @@ def _places() -> Iterator[tuple[str, Any]]:
         "the fastest loses little": [replace(fast, loss=0.004), replace(slow, loss=0.0)],
     }
     for name, placements in cases.items():
-        yield name, _told(rank_places(placements, FreeMemory(500 * MB)))
-    yield "free memory is not known", _told(rank_places(cases["nothing fits"], FreeMemory(None)))
+        yield name, _told(rank_places(placements, {MAIN: 500 * MB}))
+    yield "free memory is not known", _told(rank_places(cases["nothing fits"], {}))
 
 
 def _profile(step_s: float, rows: dict[int, float]) -> Profile:

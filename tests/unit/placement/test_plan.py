@@ -10,7 +10,7 @@ import pytest
 
 from edge_spec.errors import UsageError
 from edge_spec.models.devices import Device
-from edge_spec.models.memory import FreeMemory
+from edge_spec.models.memory import MAIN
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Place, candidates
@@ -20,7 +20,7 @@ from fixtures.silence import quiet
 
 MB = 1_000_000
 ROOM = 500 * MB
-FREE = FreeMemory(ROOM)
+FREE = {MAIN: ROOM}
 
 
 def placement(runtime: str = "ort", step_s: float | None = 0.01, **more: Any) -> Placement:
@@ -38,7 +38,7 @@ def too_large(each: Placement) -> Placement:
 def test_the_place_with_the_fastest_plain_step_that_fits_is_the_first() -> None:
     fast = too_large(placement("openvino", 0.001))
     assert rank_places([NEXT, fast, BEST], FREE)[0] == BEST
-    assert rank_places([NEXT, fast, BEST], FreeMemory(None))[0].target == fast.target
+    assert rank_places([NEXT, fast, BEST], {})[0].target == fast.target
 
 
 @pytest.mark.parametrize(
