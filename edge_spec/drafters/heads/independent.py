@@ -42,8 +42,8 @@ class MedusaDrafter(HeadDrafter):
     traits = TRAITS["medusa"]
     _target: LastState
 
-    def __init__(self, network: MedusaNetwork, name: str = "medusa") -> None:
-        super().__init__(network, name, LastState(), network.num_heads, network.shares_output)
+    def __init__(self, network: MedusaNetwork) -> None:
+        super().__init__(network, LastState(), network.num_heads, network.shares_output)
         self._network = network
 
     def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
