@@ -52,20 +52,16 @@ class KvCache:
         self.capacity = 0
         self.generation = 0  # changes when the buffers move: what is bound to them is stale
         self.last_writer: object | None = None
-        self._blocks = self._allocate(0)
+        self._blocks: dict[str, np.ndarray] = {}
+        self._hold(self._allocate(0), 0)
 
     def reserve(self, needed: int, used: int) -> None:
         """Makes room for `needed` tokens, keeping the first `used`; the buffers may move."""
-        if needed <= self.capacity:
-            return
-        capacity = self._room(needed)
-        self._move_to(capacity, used)
-        self.generation += 1
+        if needed > self.capacity:
+            self._replace(self._room(needed), self._taken(used), used)
 
     def clear(self) -> None:
-        self.capacity = 0
-        self._blocks = self._allocate(0)
-        self.generation += 1
+        self._hold(self._allocate(0), 0)
         return_freed()
 
     def shrink(self, used: int) -> None:
@@ -73,16 +69,15 @@ class KvCache:
         first `used` tokens are gone then."""
         room = self._room(used + GROWTH_TOKENS)
         if self.capacity >= _SPARE * room:
-            self._move_to(room, used)
+            self._replace(room, self._taken(used), used)
             self.last_writer = None
-            self.generation += 1
             return_freed()
 
     def buffers(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields each with its name, such as "0.key", which ends those of a graph's values."""
         for kind, layers in self._layers.items():
             for layer, parts in zip(layers, self._blocks[kind], strict=True):
-                for part, buffer in zip(_parts(kind), parts, strict=True):
+                for part, buffer in zip(part_names(kind), parts, strict=True):
                     yield f"{layer}.{part}", buffer
 
     def of_layer(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
@@ -106,27 +101,40 @@ class KvCache:
         """ "kv" [layers, 2, 1, kv_heads, length, head_dim] of the cache's type and more such blocks
         for layers of other sizes (`ModelConfig.cache_blocks`), and where there are convolutions
         "gated" [convolving layers, 1, 1, 1, length, hidden]: copies of the first tokens."""
-        return {kind: block[..., :length, :].copy() for kind, block in self._blocks.items()}
+        return {kind: tokens.copy() for kind, tokens in self._taken(length).items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Raises ValueError, and changes nothing then."""
         expected = {kind: (self._shape(kind, length), self._element) for kind in self._layers}
         require_state(state, expected, length, self._config.context_length)
+        self._fill(state, length)
+        self.last_writer = None
+
+    def _fill(self, state: Mapping[str, np.ndarray], length: int) -> None:
         self.reserve(length, 0)
         for kind, block in self._blocks.items():
             block[..., :length, :] = state[kind]
-        self.last_writer = None
 
     def _room(self, needed: int) -> int:
         if self._is_read_whole:
             return room_read_whole(needed, self._most)
         return min(_rounded(needed, GROWTH_TOKENS), self._most)
 
-    def _move_to(self, capacity: int, used: int) -> None:
-        made = self._allocate(capacity)  # first: where memory is short, the old ones stay
-        for kind, block in self._blocks.items():
-            made[kind][..., :used, :] = block[..., :used, :]
-        self._blocks, self.capacity = made, capacity
+    def _taken(self, length: int) -> dict[str, np.ndarray]:
+        """Return the first tokens of each block, which change with it."""
+        return {kind: block[..., :length, :] for kind, block in self._blocks.items()}
+
+    def _replace(self, capacity: int, tokens: Mapping[str, np.ndarray], length: int) -> None:
+        """Take new blocks that begin with these tokens; where memory is short, the old ones
+        stay."""
+        made = self._allocate(capacity)
+        for kind, block in made.items():
+            block[..., :length, :] = tokens[kind]
+        self._hold(made, capacity)
+
+    def _hold(self, blocks: dict[str, np.ndarray], capacity: int) -> None:
+        self._blocks, self.capacity = blocks, capacity
+        self.generation += 1
 
     def _allocate(self, capacity: int) -> dict[str, np.ndarray]:
         return {
@@ -149,7 +157,7 @@ def room_read_whole(needed: int, limit: int) -> int:
     return _rounded(min(_rounded(needed, step), limit), KERNEL_TOKENS)
 
 
-def _parts(kind: str) -> tuple[str, ...]:
+def part_names(kind: str) -> tuple[str, ...]:
     """Returns what ends the names of the buffers of each layer in such a block."""
     return (_GATED,) if kind == _GATED else _KEY_AND_VALUE
 

@@ -20,11 +20,10 @@ from edge_spec.runtimes.llamacpp.cache import Cache
 from edge_spec.runtimes.llamacpp.context import RECURRENT, Context
 from edge_spec.runtimes.llamacpp.library import ContextChoices
 from edge_spec.runtimes.llamacpp.session import LlamaCppSession
-from edge_spec.runtimes.llamacpp.transfer import is_hybrid_sequence, is_recurrent_state
+from edge_spec.runtimes.llamacpp.transfer import is_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 MAX_PLACES, MAX_BYTES = 16, 400_000_000  # of a session
-_NEAR = 64  # tokens at the end of a text, which are read again in no time
 
 
 @dataclass(eq=False)
@@ -38,11 +37,8 @@ class Place:
 
 
 class Places:
-    """The places of one text, within a bound of memory.
-
-    Those that go first are dense for what is read again anyway where the text parts there: the
-    nearer to its end, the closer they stand.
-    """
+    """The places of one text, within a bound of memory: where it is reached, the first one goes
+    that was never of use."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []  # by length
@@ -54,7 +50,8 @@ class Places:
         self.cut(place.length - 1)
         self._places.append(place)
         while self._is_over():
-            self._places.remove(self._least_missed())
+            unused = (each for each in self._places[:-1] if not each.was_used)
+            self._places.remove(next(unused, self._places[0]))
 
     def before(self, length: int) -> Place | None:
         """Returns the last one that is not beyond `length`."""
@@ -68,17 +65,6 @@ class Places:
     def _is_over(self) -> bool:
         num_bytes = sum(each.state.nbytes for each in self._places)
         return len(self._places) > MAX_PLACES or (len(self._places) > 1 and num_bytes > MAX_BYTES)
-
-    def _least_missed(self) -> Place:
-        """Returns the one without which least is read again, beside what is read anyway; not the
-        last one, nor one that was used while there are others."""
-        places, end = self._places, self._places[-1].length
-        costs = []
-        for index, place in enumerate(places[:-1]):
-            before = places[index - 1].length if index else 0
-            anyway = end - places[index + 1].length + _NEAR
-            costs.append((place.was_used, (place.length - before) / anyway, index))
-        return places[min(costs)[2]]
 
 
 KEPT_STATES = 7  # of each layer beside the last one: as many rows of a pass can be dropped
@@ -165,7 +151,7 @@ class HybridSession(LlamaCppSession):
         self._text, self._places, self._saved = state["text"].tolist(), places, None
 
     def _holds(self, stored: np.ndarray, length: int) -> bool:
-        return not length or is_hybrid_sequence(stored, length)
+        return not length or is_sequence(stored, length, is_recurrent=True)
 
     def _checked_places(self, lengths: list[int], states: np.ndarray, length: int) -> Places:
         """Raises ValueError for what is not in the form of `state`."""
@@ -174,7 +160,7 @@ class HybridSession(LlamaCppSession):
         for index, each in enumerate(lengths):
             own = states[index * size : (index + 1) * size]
             after = lengths[index - 1] if index else 0
-            known = is_recurrent_state(own, each)
+            known = is_sequence(own, each, caches=0, is_recurrent=True)
             if not after < each <= length or not known or size * len(lengths) != len(states):
                 raise ValueError(f"no state of {each} tokens")
             places.add(Place(each, own))

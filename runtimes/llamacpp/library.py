@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, NamedTuple
 
 from edge_spec.core.callbacks import library_callback
@@ -205,14 +206,14 @@ class Library:
     """llama.cpp's functions and ggml's, under their C names; handles are addresses.
 
     `llama_decode` computes in a thread of its own, one pass at a time. Attributes: `api` and `ggml`
-    as llama-cpp-python has loaded them; `rows`, kernels of our own that `install_rows` puts in.
+    as llama-cpp-python has loaded them.
     """
 
     def __init__(self, api: Any, ggml: Any) -> None:
         """Raises DeviceError for a backend that does not load."""
         self.api, self.ggml = api, ggml
         self.log = LibraryLog()
-        self.rows = Rows(None)
+        self._installing, self._installed = Lock(), list[Rows]()  # which copies share
         self._loads: dict[bytes, Load] = {}  # the last one of each file
         self.llama_decode = in_compute_thread(api.llama_decode)
         self._bind(UNBOUND)
@@ -241,13 +242,17 @@ class Library:
         made.__dict__.update(functions)
         return made
 
-    def install_rows(self) -> None:
-        """Put kernels of our own in its place, where they compute right in it. The first time that
-        takes seconds, in another process."""
-        self.rows = install(self.ggml)
-        if self.rows.table is not None:
-            self.log.send_through(rows_function("log"))
-            self.llama_log_set(self.log.callback, self.log.data)
+    @property
+    def rows(self) -> Rows:
+        """Kernels of our own, put in its place where they compute right in it. The first time that
+        takes seconds, in another process. Raises UsageError as `install` does."""
+        with self._installing:
+            if not self._installed:
+                self._installed.append(install(self.ggml))
+                if self._installed[0].table is not None:
+                    self.log.send_through(rows_function("log"))
+                    self.llama_log_set(self.log.callback, self.log.data)
+            return self._installed[0]
 
     # Models
 

@@ -108,7 +108,7 @@ class LlamaCppRuntime(Runtime):
         ):
             return ()
         with suppress(MissingDependencyError, UsageError):
-            return choose_devices(wanted_devices(options), upstream.own_devices())
+            return choose_devices(wanted_devices(options), upstream.library().devices())
         return ()
 
 

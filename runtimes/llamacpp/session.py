@@ -16,7 +16,7 @@ from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.cache import Cache, SequenceRows
 from edge_spec.runtimes.llamacpp.features import Features, KeysValues, new_tap
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS
-from edge_spec.runtimes.llamacpp.transfer import holds, holds_windowed
+from edge_spec.runtimes.llamacpp.transfer import holds_windowed, is_sequence
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -140,7 +140,9 @@ class LlamaCppSession:
     def _holds(self, stored: np.ndarray, length: int) -> bool:
         """Say whether it is a sequence of `length` tokens, that the library may be given."""
         window = self._weights.state_window
-        return holds_windowed(stored, length, window) if window else holds(stored, length)
+        if window:
+            return holds_windowed(stored, length, window)
+        return not length or is_sequence(stored, length)
 
 
 def forward_together(parts: Sequence[PassPart]) -> list[Forward]:

@@ -1,6 +1,6 @@
 """Sequences that were taken out of a context, in the library's own form.
 
-The library trusts what it reads, so `holds` looks at a sequence before. After two words of 32 bits,
+The library trusts what it reads, so `is_sequence` looks at it before. After two words of 32 bits,
 caches stand one after the other: that of the layers that see all of the text, then that of the
 layers that see a window of it; or the state of recurrent layers. A cache has the number of its
 streams and of its cells, and for each cell its position and the one sequence that it is of; then
@@ -10,6 +10,7 @@ keys and values by layers, whose types and sizes the library checks.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 import numpy as np
 
@@ -22,48 +23,22 @@ _MOST_LAYERS = 4096
 _EXTRA_WORDS = (0, 3)
 
 
-def is_hybrid_sequence(stored: np.ndarray, length: int) -> bool:
-    """Says whether it is one of attention and recurrent layers that have read `length` tokens."""
-    return any(_is_hybrid(_Reader(stored, extra), length) for extra in _EXTRA_WORDS)
-
-
-def holds(stored: np.ndarray, length: int) -> bool:
-    """Says whether it is one of attention layers that have read `length` tokens.
+def is_sequence(
+    stored: np.ndarray, length: int, start: int = 0, caches: int = 1, is_recurrent: bool = False
+) -> bool:
+    """Say whether it is one of the tokens from `start` up to `length`, in as many caches of
+    attention layers, then the state of recurrent ones if there are any.
 
     A library would read any number of cells, beyond its memory, and at any position."""
-    return not length or _has_caches(stored, 0, length, 1)
-
-
-def _has_caches(stored: np.ndarray, start: int, end: int, num_caches: int) -> bool:
-    """Says whether it is one of the tokens from `start` to `end`, in as many caches."""
-    reader = _Reader(stored, 0)
-    try:
-        for _ in range(num_caches):
-            reader.attention(start, end - start)
-    except ValueError:
-        return False
-    return reader.is_at_end
-
-
-def is_recurrent_state(stored: np.ndarray, length: int) -> bool:
-    """Says whether it is the state of recurrent layers alone."""
-    return _ends_recurrent(_Reader(stored, 0), length)
-
-
-def _is_hybrid(reader: _Reader, length: int) -> bool:
-    try:
-        reader.attention(0, length)
-    except ValueError:
-        return False
-    return _ends_recurrent(reader, length)
-
-
-def _ends_recurrent(reader: _Reader, length: int) -> bool:
-    try:
-        # One cell, its position, and no sequence that it names.
-        return bool(reader.words(3) == [1, length - 1, 0])
-    except ValueError:
-        return False
+    for extra_words in _EXTRA_WORDS if is_recurrent else _EXTRA_WORDS[:1]:
+        reader = _Reader(stored, extra_words)
+        with suppress(ValueError):
+            for _ in range(caches):
+                reader.attention(start, length - start)
+            # One cell, its position, and no sequence that it names.
+            if reader.words(3) == [1, length - 1, 0] if is_recurrent else reader.is_at_end:
+                return True
+    return False
 
 
 class _Reader:
@@ -148,7 +123,7 @@ def holds_windowed(sequence: np.ndarray, length: int, window: int) -> bool:
     except ValueError:
         return False
     return len(parts) == len(ends) and all(
-        _has_caches(part, start * window, end, 2)  # whole layers', and a window's
+        is_sequence(part, end, start * window, caches=2)  # whole layers', and a window's
         for start, (part, end) in enumerate(zip(parts, ends, strict=True))
     )
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from edge_spec.errors import EdgeSpecError, MissingDependencyError
-from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
+from edge_spec.runtimes.llamacpp.library import Library
 
 # Turns of a waiting thread at a barrier before it sleeps, some 0.1 ms. GNU's OpenMP has 300,000, in
 # which it keeps a processor from the thread that it waits for where others want one, too. A step of
 # a 1.5B beside one busy process took 36 ms for 49, and as long as before with none (2 cores of a
 # Zen 5; benchmarks/results/engines.json).
 _SPINS = "4000"
-_opening, _installing = Lock(), Lock()  # of the library, which two threads may want first
+_opening = Lock()  # of the library, which two threads may want first
 # Of wheels of ours: a llama-cpp-python compiled for AVX2, at the end of Python's path.
 _BUNDLED = Path(__file__).with_name("bundled")
 
@@ -34,10 +34,9 @@ def load_ahead() -> None:
 
     def load() -> None:
         with suppress(EdgeSpecError):  # whoever needs the library is told
-            library()
+            _ = library().rows
 
-    if not _with_rows.cache_info().currsize:
-        Thread(target=load, name="edge-spec-library", daemon=True).start()
+    Thread(target=load, name="edge-spec-library", daemon=True).start()
 
 
 def _imported() -> tuple[Any, Any]:
@@ -60,16 +59,6 @@ def _imported() -> tuple[Any, Any]:
 def library() -> Library:
     """Raises MissingDependencyError where llama-cpp-python is not installed, DeviceError for a
     backend that does not load."""
-    with _installing:
-        return _with_rows()
-
-
-def own_devices() -> list[LibraryDevice]:
-    """Returns those of this machine, and waits for no test of kernels. Raises as `library` does."""
-    return _opened().devices()
-
-
-def _opened() -> Library:
     with _opening:
         return _open()
 
@@ -77,13 +66,6 @@ def _opened() -> Library:
 @cache
 def _open() -> Library:
     return Library(*_imported())
-
-
-@cache
-def _with_rows() -> Library:
-    found = _opened()
-    found.install_rows()
-    return found
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from edge_spec.errors import DeviceError
+from edge_spec.errors import DeviceError, UsageError
+from edge_spec.models.devices import CPU, GPU, NPU
 from edge_spec.runtimes.libraries import import_library
 
 _TELEMETRY = "openvino_telemetry"
@@ -44,8 +45,7 @@ def reason(error: Exception) -> str:
     return (told or [type(error).__name__])[0]
 
 
-_NPU = "NPU"
-_CPU = "CPU"
+KINDS = {"CPU": CPU, "GPU": GPU, "NPU": NPU}  # plugins that compute by themselves
 # NPUW is the part of OpenVINO's NPU plugin that language models pass. Left to itself it cuts a
 # graph into parts, which on a CPU gave some of our graphs wrong scores, or none.
 _NPUW = {"NPU_USE_NPUW": "YES", "NPUW_ONLINE_PIPELINE": "NONE", "CACHE_MODE": "OPTIMIZE_SPEED"}
@@ -62,31 +62,24 @@ IN_FLOAT32 = {
 class OpenVinoDevice:
     """A device that graphs are compiled for.
 
-    core: OpenVINO's. plugin: OpenVINO's name of the device, such as "GPU.1". options: that graphs
-    are compiled and read with.
+    core: OpenVINO's. name: as users type it. plugin: OpenVINO's name of it, such as "GPU.1".
+    options: that graphs are compiled and read with.
     """
 
     core: Any
-    openvino: str
+    name: str
     plugin: str
-    description: str
-    driver: str
     options: Mapping[str, Any]
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.plugin == _CPU
-
-    @property
-    def name(self) -> str:
-        """Return the name that users type."""
-        return short_name(self.plugin)
 
     @property
     def key(self) -> dict[str, Any]:
         """Return what compiled graphs depend on, beside the bundle."""
-        known = {"openvino": self.openvino, "device": self.description, "driver": self.driver}
-        return {**known, "options": dict(self.options)}
+        return {
+            "openvino": str(import_openvino().__version__),
+            "device": str(property_of(self.core, self.plugin, "FULL_DEVICE_NAME")),
+            "driver": str(property_of(self.core, self.plugin, "NPU_DRIVER_VERSION")),
+            "options": dict(self.options),
+        }
 
     def compile(self, path: str) -> Any:
         """Return OpenVINO's CompiledModel. Raises RuntimeError."""
@@ -97,30 +90,52 @@ class OpenVinoDevice:
         return self.core.import_model(content, self.plugin, dict(self.options))
 
 
-def short_name(plugin: str) -> str:
-    """Return the name that users type for a plugin's device: "gpu:1" for "GPU.1"."""
-    return plugin.lower().replace(".", ":").removesuffix(":0")
-
-
-def find_device(plugin: str, threads: int | None = None) -> OpenVinoDevice:
-    """Raises DeviceError where there is none, MissingDependencyError."""
-    here = core()
-    if plugin == _NPU and plugin not in here.available_devices:
+def plugins(core: Any) -> dict[str, str]:
+    """Returns the plugins' names of devices by ours: "gpu" is the first, "gpu:1" the second. Raises
+    DeviceError."""
+    try:
+        devices = core.available_devices
+    except RuntimeError as error:  # of a driver
         raise DeviceError(
-            "openvino finds no NPU on this machine",
-            remedy="Install the driver of Intel's NPU, or choose another --device.",
+            f"openvino cannot list its devices: {error}",
+            remedy="Update the driver, or choose another --runtime.",
+        ) from error
+    known = (device for device in devices if device.partition(".")[0] in KINDS)
+    return {_short(each): each for each in known}
+
+
+def _short(name: str) -> str:
+    return name.lower().replace(".", ":").removesuffix(":0")
+
+
+def find_device(wanted: Sequence[str], threads: int | None = None) -> OpenVinoDevice:
+    """Returns the device of a name; no name stands for the CPU. Raises UsageError, which lists the
+    devices, DeviceError where none is found, MissingDependencyError."""
+    here, name = core(), _short(wanted[0]) if wanted else CPU
+    if len(wanted) > 1:
+        raise UsageError(
+            f"openvino puts a model on one device, not on {' and '.join(wanted)}",
+            remedy="Name one of them.",
+        )
+    found = plugins(here)
+    if name not in found:
+        if name == NPU:
+            raise DeviceError(
+                "openvino finds no NPU on this machine",
+                remedy="Install the driver of Intel's NPU, or choose another --device.",
+            )
+        raise UsageError(
+            f"openvino has no device {name!r} here",
+            remedy=f"There are: {', '.join(found)}; edge-spec devices says more.",
         )
     options: dict[str, Any] = dict(_LATENCY)
-    if plugin == _NPU:
-        options = npu_options(plugin)
-    elif plugin == _CPU:
+    if name == NPU:
+        options = npu_options("NPU")
+    elif name == CPU:
         # Without pinning: other models, and programs, run on the same cores.
         options |= {**IN_FLOAT32, "ENABLE_CPU_PINNING": False}
         options |= {} if threads is None else {"INFERENCE_NUM_THREADS": threads}
-    version = str(import_openvino().__version__)
-    name = str(property_of(here, plugin, "FULL_DEVICE_NAME"))
-    driver = str(property_of(here, plugin, "NPU_DRIVER_VERSION"))
-    return OpenVinoDevice(here, version, plugin, name, driver, options)
+    return OpenVinoDevice(here, name, found[name], options)
 
 
 def npu_options(runs_on: str) -> dict[str, Any]:

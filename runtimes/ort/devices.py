@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models.devices import CPU, GPU, NPU
-from edge_spec.runtimes.ort.cuda_driver import CudaDevice, cuda_driver, prepare_cuda
+from edge_spec.runtimes.ort.cuda import CudaDevice, cuda_driver, prepare_cuda
 from edge_spec.runtimes.ort.library import import_onnxruntime
 
 _SUFFIX = "executionprovider"
@@ -27,6 +27,8 @@ _ARM = ("aarch64", "arm64")
 # for each new shape of a pass, or have a runtime of their own. QNN's may name the processor that
 # compiles for its NPU.
 _KINDS: Mapping[str, str] = {CPU: CPU, _CUDA: GPU, "webgpu": GPU, QNN: NPU}
+# Whose attention takes float16 and no float32.
+TAKES_HALF = frozenset({"CUDAExecutionProvider"})
 _NO_OPTIONS: Mapping[str, str] = {}
 
 

@@ -1,23 +1,17 @@
 """The graph of a bundle in the form that a device runs best, made when the model is loaded.
 
 A bundle holds one graph (exporters/onnx/graph.py), as the CPU runs it. Others are made of it in
-memory, over the same file of weights:
+memory, over the same file of weights.
 
-- attention and mixtures of experts in one form, where the graph has two for the sake of the CPU
-  (exporters/onnx/attention.py, experts.py): other devices know the operators;
-- a single row attended once (`is_attended_once`): no `attention_rows` and `kept_rows`;
-- for chains alone (`takes_trees` False): without `attention_bias`, with which CUDA takes neither
-  flash attention nor a captured graph. The operator counts the rows of a window itself;
-- rotated before attention (`is_rotated_apart`): WebGPU's attention ignores `position_ids`, which
-  its RotaryEmbedding does not;
-- float16 (`is_half`): CUDA's GroupQueryAttention takes no float32;
-- activations as they are (`keeps_activations`, and all of float16): the CPU rounds to int8 what a
-  quantized matrix is multiplied with, which moves scores by a tenth of their deviation and more.
+Devices other than the CPU get a graph for chains alone: CUDA's attention refuses a mask, WebGPU's
+ignores `position_ids`, and both are fastest without. It has attention and mixtures of experts in
+one form where the graph has two for the sake of the CPU (exporters/onnx/attention.py, experts.py),
+attends to a single row once, and multiplies activations as they are: the CPU rounds to int8 what a
+quantized matrix is multiplied with, which moves scores by a tenth of their deviation and more.
 
-A graph that computes in float16, made of one that computes in float32.
-
-Matrices, attention and the cache become float16. Integers of quantized matrices stay where they
-are, in the bundle's file; what is float32 beside them is rounded once, when the model is loaded.
+For CUDA, whose GroupQueryAttention takes no float32, it computes in float16. Matrices, attention
+and the cache become float16. Integers of quantized matrices stay where they are, in the bundle's
+file; what is float32 beside them is rounded once, when the model is loaded.
 
 Norms add up in float32 inside onnxruntime, and what they read may be too large for float16: of
 Gemma 3, the residual stream is. Such a model keeps a wide stream: embeddings, residual sums and
@@ -39,19 +33,17 @@ at the pace of the graph without them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import BundleError, DeviceError
-from edge_spec.runtimes.ort.device_memory import Place
-from edge_spec.runtimes.ort.signature import STACKED
+from edge_spec.runtimes.ort.devices import TAKES_HALF
+from edge_spec.runtimes.ort.signature import BIAS, STACKED
 
 _FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 _ALWAYS_HALF = (
@@ -76,14 +68,11 @@ def keeps_wide_stream(config: ModelConfig) -> bool:
     return config.embedding_scale != 1.0 or config.norm_places != "before"
 
 
-def halve(model: ModelProto, path: Path, is_wide: bool) -> dict[str, np.ndarray]:
-    """Changes the model, read from `path` without its weights, and returns the float16 weights that
-    it takes as external initializers. Raises DeviceError for a weight that float16 cannot hold."""
-    return _Halving(model, path, is_wide).run()
-
-
 class _Halving:
-    """One pass over the nodes, in the order they run in; `_types` has what each value is by now."""
+    """One pass over the nodes, in the order they run in; `_types` has what each value is by now.
+
+    model: read from `path` without its weights.
+    """
 
     def __init__(self, model: ModelProto, path: Path, is_wide: bool) -> None:
         self._graph = model.graph
@@ -96,6 +85,8 @@ class _Halving:
         self._made: dict[str, np.ndarray] = {}
 
     def run(self) -> dict[str, np.ndarray]:
+        """Change the model, and return the float16 weights that it takes as external initializers.
+        Raises DeviceError for a weight that float16 cannot hold."""
         for value in self._graph.input:
             kind = value.type.tensor_type
             kind.elem_type = _HALF if kind.elem_type == _FLOAT else kind.elem_type
@@ -212,128 +203,89 @@ def feature_name(layer: int) -> str:
 def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> bytes:
     """Returns a serialized ModelProto that refers to the same file of weights.
 
-    Raises BundleError for a graph whose streams have other names than the exporter gives them now.
+    Raises BundleError for a graph whose values have other names than the exporter gives them now.
     """
     model = onnx.load(str(path), load_external_data=False)
     graph = model.graph
+    made_by = {output: node for node in graph.node for output in node.output}
     for layer in sorted(layers):
         name = feature_name(layer)
         shape: list[int | str] = ["rows", config.hidden_size]
-        if layer == config.num_layers:
-            node = _final_norm(graph, path, name)
-        else:
-            node, shape = _stream(graph, path, layer, name), [1, *shape]
+        try:
+            if layer == config.num_layers:
+                node = _norm_of_all_rows(made_by, name)
+            else:
+                source = f"model.layers.{layer}.input_layernorm.sum" if layer else _EMBEDDED
+                if source not in made_by:
+                    raise KeyError(source)
+                node, shape = helper.make_node("Identity", [source], [name], name), [1, *shape]
+        except KeyError as missing:
+            raise BundleError(
+                f"{path} has no {missing} where features are expected",
+                remedy="Export the model again.",
+            ) from None
         graph.node.append(node)
         graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
     return bytes(model.SerializeToString())
 
 
-def _stream(graph: GraphProto, path: Path, layer: int, name: str) -> NodeProto:
-    """Returns what gives out the residual stream that enters a layer."""
-    source = f"model.layers.{layer}.input_layernorm.sum" if layer else _EMBEDDED
-    if not any(source in node.output for node in graph.node):
-        raise _unknown(path, source)
-    return helper.make_node("Identity", [source], [name], name)
-
-
-def _final_norm(graph: GraphProto, path: Path, name: str) -> NodeProto:
-    """The node that makes "hidden" of the rows that reach the head, for all rows."""
-    made_by = {output: node for node in graph.node for output in node.output}
-    norm = made_by.get(_HIDDEN)
-    picked = [] if norm is None else [made_by.get(each) for each in norm.input[:2]]
-    if norm is None or any(each is None or each.op_type != "Gather" for each in picked):
-        raise _unknown(path, _HIDDEN)
+def _norm_of_all_rows(made_by: Mapping[str, NodeProto], name: str) -> NodeProto:
+    """Copy the node that makes "hidden" of the rows that reach the head: it reads what they are
+    gathered from."""
     node = NodeProto()
-    node.CopyFrom(norm)
+    node.CopyFrom(made_by[_HIDDEN])
     node.name = name
-    node.input[:2] = [each.input[0] for each in picked if each is not None]
+    node.input[:2] = [made_by[each].input[0] for each in node.input[:2]]
     node.output[:] = [name]
     return node
 
 
-def _unknown(path: Path, name: str) -> BundleError:
-    return BundleError(
-        f"{path} has no {name} where features are expected", remedy="Export the model again."
-    )
-
-
-_POSITIONS = "position_ids"
 _ATTENTION_ROWS = ("attention_rows", "kept_rows")  # inputs: rows that onnxruntime's CPU repeats
 _OPSET = 21  # of all nodes but those of the stacked form; few devices know newer ones
-_CONTRIB = "com.microsoft"
 _ATTENTION = "GroupQueryAttention"
-_BIAS, _BIAS_INPUT = "attention_bias", 10  # of the operator's inputs
-_OF_FORMS = {STACKED, "cached_tokens", *_ATTENTION_ROWS, _BIAS}  # inputs
+_POSITIONS_INPUT, _BIAS_INPUT = 9, 10  # of the operator
+_OF_FORMS = {STACKED, "cached_tokens", *_ATTENTION_ROWS, "position_ids", BIAS}  # inputs
 _WINDOW = "window."  # begins the names of nodes that make its bias
 
 
 @dataclass(frozen=True)
 class GraphForm:
-    """See the module. has_wide_stream: whether float16 stays out of the residual stream and its
-    norms."""
+    """A graph for devices: see the module. has_wide_stream: whether float16 stays out of the
+    residual stream and its norms."""
 
     is_half: bool = False
-    takes_trees: bool = True
-    is_attended_once: bool = False
-    is_rotated_apart: bool = False
-    keeps_activations: bool = False
     has_wide_stream: bool = False
 
 
-REFERENCE = GraphForm(keeps_activations=True)  # what devices are compared with
+FLOAT32 = GraphForm()  # on the CPU, what devices are compared with
 
 
-# By onnxruntime's names of providers. Not measured on any: no machine with one was at hand.
-_FORMS: Mapping[str, GraphForm] = {
-    "CUDAExecutionProvider": GraphForm(is_half=True, is_attended_once=True),
-    "WebGpuExecutionProvider": GraphForm(
-        is_attended_once=True, is_rotated_apart=True, keeps_activations=True
-    ),
-}
+# Not measured on any device: no machine with one was at hand.
+def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm]:
+    """Return the forms to try on devices, by onnxruntime's names of their providers, the fastest
+    first."""
+    if TAKES_HALF.isdisjoint(providers):
+        return [FLOAT32]
+    wide = GraphForm(is_half=True, has_wide_stream=True)
+    return [wide] if keeps_wide_stream(config) else [GraphForm(is_half=True), wide]
 
 
-def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm | None]:
-    """Returns the forms to try on devices, the fastest first: for the first provider that has one
-    of its own. None stands for the graph as it is stored."""
-    form = next((_FORMS[name] for name in providers if name in _FORMS), None)
-    if form is None or not form.is_half:
-        return [form]
-    if config.attention_sinks:  # which CUDA's attention takes without a bias alone
-        form = replace(form, takes_trees=False)
-    streams = [True] if keeps_wide_stream(config) else [False, True]
-    return [replace(form, has_wide_stream=is_wide) for is_wide in streams]
-
-
-@dataclass(frozen=True)
-class FormedGraph:
-    """A graph, and the weights that it takes in another type than their file has them in.
-
-    They have to be given as external initializers, by name: SessionOptions'
-    `add_external_initializers`.
-    """
-
-    graph: bytes  # a serialized ModelProto, which refers to the bundle's file of weights
-    initializers: Mapping[str, np.ndarray]
-
-
-def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGraph:
-    """Makes `form` of the graph at `path`. Raises DeviceError where float16 cannot hold a
-    weight."""
+def formed_graph(
+    path: Path, config: ModelConfig, form: GraphForm
+) -> tuple[bytes, Mapping[str, np.ndarray]]:
+    """Make `form` of the graph at `path`: a serialized ModelProto over the bundle's file of
+    weights, and those that it takes in another type than that file has them in, which have to be
+    given as external initializers. Raises DeviceError where float16 cannot hold a weight."""
     model = onnx.load(str(path), load_external_data=False)
     _keep_general_forms(model)
-    if form.is_attended_once:
-        _attend_once(model.graph)
-    if not form.takes_trees:
-        _take_chains(model.graph, config)
-    if form.is_rotated_apart:
-        _rotate_apart(model.graph, config)
-    if form.is_half or form.keeps_activations:
-        _keep_activations(model.graph)
+    _take_chains(model.graph, config)
+    _attend_once(model.graph)
+    _keep_activations(model.graph)
     made: Mapping[str, np.ndarray] = {}
     if form.is_half:
-        made = halve(model, path, form.has_wide_stream)
+        made = _Halving(model, path, form.has_wide_stream).run()
     _drop_unread(model.graph, _OF_FORMS)
-    return FormedGraph(bytes(model.SerializeToString()), made)
+    return bytes(model.SerializeToString()), made
 
 
 def _keep_general_forms(model: ModelProto) -> None:
@@ -361,10 +313,6 @@ def _attend_once(graph: GraphProto) -> None:
         if node.op_type == "Gather" and node.input[1] in _ATTENTION_ROWS
     }
     kept = [node for node in graph.node if node.output[0] not in taken]
-    for node in kept:
-        if list(node.input) == [_POSITIONS] and node.op_type == "Squeeze":
-            graph.initializer.append(numpy_helper.from_array(np.array([0]), "first_axis"))
-            node.input.append("first_axis")  # one row stays a row
     _set_nodes(graph, _renamed(kept, taken))
     for value in graph.input:
         for size in value.type.tensor_type.shape.dim:
@@ -398,54 +346,17 @@ def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> list[NodeP
 
 
 def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
-    """Attention is causal by itself, and counts a window's rows right where they follow each
-    other."""
+    """Attention is causal by itself, and counts positions and a window's rows right where rows
+    follow each other."""
     layers = (node for node in graph.node if node.op_type == _ATTENTION)
     for layer, node in enumerate(layers):
         window = config.kind(layer).window
         if window is not None:
             node.attribute.append(onnx.helper.make_attribute("local_window_size", window))
-        node.input[_BIAS_INPUT] = ""
+        node.input[_POSITIONS_INPUT] = node.input[_BIAS_INPUT] = ""
     made = [node for node in graph.node if node.name.startswith(_WINDOW)]
     for node in made:
         graph.node.remove(node)
-
-
-def _rotate_apart(graph: GraphProto, config: ModelConfig) -> None:
-    _set_nodes(graph, [each for node in graph.node for each in _rotated(graph, node, config)])
-
-
-def _rotated(graph: GraphProto, node: NodeProto, config: ModelConfig) -> Iterator[NodeProto]:
-    """Yields the node, before it those that rotate its queries and keys."""
-    rotates = next((each for each in node.attribute if each.name == "do_rotary"), None)
-    if node.op_type != _ATTENTION or rotates is None or not rotates.i:
-        yield node
-        return
-    prefix, (packed, *others) = node.output[0], node.input[:3]
-    parts = [packed, *others]
-    if others == ["", ""]:
-        parts = [f"{prefix}.{part}" for part in "qkv"]
-        sizes = np.array([config.query_size, config.kv_size, config.kv_size])
-        constant = numpy_helper.from_array(sizes, f"{prefix}.sizes")
-        graph.initializer.append(constant)
-        yield onnx.helper.make_node("Split", [packed, constant.name], parts, parts[0], axis=-1)
-    tables = list(node.input[7:9])
-    for i, heads in enumerate((config.num_heads, config.num_kv_heads)):
-        turned = f"{prefix}.{'qk'[i]}.rotated"
-        partial: dict[str, Any] = {"num_heads": heads, "rotary_embedding_dim": config.rotated}
-        yield onnx.helper.make_node(
-            "RotaryEmbedding",
-            [parts[i], _POSITIONS, *tables],
-            [turned],
-            turned,
-            domain=_CONTRIB,
-            **(partial if config.rotated != config.head_dim else {}),
-        )
-        parts[i] = turned
-    node.input[:3] = parts
-    node.input[7:10] = ["", "", ""]
-    rotates.i = 0
-    yield node
 
 
 def _keep_activations(graph: GraphProto) -> None:
@@ -455,46 +366,3 @@ def _keep_activations(graph: GraphProto) -> None:
         if len(kept) < len(node.attribute):
             del node.attribute[:]
             node.attribute.extend(kept)
-
-
-_MATRIX = {"MatMulNBits": 1, "MatMul": 1}  # which input of an operator it is
-_SHARED = (np.uint8, np.float16, np.float32)
-
-
-class DeviceMatrices:
-    """Those of one bundle, each copied when a graph first wants it."""
-
-    def __init__(self, place: Place, path: Path) -> None:
-        """path: of the graph beside whose file they are."""
-        self._place = place
-        self._path = path
-        # What owns its buffer is not taken as an initializer: beside each its owner.
-        self._held: dict[str, tuple[OrtValue, OrtValue]] = {}
-
-    def given(self, formed: FormedGraph) -> dict[str, OrtValue]:
-        """Returns the matrices of a graph, by name.
-
-        onnxruntime takes them as they are in place of the file's (`add_external_initializers`)
-        where they lie where it wants them, and otherwise copies them.
-        """
-        model = onnx.load_model_from_string(formed.graph)
-        stored = {
-            proto.name: proto
-            for proto in model.graph.initializer
-            if proto.data_location == TensorProto.EXTERNAL
-            and helper.tensor_dtype_to_np_dtype(proto.data_type) in _SHARED
-        }
-        found = {}
-        for node in model.graph.node:
-            name = node.input[_MATRIX[node.op_type]] if node.op_type in _MATRIX else ""
-            if name not in stored:
-                continue
-            if name not in self._held:
-                made = formed.initializers.get(name)
-                values = stored_values(stored[name], self._path) if made is None else made
-                owner = OrtValue.ortvalue_from_numpy(
-                    np.ascontiguousarray(values), self._place.device, self._place.number
-                )
-                self._held[name] = OrtValue.from_dlpack(owner), owner
-            found[name] = self._held[name][0]
-        return found

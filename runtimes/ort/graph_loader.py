@@ -18,20 +18,19 @@ from edge_spec.errors import BundleError, EdgeSpecError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, free_bytes
 from edge_spec.runtimes.ort import devices
-from edge_spec.runtimes.ort.device_memory import Place, place_of, shares_weights
+from edge_spec.runtimes.ort.caches import Place, place_of
+from edge_spec.runtimes.ort.cuda import start_error
 from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, require_on_device
-from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, GraphForm, formed_graph
+from edge_spec.runtimes.ort.graph_forms import GraphForm, formed_graph
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.listing import fault
-from edge_spec.runtimes.ort.rows import OwnProducts, refusal
-from edge_spec.runtimes.ort.start_errors import start_error
+from edge_spec.runtimes.ort.rows import OwnProducts
 from edge_spec.scheduler.machine import available_cores
 
 GRAPH_FILE = "model.onnx"
 _ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
 _STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
-_NOTHING: Mapping[str, np.ndarray | OrtValue] = {}
 
 
 class GraphLoader:
@@ -65,16 +64,15 @@ class GraphLoader:
         self.form = form
         self.bundle = bundle
         # Our own graph has a rotation for each position, and the second row of a single one, which
-        # does not count (passes.MIN_ATTENDED), needs one, too.
+        # does not count (session.MIN_ATTENDED), needs one, too.
         is_growing = bundle.manifest.kv_cache == "growing"
         longest = bundle.config.context_length - (0 if is_growing else 1)
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
-        self._matrices: DeviceMatrices | None = None  # that graphs share
-        self._held: list[Any] = []  # weights of graphs, which read them where they are
+        self._held: list[OrtValue] = []  # weights, which graphs read where they are
         self.place = place or place_of(self._devices)
         suits = self._on_cpu and form is None
-        self._products = OwnProducts(refusal()) if suits else None
+        self._products = OwnProducts() if suits else None
 
     @property
     def kernels(self) -> str | None:
@@ -96,37 +94,17 @@ class GraphLoader:
 
     def open_whole(self, threads: int | None = None) -> Any:
         """The whole model in its form. Raises BundleError, DeviceError."""
-        if self.form is not None:
-            return self.open_form(self.form, threads)
-        return self.open(GRAPH_FILE, threads)
-
-    def open_form(self, form: GraphForm, threads: int | None = None) -> Any:
-        """The whole model in another form. Raises BundleError, DeviceError."""
-        path = self.bundle.file(GRAPH_FILE)
-        made = formed_graph(path, self.config, form)
-        given: Mapping[str, np.ndarray | OrtValue] = made.initializers
-        if self.place is not None and shares_weights(self.place, self.config):
-            self._matrices = self._matrices or DeviceMatrices(self.place, path)
-            try:
-                given = {**given, **self._matrices.given(made)}
-            except RuntimeError as error:  # where they do not fit
-                raise self._load_error(error, path) from error
-        return self.open(GRAPH_FILE, threads, made.graph, given, stops_spinning=True)
-
-    def release(self) -> None:
-        """Drops what only graphs that are still to be loaded would share."""
-        self._matrices = None
-
-    def open_beside(self, graph: bytes) -> Any:
-        """A graph without weights, where the model is. Raises BundleError, DeviceError."""
-        return self.open(GRAPH_FILE, 1, graph, stops_spinning=True)
+        if self.form is None:
+            return self.open(GRAPH_FILE, threads)
+        graph = formed_graph(self.bundle.file(GRAPH_FILE), self.config, self.form)
+        return self.open(GRAPH_FILE, threads, *graph)
 
     def open(
         self,
         name: str,
         threads: int | None = None,
         made: bytes | None = None,
-        initializers: Mapping[str, np.ndarray | OrtValue] = _NOTHING,
+        initializers: Mapping[str, np.ndarray] = MappingProxyType({}),
         stops_spinning: bool = False,
     ) -> Any:
         """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
@@ -137,7 +115,7 @@ class GraphLoader:
         options = partial(self._session_options, threads or self._num_threads, stops_spinning)
         session = None
         try:
-            if self._products is not None and not initializers:
+            if self._products is not None:
                 session = self._products.load(
                     made or graph,
                     graph.parent,
@@ -147,7 +125,10 @@ class GraphLoader:
                 )
             if session is None:
                 chosen = options(None if made is None else graph.parent)
-                self._give(initializers, chosen)
+                if initializers:
+                    given = [OrtValue.ortvalue_from_numpy(each) for each in initializers.values()]
+                    chosen.add_external_initializers(list(initializers), given)
+                    self._held += given
                 session = self._load(made or graph, chosen)
         except EdgeSpecError:
             raise
@@ -181,16 +162,6 @@ class GraphLoader:
         for name, entry in entries.items():
             options.add_session_config_entry(name, entry)
         return options
-
-    def _give(self, initializers: Mapping[str, np.ndarray | OrtValue], options: Any) -> None:
-        """Has a graph take these in place of the file's."""
-        if initializers:
-            given = [
-                each if isinstance(each, OrtValue) else OrtValue.ortvalue_from_numpy(each)
-                for each in initializers.values()
-            ]
-            options.add_external_initializers(list(initializers), given)
-            self._held += given
 
     def _load_error(self, error: Exception, graph: Path) -> EdgeSpecError:
         known = (

@@ -7,7 +7,8 @@ rows are kept; of fewer rows, and after a rollback, the beginning is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,20 @@ import onnxruntime
 from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Forward, require_room, require_state
+from edge_spec.core.model import (
+    Capabilities,
+    Forward,
+    RuntimeOptions,
+    require_rollback,
+    require_room,
+    require_state,
+)
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError
+from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS
+from edge_spec.runtimes.ort.devices import count_nodes
+from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
 from edge_spec.runtimes.ort.signature import translated
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
@@ -27,111 +38,137 @@ _PAST, _PRESENT = "past_key_values.", "present."
 _PREFILL_SCORES = 1 << 24  # most elements: every row is scored, used or not
 
 
-class GrowingCache:
-    """What passes return and are given again. caches: heads and size of each input that holds keys
-    or values, [1, heads, tokens, size]."""
+class GrowingModel:
+    """Sessions share the weights and the thread pool. Raises BundleError for another kind of
+    graph."""
 
-    def __init__(self, caches: Mapping[str, tuple[int, int]], context_length: int) -> None:
+    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
+        # Planned memory is kept for every shape, and each pass has a shape of its own here.
+        loader = GraphLoader(bundle, options, enable_mem_pattern=False)
+        self.capabilities = Capabilities(
+            max_rows=MAX_ROWS, trees=False, rollback=True, hidden_states=False
+        )
+        self.config = loader.config
+        self._inference: Any = loader.open(GRAPH_FILE)
+        self.capabilities = replace(self.capabilities, kernels=loader.kernels)
+        path = bundle.file(GRAPH_FILE)
+        self._caches = _read_caches(self._inference, self.config.vocab_size, path)
+
+    def open_session(self) -> GrowingSession:
+        return GrowingSession(self._inference, self._caches, self.config)
+
+    def node_placement(self) -> dict[str, dict[str, int]]:
+        """Counts operators by the provider that took them: TellsNodePlacement."""
+        return count_nodes(self._inference)
+
+    def close(self) -> None:
+        self._inference = None
+
+
+class GrowingSession:
+    """caches: heads and size of each input that holds keys or values, [1, heads, tokens, size]."""
+
+    def __init__(
+        self,
+        inference: onnxruntime.InferenceSession,
+        caches: Mapping[str, tuple[int, int]],
+        config: ModelConfig,
+    ) -> None:
+        self.length = 0
+        self._inference = inference
         self._caches = caches
-        self._context_length = context_length
-        self.clear()
+        self._inputs = {value.name for value in inference.get_inputs()}
+        self._config = config
+        self._run_options = onnxruntime.RunOptions()
+        self._scored = 0, 0  # rows of the last pass that can still be committed, and its start
+        self._present: dict[str, OrtValue] = {}  # what it returned; none once it is old
+        self._past = self._empty(), 0  # of how many tokens; one name, never half replaced
 
-    def past(self, length: int) -> dict[str, OrtValue]:
-        """Returns the caches of the first tokens, and forgets the others."""
-        past, held = self._held
-        if held != length:
-            past = {
-                name: OrtValue.ortvalue_from_numpy(value.numpy()[:, :, :length].copy())
-                for name, value in past.items()
-            }
-            self.hold(past, length)
-        return past
+    def prefill(self, tokens: Sequence[int]) -> None:
+        require_room(self.length, len(tokens), self._config.context_length)
+        rows = max(1, min(PREFILL_ROWS, _PREFILL_SCORES // self._config.vocab_size))
+        for done in range(0, len(tokens), rows):
+            chunk = np.array(tokens[done : done + rows], np.int64)
+            self._run(chunk)
+            self.commit(range(len(chunk)))
 
-    def hold(self, past: dict[str, OrtValue], length: int) -> None:
-        self._held = past, length  # one name, never half replaced
+    def forward(self, tree: TokenTree) -> Forward:
+        """Raises ContextFullError, ValueError for branches or more than MAX_ROWS."""
+        rows = len(tree)
+        if rows > MAX_ROWS or not tree.is_chain:
+            raise ValueError(f"{rows} rows in one pass; a chain of at most {MAX_ROWS} is expected")
+        require_room(self.length, rows, self._config.context_length)
+        return Forward(self._run(tree.tokens.astype(np.int64)).numpy()[0])
 
-    def state(self, length: int) -> dict[str, np.ndarray]:
+    def commit(self, rows: Sequence[int]) -> None:
+        """Raises ValueError unless these are the first rows of a pass that nothing followed."""
+        scored, after = self._scored
+        kept = len(rows)
+        if self.length != after or not 0 < kept <= scored or list(rows) != list(range(kept)):
+            raise ValueError(f"rows {list(rows)} are not the first of {scored} in a chain")
+        self._past = self._present, after + scored  # the others go with the next pass
+        self._forget()
+        self.length += kept
+
+    def rollback(self, length: int) -> None:
+        require_rollback(self.length, length)
+        self._forget()
+        self.length = length
+
+    def state(self) -> dict[str, np.ndarray]:
         """Returns each cache by the name of its input, [1, heads, length, size] float32."""
-        return {name: value.numpy().copy() for name, value in self.past(length).items()}
+        return {name: value.numpy().copy() for name, value in self._cut_past().items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         expected = {
             name: ((1, heads, length, size), np.float32)
             for name, (heads, size) in self._caches.items()
         }
-        require_state(state, expected, length, self._context_length)
+        require_state(state, expected, length, self._config.context_length)
         past = {name: OrtValue.ortvalue_from_numpy(state[name].copy()) for name in self._caches}
-        self.hold(past, length)
-
-    def clear(self) -> None:
-        empty = {
-            name: OrtValue.ortvalue_from_numpy(np.empty((1, heads, 0, size), np.float32))
-            for name, (heads, size) in self._caches.items()
-        }
-        self.hold(empty, 0)
-
-
-class GrowingPasses:
-    """See `edge_spec.runtimes.ort.passes.Passes`."""
-
-    def __init__(
-        self, inference: onnxruntime.InferenceSession, cache: GrowingCache, config: ModelConfig
-    ) -> None:
-        self.cache = cache
-        self._inference = inference
-        self._inputs = {value.name for value in inference.get_inputs()}
-        self._config = config
-        self._run_options = onnxruntime.RunOptions()
-        self._scored = 0, 0  # rows of the last pass that can still be committed, and its start
-        self._present: dict[str, OrtValue] = {}  # what it returned; none once it is old
-
-    def prefill(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, None]]:
-        require_room(start, len(tokens), self._config.context_length)
-        rows = max(1, min(PREFILL_ROWS, _PREFILL_SCORES // self._config.vocab_size))
-        for done in range(0, len(tokens), rows):
-            chunk = np.array(tokens[done : done + rows], np.int64)
-            self._run(chunk, start + done)
-            self.keep(range(len(chunk)), start + done)
-            yield start + done + len(chunk), None
-
-    def score(self, tree: TokenTree, start: int) -> Forward:
-        """Raises ContextFullError, ValueError for branches or more than MAX_ROWS."""
-        rows = len(tree)
-        if rows > MAX_ROWS or not tree.is_chain:
-            raise ValueError(f"{rows} rows in one pass; a chain of at most {MAX_ROWS} is expected")
-        require_room(start, rows, self._config.context_length)
-        return Forward(self._run(tree.tokens.astype(np.int64), start).numpy()[0])
-
-    def keep(self, rows: Sequence[int], start: int) -> None:
-        """Raises ValueError unless these are the first rows of a pass that nothing followed."""
-        scored, after = self._scored
-        kept = len(rows)
-        if start != after or not 0 < kept <= scored or list(rows) != list(range(kept)):
-            raise ValueError(f"rows {list(rows)} are not the first of {scored} in a chain")
-        self.cache.hold(self._present, start + scored)  # the others go with the next pass
-        self.forget()
-
-    def forget(self) -> None:
-        """Lets nobody commit rows of the last pass."""
-        self._scored, self._present = (0, 0), {}
+        self._forget()
+        self._past, self.length = (past, length), length
 
     def interrupt(self) -> None:
         """A pass ends before its next operation: what an operation does cannot be interrupted."""
         self._run_options.terminate = True
 
     def close(self) -> None:
-        self.forget()
+        self._forget()
+        self._past = self._empty(), 0
 
-    def _run(self, tokens: np.ndarray, start: int) -> OrtValue:
+    def _empty(self) -> dict[str, OrtValue]:
+        return {
+            name: OrtValue.ortvalue_from_numpy(np.empty((1, heads, 0, size), np.float32))
+            for name, (heads, size) in self._caches.items()
+        }
+
+    def _cut_past(self) -> dict[str, OrtValue]:
+        """Returns the caches of the committed tokens, and forgets the others."""
+        past, held = self._past
+        if held != self.length:
+            past = {
+                name: OrtValue.ortvalue_from_numpy(value.numpy()[:, :, : self.length].copy())
+                for name, value in past.items()
+            }
+            self._past = past, self.length
+        return past
+
+    def _forget(self) -> None:
+        """Lets nobody commit rows of the last pass."""
+        self._scored, self._present = (0, 0), {}
+
+    def _run(self, tokens: np.ndarray) -> OrtValue:
         """One pass over rows [rows] int64; returns their logits, [1, rows, vocab] float32."""
-        rows, total = len(tokens), start + len(tokens)
+        start, rows = self.length, len(tokens)
+        total = start + rows
         inputs = {
             "input_ids": tokens[None],
             "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(start, total, dtype=np.int64)[None],
         }
-        self.forget()
-        past = self.cache.past(start)
+        self._forget()
+        past = self._cut_past()
         given = {
             name: OrtValue.ortvalue_from_numpy(inputs[name])
             for name in inputs.keys() & self._inputs
@@ -146,7 +183,7 @@ class GrowingPasses:
         return logits
 
 
-def read_caches(inference: Any, vocab_size: int, path: Path) -> dict[str, tuple[int, int]]:
+def _read_caches(inference: Any, vocab_size: int, path: Path) -> dict[str, tuple[int, int]]:
     """Returns heads and size of each input that holds keys or values.
 
     Raises BundleError for anything but float32 caches [batch, heads, tokens, size], inputs that are

@@ -25,7 +25,7 @@ from edge_spec.core.rope import Rope
 from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.runtimes.ort.graph_loader import WEIGHTS_FOLDER
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.rows import OwnProducts, refusal
+from edge_spec.runtimes.ort.rows import OwnProducts
 from edge_spec.runtimes.ort.signature import bind_output
 
 # Of threads that wait: between two products they stay awake, after a step the target needs them.
@@ -53,50 +53,42 @@ class OrtMedusaStep:
 _Step = TypeVar("_Step", covariant=True)
 
 
-class _RotaryTables:
-    """Holds the tables of a head's layers, made as the text grows."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._rotated = config.rotated
-        self._rope = Rope(config.rope_theta, config.rope_scaling)
-        self._tables = self._rope.tables(0, config.rotated)
-
-    def up_to(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns cos and sin of as many positions or more, [some, rotated / 2] float32 each."""
-        if len(self._tables[0]) < positions:
-            self._tables = self._rope.tables(max(_POSITIONS, 2 * positions), self._rotated)
-        return self._tables
-
-
 class OrtLayers(Generic[_Step]):
     """Runs a graph of exporters/heads/step_graph.py. bound: a step over a cache. config: of the
     head."""
 
     def __init__(
         self,
-        bound: Callable[[_RotaryTables, onnxruntime.InferenceSession, np.ndarray], _Step],
+        bound: Callable[[OrtLayers[_Step], np.ndarray], _Step],
         stored: StoredStep,
         config: ModelConfig,
         threads: int | None,
     ) -> None:
         self._bound = bound
-        self._session = _opened(stored, "the layers of a head", threads)
-        self._tables = _RotaryTables(config)
+        self.session = _opened(stored, "the layers of a head", threads)
+        self._rotated = config.rotated
+        self._rope = Rope(config.rope_theta, config.rope_scaling)
+        self._tables = self._rope.tables(0, config.rotated)
 
     def bound_to(self, cache: np.ndarray) -> _Step:
-        return self._bound(self._tables, self._session, cache)
+        return self._bound(self, cache)
+
+    def rotary_tables(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return cos and sin of as many positions or more, [some, rotated / 2] float32 each; they
+        are made as the text grows."""
+        if len(self._tables[0]) < positions:
+            self._tables = self._rope.tables(max(_POSITIONS, 2 * positions), self._rotated)
+        return self._tables
 
 
 class BoundStep:
     """Keys and values stay where they are: onnxruntime writes into the cache's own memory."""
 
-    def __init__(
-        self, tables: _RotaryTables, session: onnxruntime.InferenceSession, cache: np.ndarray
-    ) -> None:
-        self._tables, self._session = tables, session
+    def __init__(self, layers: OrtLayers[BoundStep], cache: np.ndarray) -> None:
+        self._layers = layers
         self._cache = cache  # its memory is bound
         self._turning: tuple[np.ndarray, ...] = ()  # rotary tables, whose memory is bound, too
-        self._binding = session.io_binding()
+        self._binding = layers.session.io_binding()
         self._last, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._binding.bind_cpu_input("seqlens_k", self._last)
         self._binding.bind_cpu_input("total_sequence_length", self._total)
@@ -112,7 +104,7 @@ class BoundStep:
         bias = np.zeros((1, 1, count, total), np.float32)
         if rows.sees is not None:
             bias[0, 0][~rows.sees] = -np.inf
-        turning = self._tables.up_to(int(rows.positions.max()) + 1)
+        turning = self._layers.rotary_tables(int(rows.positions.max()) + 1)
         if turning is not self._turning:
             self._turning = turning
             for name, table in zip(("cos", "sin"), turning, strict=True):
@@ -130,7 +122,7 @@ class BoundStep:
             binding.bind_cpu_input(name, values)
         binding.bind_output("states")
         binding.bind_output("logits")
-        self._session.run_with_iobinding(binding)
+        self._layers.session.run_with_iobinding(binding)
         states, logits = binding.get_outputs()[-2:]  # in the order in which they were bound
         return states.numpy()[0], logits.numpy()[0]
 
@@ -138,16 +130,14 @@ class BoundStep:
 class BoundBlock:
     """The graph reads the cache's own memory; what it makes is few entries, which are copied."""
 
-    def __init__(
-        self, tables: _RotaryTables, session: onnxruntime.InferenceSession, cache: np.ndarray
-    ) -> None:
-        self._tables, self._session = tables, session
+    def __init__(self, layers: OrtLayers[BoundBlock], cache: np.ndarray) -> None:
+        self._layers = layers
         names = [f"{layer}.{part}" for layer in range(len(cache)) for part in ("key", "value")]
         self._entries = [part for both in cache for part in both]  # [heads, slots, head_dim] each
         self._past = {
             f"past.{name}": part[None] for name, part in zip(names, self._entries, strict=True)
         }
-        told = {each.name for each in session.get_outputs()}
+        told = {each.name for each in layers.session.get_outputs()}
         scores = ["logits", "likeliest", "shares", *({"states"} & told)]
         self._outputs = [*scores, *(f"made.{name}" for name in names)]
 
@@ -157,7 +147,7 @@ class BoundBlock:
         bias = np.full((1, 1, 1, slots), -np.inf, np.float32)
         bias[..., max(end - rows.num_seen, 0) : rows.start] = 0
         positions = np.arange(rows.position, rows.position + known + block)
-        cos, sin = self._tables.up_to(int(positions[-1]) + 1)
+        cos, sin = self._layers.rotary_tables(int(positions[-1]) + 1)
         inputs = self._past | {
             "embedded": rows.embedded[None],
             "found": rows.found[None],
@@ -170,7 +160,7 @@ class BoundBlock:
             "widths": np.array([slots, known + block]),
             "logit_rows": np.array(rows.scored, np.int64),
         }
-        found = self._session.run(self._outputs, inputs)
+        found = self._layers.session.run(self._outputs, inputs)
         scores, made = found[: -len(self._entries)], found[-len(self._entries) :]
         for kept, each in zip(self._entries, made, strict=True):
             kept[:, rows.start : end] = each[0]
@@ -201,7 +191,7 @@ def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.I
         return library.InferenceSession(graph, chosen, providers=["CPUExecutionProvider"])
 
     try:
-        own = OwnProducts(refusal()).load(stored.graph, folder, threads or 1, options(), load)
+        own = OwnProducts().load(stored.graph, folder, threads or 1, options(), load)
         return own or load(stored.graph, options())
     except EdgeSpecError:
         raise

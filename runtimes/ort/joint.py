@@ -9,17 +9,17 @@ import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward
-from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
+from edge_spec.runtimes.ort.caches import HostCache
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
-from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Cache, HostCache, Passes
+from edge_spec.runtimes.ort.session import MIN_ATTENDED, HostSession
 from edge_spec.runtimes.ort.signature import (
     BIAS,
     STACKED,
-    Bias,
     Graph,
     StackedMask,
     attention_inputs,
+    attention_mask,
     bind_output,
     translated,
 )
@@ -29,7 +29,7 @@ _NOBODYS = TokenTree.chain(0)
 
 
 def places_for(num_sessions: int) -> int:
-    """Returns with how many places a graph is made for them, or for as many as may share one."""
+    """Return with how many places a graph is made for them, or for as many as may share one."""
     return min((places for places in _PLACES if places >= num_sessions), default=_PLACES[-1])
 
 
@@ -48,42 +48,42 @@ class JointPasses:
         self._nobody = HostCache(config, self._has_forms, spare_tokens=1)
         self._nobody.reserve(MIN_ATTENDED, 0)
         self._suffixes = [place_suffix(place) for place in range(num_places)]
-        self._bound: list[tuple[Cache, int] | None] = [None] * num_places
-        self._bias = Bias(np.dtype(np.float32))
+        self._bound: list[tuple[HostCache, int] | None] = [None] * num_places
 
-    def score(self, parts: Sequence[tuple[Passes, int, PassPart]], num_rows: int) -> list[Forward]:
-        """One pass. parts: of each session its passes, the tokens that it holds, its tree. Scores
-        are in arrays of their own: they are read while the next pass runs.
+    def score(
+        self, sessions: Sequence[HostSession], trees: Sequence[TokenTree], num_rows: int
+    ) -> list[Forward]:
+        """One pass over a tree of each session. Scores are in arrays of their own: they are read
+        while the next pass runs.
 
         Raises SessionError, DeviceMemoryError, ContextFullError.
         """
-        for passes, start, part in parts:
-            passes.prepare_joint(len(part.tree), start)
-        with translated(num_rows, max(start for _, start, _ in parts)):
-            logits, hidden, spans = self._run(parts, num_rows)
-        for passes, _, _ in parts:
-            passes.joined()
+        for session, tree in zip(sessions, trees, strict=True):
+            session.join(len(tree))
+        with translated(num_rows, max(session.length for session in sessions)):
+            logits, hidden, spans = self._run(sessions, trees, num_rows)
+        for session in sessions:
+            session.joined()
         return [Forward(logits[span], hidden[span]) for span in spans]
 
     def _run(
-        self, parts: Sequence[tuple[Passes, int, PassPart]], num_rows: int
+        self, sessions: Sequence[HostSession], trees: Sequence[TokenTree], num_rows: int
     ) -> tuple[np.ndarray, np.ndarray, list[slice]]:
-        """Returns logits and hidden states, and which rows of them are those of each part."""
+        """Return logits and hidden states, and which rows of them are those of each session."""
         tokens = np.zeros(num_rows, np.int64)
         kept = np.zeros(num_rows, np.int64)  # rows that only widen the pass go on as the first
-        spans = [slice(0, 0)] * len(parts)
+        spans = [slice(0, 0)] * len(trees)
         row = attended = 0
-        for place, at in enumerate(self._places([passes.cache for passes, _, _ in parts])):
+        for place, at in enumerate(self._places([session.cache for session in sessions])):
             if at is None:
                 attended += self._bind_attention(place, self._nobody, 0, 0, _NOBODYS)
                 continue
-            passes, start, part = parts[at]
-            count = len(part.tree)
-            spans[at] = here = slice(row, row + count)
-            tokens[here] = part.tree.tokens
-            kept[here] = attended + np.arange(count)
-            attended += self._bind_attention(place, passes.cache, row, start, part.tree)
-            row += count
+            session, tree = sessions[at], trees[at]
+            spans[at] = here = slice(row, row + len(tree))
+            tokens[here] = tree.tokens
+            kept[here] = attended + np.arange(len(tree))
+            attended += self._bind_attention(place, session.cache, row, session.length, tree)
+            row += len(tree)
         logits = np.empty((row, self._config.vocab_size), np.float32)
         hidden = np.empty((row, self._config.hidden_size), np.float32)
         binding = self._binding
@@ -94,9 +94,9 @@ class JointPasses:
         self._graph.inference.run_with_iobinding(binding)
         return logits, hidden, spans
 
-    def _places(self, caches: Sequence[Cache]) -> list[int | None]:
-        """Returns which part each place has: that of the cache it is bound to, where that is among
-        them."""
+    def _places(self, caches: Sequence[HostCache]) -> list[int | None]:
+        """Return which session each place has: that of the cache it is bound to, where that is
+        among them."""
         places: list[int | None] = [None] * len(self._bound)
         left = []
         held = [None if bound is None else bound[0] for bound in self._bound]
@@ -119,9 +119,9 @@ class JointPasses:
         return places
 
     def _bind_attention(
-        self, place: int, cache: Cache, row: int, start: int, tree: TokenTree
+        self, place: int, cache: HostCache, row: int, start: int, tree: TokenTree
     ) -> int:
-        """row: of the pass, where the tree begins. Returns how many rows the place gives."""
+        """row: of the pass, where the tree begins. Return how many rows the place gives."""
         count = len(tree)
         sees = None if tree.is_chain else tree.ancestors
         num_rows = count if self._has_forms else max(count, MIN_ATTENDED)
@@ -132,7 +132,7 @@ class JointPasses:
             inputs[OWN_ROWS] = np.arange(row, row + count)
             inputs["attention_rows"] = inputs["kept_rows"] = np.arange(count)
         else:
-            inputs[BIAS] = self._bias.show(num_rows, start, sees)
+            inputs[BIAS] = attention_mask(np.dtype(np.float32), num_rows, start, sees)
             inputs["attention_rows"] = row + np.minimum(np.arange(num_rows), count - 1)
         self._graph.bind(self._binding, inputs, self._suffixes[place])
         return num_rows

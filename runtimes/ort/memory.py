@@ -8,7 +8,7 @@ the head reads. Float16 is widened to float32 once; the embedding, from which ro
 not.
 
 What a GPU's own memory will hold was not measured on one: it is added up from what is copied there
-(graph_forms.py, device_memory.py), and CUDA's own part is an assumption.
+(graph_forms.py, caches.py), and CUDA's own part is an assumption.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, Memory, context_tokens
 from edge_spec.runtimes.kv_cache import GROWTH_TOKENS, PREFILL_ROWS
-from edge_spec.runtimes.ort.device_memory import FIRST_TOKENS, capacity_for, with_memory
+from edge_spec.runtimes.ort.caches import FIRST_TOKENS, capacity_for, with_memory
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.static.session import session_bytes
@@ -36,7 +36,6 @@ _SCORE_BUFFERS, _ROUND_ROWS = 3, 16
 _ARENA = 2  # onnxruntime's arena grows in powers of two
 _HALF = 2  # bytes: what a GPU computes in
 _CUDA_BYTES = 500_000_000  # of its context and kernels, on the GPU
-_TREE_ROWS = 64  # whose attention is not fused: all scores are there at once, as float32
 # In each function of a static bundle, of a matrix of integers; all others are float32 there, and so
 # is the head of each function that scores. Measured with all four functions of the demo model.
 _COPIED = 1.5
@@ -76,7 +75,7 @@ def _own_memory(options: RuntimeOptions) -> str | None:
 
 
 def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memory:
-    """Two graphs share their matrices there, and nothing else; of experts there is one graph."""
+    """All weights and the cache are there; those that it has in float16 are held here, too."""
     config = bundle.config
     stored = bundle.file(DATA_FILE).stat().st_size
     if bundle.manifest.quantization == "fp32":
@@ -84,25 +83,16 @@ def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memor
     bits = re.match(r"int(\d+)", bundle.manifest.quantization)
     matrices = int(layer_weights(config) * (_HALF if bits is None else int(bits[1]) / 8))
     beside = max(0, stored - matrices)  # scales, norms, an embedding
-    num_graphs = 2 if config.experts is None else 1
     capacity = capacity_for(used, 0, length)
     block = 2 * config.num_layers * config.kv_size * capacity * _HALF
     cache = block if capacity <= FIRST_TOKENS else block * 3 // 2  # that it has grown from, too
-    heads = _TREE_ROWS * config.num_heads * capacity * _FLOAT
     scores = _DECODED_ROWS * (config.vocab_size + config.hidden_size) * _FLOAT
     return Memory(
         weights=beside + _LAYER_BYTES * config.num_layers,
         cache=0,
         work=scores,
         library=LIBRARY_BYTES,
-        on_devices={
-            device: matrices
-            + num_graphs * beside
-            + cache
-            + _work(config, capacity)
-            + heads
-            + _CUDA_BYTES
-        },
+        on_devices={device: stored + cache + _work(config, capacity) + _CUDA_BYTES},
     )
 
 

@@ -1,37 +1,33 @@
-"""Models that onnxruntime computes, and their sessions."""
+"""Models that onnxruntime computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from threading import Lock
+import logging
+from collections.abc import Mapping, Sequence
+from threading import Lock, Thread
 from typing import Any
+
+import numpy as np
 
 from edge_spec.core.features import require_none_alone
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions, Session
 from edge_spec.core.runtime_protocols import PassPart
-from edge_spec.errors import BundleError, UnsupportedModelError, UsageError
+from edge_spec.core.threads import ThreadGovernor
+from edge_spec.errors import BundleError, EdgeSpecError, UnsupportedModelError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS
-from edge_spec.runtimes.ort.device_memory import Place
+from edge_spec.runtimes.ort.caches import DeviceCache, Place
 from edge_spec.runtimes.ort.devices import count_nodes
-from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.graph_forms import GraphForm, feature_graph
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
-from edge_spec.runtimes.ort.growing import GrowingCache, GrowingPasses, read_caches
 from edge_spec.runtimes.ort.joint import JointPasses, places_for
 from edge_spec.runtimes.ort.joint_graph import joint_graph
-from edge_spec.runtimes.ort.session import (
-    HostSession,
-    OrtSession,
-    OrtSourceSession,
-    device_sessions,
-    encode,
-)
+from edge_spec.runtimes.ort.session import HostSession, OrtSession, OrtSourceSession
+from edge_spec.runtimes.ort.signature import Graph, translated
 
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
 ENCODER_FILE = "encoder.onnx"  # beside the graph of its decoder
+_log = logging.getLogger(__name__)
 
 
 class OrtModel:
@@ -49,41 +45,39 @@ class OrtModel:
         place: Place | None = None,
     ) -> None:
         self._loader = GraphLoader(bundle, options, form, place)
-        self.capabilities = Capabilities(
-            max_rows=MAX_ROWS,
-            trees=form is None or form.takes_trees,
-            rollback=True,
-            hidden_states=True,
-            rounds_activations=form is None and bundle.manifest.quantization.startswith("int"),
-        )
         self.form = form
         self.config = self._loader.config
         self._inference: Any = self._loader.open_whole()
         _require_described(self._inference, bundle)
-        self.capabilities = replace(self.capabilities, kernels=self._loader.kernels)
+        self.capabilities = Capabilities(
+            max_rows=MAX_ROWS,
+            trees=form is None,
+            rollback=True,
+            hidden_states=True,
+            rounds_activations=form is None and bundle.manifest.quantization.startswith("int"),
+            kernels=self._loader.kernels,
+        )
         self._partial: Any = None
         self._encoder: Any = None  # the graph of one
         if self.config.encoder is not None:
             self._encoder = self._loader.open(ENCODER_FILE, stops_spinning=True)
         self._lock = Lock()  # sessions may be used by threads of their own
-        self._fewer = FewerThreads(
-            self._loader.threads, self._inference, self._reopen, self._loader.has_room
-        )
+        self._threads_lock = Lock()
+        # With as many threads, or fewer; None: being opened, or not to be had.
+        self._by_threads: dict[int, Any] = {}
+        if self._loader.threads is not None:
+            self._by_threads[self._loader.threads] = self._inference
+        self._opening: Thread | None = None
         self._features: frozenset[int] = frozenset()  # that `_inference` gives
         self._joint: JointPasses | None = None
-        self._open_on_device: Callable[[], OrtSession] | None = None
-        if self._loader.place is not None:
-            self._open_on_device = device_sessions(self._loader, self._inference)
 
     def open_session(self) -> Session:
-        if self._open_on_device is not None:
-            return self._open_on_device()
-
-        opened = partial(HostSession, self._inference, self.config, self._open_partial, self._fewer)
-        if self._encoder is None:
-            return opened(open_features=self._open_features)
-
-        return OrtSourceSession(opened(partial(encode, self._encoder)), self.config)
+        place = self._loader.place
+        if place is not None:
+            graph = Graph.of(self._inference)
+            return OrtSession(graph, self.config, DeviceCache(self.config, graph.cache, place))
+        session = HostSession(self._inference, self.config, self)
+        return session if self._encoder is None else OrtSourceSession(session, self.config)
 
     def node_placement(self) -> dict[str, dict[str, int]]:
         """Counts operators by the provider that took them: TellsNodePlacement."""
@@ -92,14 +86,14 @@ class OrtModel:
     def prepare_sharing(self, num_sessions: int) -> int:
         """The graph for passes of several sessions is loaded where there is memory for one more
         copy of the packed weights: with as many places as were ever wanted."""
-
-        if self._loader.threads is None or self._loader.form is not None or self._open_on_device:
+        loader = self._loader
+        if loader.threads is None or loader.form is not None or loader.place is not None:
             return 1  # not measured on other devices than the CPU
         if self._encoder is not None:
             return 1  # each session attends to a source of its own
         with self._lock:
             held, wanted = self._num_places, places_for(num_sessions)
-            if wanted > held and self._loader.has_room():
+            if wanted > held and loader.has_room():
                 self._joint = JointPasses(self._open_joint(wanted), wanted, self.config)
             return self._num_places
 
@@ -107,17 +101,13 @@ class OrtModel:
         assert self._joint is not None
         sessions = [part.session for part in parts if isinstance(part.session, HostSession)]
         require_none_alone(sessions)
-        joining = [
-            (session.passes, session.length, part)
-            for session, part in zip(sessions, parts, strict=True)
-        ]
-        return self._joint.score(joining, num_rows)
+        return self._joint.score(sessions, [part.tree for part in parts], num_rows)
 
     def close(self) -> None:
-        self._fewer.close()
+        self._wait_for_threads()
+        self._by_threads.clear()
         self._joint = None
-        self._inference = self._partial = self._open_on_device = self._encoder = None
-        self._loader.release()
+        self._inference = self._partial = self._encoder = None
 
     @property
     def _num_places(self) -> int:
@@ -130,12 +120,52 @@ class OrtModel:
             GRAPH_FILE, made=joint_graph(graph, num_places), stops_spinning=True
         )
 
-    def _reopen(self, threads: int) -> Any:
-        if self._features:
-            return self._open_featured(self._features, threads)
-        return self._loader.open_whole(threads)
+    def governor(self) -> ThreadGovernor | None:
+        """See `OpensGraphs`."""
+        threads = self._loader.threads
+        if threads is None or threads < 2:
+            return None
+        return ThreadGovernor(threads, steps=1, is_ready=self._is_ready)
 
-    def _open_features(self, layers: Sequence[int]) -> Any:
+    def with_threads(self, threads: int) -> Any:
+        """See `OpensGraphs`."""
+        return self._by_threads.get(threads)
+
+    def _is_ready(self, threads: int) -> bool:
+        """Begins to load the graph again with fewer threads, which onnxruntime cannot change, in a
+        thread of its own, where there is memory for a second copy of the packed weights."""
+        with self._threads_lock:
+            if threads not in self._by_threads:
+                self._by_threads[threads] = None
+                if self._loader.has_room():
+                    self._opening = Thread(target=self._reopen, args=(threads,), daemon=True)
+                    self._opening.start()
+            return self._by_threads[threads] is not None
+
+    def _reopen(self, threads: int) -> None:
+        try:
+            if self._features:
+                self._by_threads[threads] = self._give_features(self._features, threads)
+            else:
+                self._by_threads[threads] = self._loader.open_whole(threads)
+        except EdgeSpecError as error:  # the text goes on as before
+            _log.info("not opened with fewer threads: %s", error)
+
+    def _wait_for_threads(self) -> None:
+        """Returns when nothing is being opened."""
+        with self._threads_lock:
+            thread = self._opening
+        if thread is not None:
+            thread.join()
+
+    def encode(self, source: Sequence[int]) -> Mapping[str, np.ndarray]:
+        """See `OpensGraphs`. Raises SessionError, DeviceMemoryError."""
+        names = [value.name for value in self._encoder.get_outputs()]
+        with translated(len(source), 0):
+            found = self._encoder.run(names, {"input_ids": np.array([source], np.int64)})
+        return dict(zip(names, found, strict=True))
+
+    def open_featured(self, layers: Sequence[int]) -> Any:
         """Loads the graph with these outputs, too, where it has others. It takes the place of the
         one without, so that no second copy of the weights stays once other sessions are closed.
         Raises BundleError, and UnsupportedModelError where devices have a graph of another form."""
@@ -147,16 +177,18 @@ class OrtModel:
         with self._lock:
             wanted = self._features.union(layers)
             if wanted != self._features:
-                self._inference = self._open_featured(wanted)
+                self._inference = self._give_features(wanted)
                 self._features = wanted
-                self._fewer.follow(self._inference)
+                self._wait_for_threads()
+                if self._loader.threads is not None:
+                    self._by_threads = {self._loader.threads: self._inference}
             return self._inference
 
-    def _open_featured(self, layers: frozenset[int], threads: int | None = None) -> Any:
+    def _give_features(self, layers: frozenset[int], threads: int | None = None) -> Any:
         graph = feature_graph(self._loader.bundle.file(GRAPH_FILE), self.config, layers)
         return self._loader.open(GRAPH_FILE, threads, graph)
 
-    def _open_partial(self) -> Any:
+    def open_partial(self) -> Any:
         """Loads it once. Raises UsageError where the bundle has none, or the cache is another."""
         bundle = self._loader.bundle
         if self._loader.form is not None:
@@ -196,34 +228,3 @@ def _require_described(inference: Any, bundle: Bundle) -> None:
             f"{bundle.path}: its graph is not the one that its manifest describes",
             remedy="Export the model again.",
         )
-
-
-class GrowingModel:
-    """A graph of growing.py. Sessions share the weights and the thread pool. Raises BundleError for
-    another kind of graph."""
-
-    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
-        # Planned memory is kept for every shape, and each pass has a shape of its own here.
-        loader = GraphLoader(bundle, options, enable_mem_pattern=False)
-        self.capabilities = Capabilities(
-            max_rows=MAX_ROWS,
-            trees=False,
-            rollback=True,
-            hidden_states=False,
-        )
-        self.config = loader.config
-        self._inference: Any = loader.open(GRAPH_FILE)
-        self.capabilities = replace(self.capabilities, kernels=loader.kernels)
-        path = bundle.file(GRAPH_FILE)
-        self._caches = read_caches(self._inference, self.config.vocab_size, path)
-
-    def open_session(self) -> OrtSession:
-        cache = GrowingCache(self._caches, self.config.context_length)
-        return OrtSession(GrowingPasses(self._inference, cache, self.config))
-
-    def node_placement(self) -> dict[str, dict[str, int]]:
-        """Counts operators by the provider that took them: TellsNodePlacement."""
-        return count_nodes(self._inference)
-
-    def close(self) -> None:
-        self._inference = None

@@ -6,22 +6,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
+
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, SessionError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU
 from edge_spec.runtimes.ort import devices as ort_devices
 from edge_spec.runtimes.ort import graph_forms
-from edge_spec.runtimes.ort.cuda_driver import require_driver
+from edge_spec.runtimes.ort.cuda import require_driver
 from edge_spec.runtimes.ort.devices import ProviderChoice
 from edge_spec.runtimes.ort.graph_forms import GraphForm
+from edge_spec.runtimes.ort.growing import GrowingModel
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
+from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.runtimes.ort.static import COMPILED, open_compiled, open_static
 from edge_spec.runtimes.static import trial
 from edge_spec.runtimes.static.onnx_program import FORMAT as STATIC
 from edge_spec.runtimes.static.session import StaticModel
-from edge_spec.runtimes.static.trial import TrialScores
 
 
 def open_bundle(source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel | StaticModel:
@@ -34,7 +36,7 @@ def open_bundle(source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingMo
     if all(device.name == CPU for device in devices):
         return _open(source, options)
     _require_known_to_devices(source)
-    on_cpu = _open(source, replace(options, providers=()), graph_forms.REFERENCE)
+    on_cpu = _open(source, replace(options, providers=()), graph_forms.FLOAT32)
     expected = trial.scores(on_cpu)
     on_cpu.close()
     names = ", ".join(device.name for device in devices)
@@ -46,7 +48,7 @@ def open_bundle(source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingMo
 
 
 def choose_devices(providers: Sequence[str]) -> list[ProviderChoice]:
-    """Returns those of these names, whose driver is there. Raises UsageError, DeviceError."""
+    """Return those of these names, whose driver is there. Raises UsageError, DeviceError."""
     onnxruntime = import_onnxruntime()
     chosen = ort_devices.choose(onnxruntime, providers)
     require_driver(onnxruntime, [choice.provider for choice in chosen])
@@ -75,17 +77,12 @@ def _open(
 
 
 def _open_right(
-    bundle: Bundle,
-    options: RuntimeOptions,
-    form: GraphForm | None,
-    expected: TrialScores,
-    devices: str,
+    bundle: Bundle, options: RuntimeOptions, form: GraphForm, expected: np.ndarray, devices: str
 ) -> OrtModel | GrowingModel:
     """Raises DeviceError, SessionError where the scores are not those of the CPU."""
     model = _open(bundle, options, form)
     try:
-        if not trial.require_same(trial.scores(model), expected, devices):
-            model.capabilities = replace(model.capabilities, trees=False)
+        trial.require_same(trial.scores(model), expected, devices)
     except BaseException:
         model.close()
         raise

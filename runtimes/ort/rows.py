@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from edge_spec.runtimes.llamacpp.rows import install, library
+from edge_spec.runtimes.llamacpp.rows import library
+from edge_spec.runtimes.llamacpp.rows.install import refusal
 
 DOMAIN, OPERATOR = "edge_spec", "MatMulRows"
 _REPLACED = "MatMulNBits"
@@ -120,18 +121,8 @@ _log = logging.getLogger(__name__)
 
 
 def wanted() -> str:
-    """Names the kernels that bundles get here, and their own build; "" for none. Raises UsageError
-    as `refusal` does."""
+    """Name the kernels that bundles get here, and their own build; "" for none."""
     return library.build_name() if refusal() is None else ""
-
-
-def refusal() -> str | None:
-    """Why bundles get none here; None where they do. Raises UsageError for a variable of the
-    environment that names what is not."""
-    try:
-        return install.refusal()
-    except (OSError, AttributeError) as error:
-        return " ".join(str(error).split())
 
 
 def description() -> str:
@@ -142,10 +133,10 @@ def description() -> str:
 
 class OwnProducts:
     """Changes the graphs of one bundle, or of one head, before they are loaded: all of them or
-    none, since rows of the two kinds differ. reason: why none."""
+    none, since rows of the two kinds differ."""
 
-    def __init__(self, reason: str | None) -> None:
-        self._reason = reason
+    def __init__(self) -> None:
+        self._reason = refusal()  # why none of them
         self._lock = Lock()  # graphs may load at the same time
         self._num_replaced = self._num_left = 0
         self._is_settled = False  # a graph has been loaded

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from edge_spec.core.model import RuntimeOptions
     from edge_spec.models.bundle import Bundle
     from edge_spec.models.devices import Device, Memory
-    from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
+    from edge_spec.runtimes.ort.growing import GrowingModel
+    from edge_spec.runtimes.ort.model import OrtModel
     from edge_spec.runtimes.static.session import StaticModel
 
 

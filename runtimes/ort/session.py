@@ -9,48 +9,142 @@ target scores.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import OnPrefilled, require_layers
-from edge_spec.core.model import Forward, Session, require_rollback
+from edge_spec.core.model import Forward, require_rollback, require_room
 from edge_spec.core.source_session import SourceSession
+from edge_spec.core.threads import ThreadGovernor
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
-from edge_spec.runtimes.ort.device_memory import DeviceCache, moving_graph, shares_weights
-from edge_spec.runtimes.ort.fewer_threads import FewerThreads
-from edge_spec.runtimes.ort.graph_loader import GraphLoader
-from edge_spec.runtimes.ort.growing import GrowingPasses
-from edge_spec.runtimes.ort.passes import HostCache, Passes
-from edge_spec.runtimes.ort.signature import Graph, pass_error
+from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS
+from edge_spec.runtimes.ort.caches import DeviceCache, HostCache
+from edge_spec.runtimes.ort.graph_forms import feature_name
+from edge_spec.runtimes.ort.signature import (
+    BIAS,
+    STACKED,
+    Graph,
+    StackedMask,
+    attention_inputs,
+    attention_mask,
+    bind_output,
+    translated,
+    widened,
+)
+
+MIN_ATTENDED = 2  # rows that attention computes: see exporters/onnx/graph.py
+Cache = TypeVar("Cache", HostCache, DeviceCache)
 
 
-class _Session:
-    """What a session commits, and the passes that score what comes after it."""
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """What is the same in all passes of one width: they write their scores to the same buffers."""
 
-    def __init__(self, passes: Passes | GrowingPasses) -> None:
+    binding: onnxruntime.IOBinding
+    attended: int  # rows
+    mask: StackedMask | None  # of a stacked pass
+    logits: np.ndarray  # [scored, vocab]
+    hidden: np.ndarray  # [scored, hidden]
+    features: np.ndarray | None  # [rows, features, hidden]
+    written: dict[str, np.ndarray] = field(default_factory=dict)  # inputs whose memory is shared
+
+    @property
+    def scores(self) -> Forward:
+        return widened(self.logits, self.hidden, self.features)
+
+    @property
+    def parts(self) -> tuple[np.ndarray | None, ...]:
+        return self.logits, self.hidden, self.features
+
+
+class _Passes(Generic[Cache]):
+    """Commits tokens, and scores what comes after them by passes of one graph over a cache.
+
+    A pass costs one `run_with_iobinding`. On the CPU, numpy and onnxruntime share every buffer; to
+    a device the rows of a pass cross over, and their scores come back. What stands after the
+    committed tokens is overwritten by the next pass. There are no CUDA graphs: one replays the
+    total length that GroupQueryAttention reads from main memory while it is made, and that grows
+    with every pass.
+
+    runs [2 * layers] bool, of a graph of exporters/onnx/graph.py: the sublayers that the next pass
+    runs; None for a graph without a choice.
+    """
+
+    def __init__(
+        self, graph: Graph, config: ModelConfig, cache: Cache, runs: np.ndarray | None = None
+    ) -> None:
         self.length = 0
-        self._passes = passes
+        self.cache: Cache = cache
+        self._graph = graph
+        self._config = config
+        self._runs = runs
+        self._run_options = onnxruntime.RunOptions()
+        # One for all widths, since scores are valid until the next pass. Rows that are never used
+        # take no memory.
+        self._logits = np.empty((MAX_ROWS, config.vocab_size), graph.logits)
+        self._hidden = np.empty((MAX_ROWS, config.hidden_size), graph.hidden)
+        self._bound: dict[tuple[onnxruntime.InferenceSession, int], _Bound] = {}
+        self._generation = cache.generation  # of the cache that is bound
+        self._source: Mapping[str, np.ndarray] = {}  # further inputs, the same in all passes
+        self._layers: tuple[int, ...] = ()  # whose features passes give
 
     def prefill(self, tokens: Sequence[int]) -> None:
+        """Raises ContextFullError, SessionError, DeviceMemoryError; so does `forward`."""
         self._claim()
-        for length, features in self._passes.prefill(tokens, self.length):
-            start = self.length
-            self._move(length)
-            if features is not None:
-                self._report(start, features)
+        for at, chunk in self._chunks(tokens):
+            bound = self._read(at, chunk)
+            self._move(at + len(chunk))
+            if bound.features is not None:
+                self._report(at, bound.features)
 
     def forward(self, tree: TokenTree) -> Forward:
+        """Raises ValueError for more than MAX_ROWS, and for branches where chains alone run."""
         self._claim()
-        return self._passes.score(tree, self.length)
+        rows, start = len(tree), self.length
+        if rows > MAX_ROWS:
+            raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
+        if not tree.is_chain and self._graph.bias is None:
+            raise ValueError("a graph without a bias takes chains alone")
+        self._reserve(rows)
+        sees = None if tree.is_chain else tree.ancestors
+        if start or sees is None:
+            return self._score(tree.tokens, start + tree.depths, start, sees).scores
+        # On an empty cache GroupQueryAttention ignores position_ids and counts rows itself, so
+        # that siblings would follow each other: the root has to go before the others.
+        root = self._score(tree.tokens[:1], tree.depths[:1], 0, None)
+        first = [None if each is None else each.copy() for each in root.parts]
+        rest = self._score(tree.tokens[1:], tree.depths[1:], 1, sees[1:, 1:]).parts
+        logits, hidden, features = (
+            None if one is None or other is None else np.concatenate([one, other])
+            for one, other in zip(first, rest, strict=True)
+        )
+        assert logits is not None and hidden is not None
+        return widened(logits, hidden, features)
 
     def commit(self, rows: Sequence[int]) -> None:
-        self._passes.keep(rows, self.length)
+        """Raises ValueError where another session has written to the cache since, or the pass
+        failed."""
+        if self.cache.last_writer is not self:
+            raise ValueError("the rows to commit are gone: the cache was written to since")
+        if rows[-1] != len(rows) - 1:  # not simply the first rows
+            self.cache.compact(self.length, rows)
         self._move(self.length + len(rows))
+
+    def interrupt(self) -> None:
+        """A pass ends before its next operation: what an operation does cannot be interrupted."""
+        self._run_options.terminate = True
+
+    def close(self) -> None:
+        """Gives memory back now: whoever holds this may be part of a cycle, which Python may keep
+        for hours."""
+        self._bound.clear()
+        self._logits, self._hidden = self._logits[:0].copy(), self._hidden[:0].copy()
 
     def _claim(self) -> None:
         """Makes the tokens after the length this session's."""
@@ -61,42 +155,138 @@ class _Session:
     def _report(self, start: int, features: np.ndarray) -> None:
         """Tells of prefilled tokens from `start` on."""
 
+    def _chunks(self, tokens: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """Makes room for all of them, and yields the tokens of each pass and where it starts."""
+        start = self.length
+        self._reserve(len(tokens))
+        for done in range(0, len(tokens), PREFILL_ROWS):
+            yield start + done, np.asarray(tokens[done : done + PREFILL_ROWS])
 
-class OrtSession(_Session):
+    def _reserve(self, rows: int) -> None:
+        require_room(self.length, rows, self._config.context_length)
+        self.cache.reserve(self.length + max(rows, MIN_ATTENDED), self.length)
+        if self._generation != self.cache.generation:  # this session or another has grown it
+            self._bound.clear()
+            self._generation = self.cache.generation
+
+    def _read(self, start: int, tokens: np.ndarray, outputs: Sequence[str] = ()) -> _Bound:
+        """One pass of a prefill. The head has to score something: the last row, whose scores are
+        not used. outputs: more of the graph's, found in what is bound."""
+        rows = len(tokens)
+        with translated(rows, start):
+            bound = self._bind(rows, np.array([rows - 1]))
+            for name in outputs:
+                bound.binding.bind_output(name)
+            self._run(bound, tokens, start + np.arange(rows), start)
+        return bound
+
+    def _bind(self, rows: int, scored: np.ndarray, is_stacked: bool = False) -> _Bound:
+        graph, config = self._graph, self._config
+        binding = graph.inference.io_binding()
+        self.cache.bind(binding)
+        attended = rows
+        if not is_stacked and "attention_rows" in graph.inputs:
+            attended = max(rows, MIN_ATTENDED)
+        constant: dict[str, np.ndarray] = {
+            "attention_rows": np.minimum(np.arange(attended), rows - 1),
+            "kept_rows": np.arange(rows),
+            "logit_rows": scored.astype(np.int64),
+            STACKED: np.array([is_stacked]),
+            **self._source,
+        }
+        if self._runs is not None:
+            constant["no_update"] = np.zeros((1, rows, config.hidden_size), np.float32)
+            for sublayer in range(len(self._runs)):
+                constant[f"runs.{sublayer}"] = self._runs[sublayer : sublayer + 1]
+        graph.bind(binding, constant)
+        logits, hidden = self._logits[: len(scored)], self._hidden[: len(scored)]
+        bind_output(binding, "logits", logits)
+        bind_output(binding, "hidden", hidden)
+        features = None
+        if self._layers:
+            streams = np.empty((len(self._layers), 1, rows, config.hidden_size), np.float32)
+            for layer, stream in zip(self._layers, streams, strict=True):
+                is_normed = layer == config.num_layers
+                bind_output(binding, feature_name(layer), stream[0] if is_normed else stream)
+            features = streams[:, 0].swapaxes(0, 1)
+        mask = StackedMask(rows, self.cache.capacity) if is_stacked else None
+        if mask is not None:
+            binding.bind_cpu_input(BIAS, mask.bias)
+        return _Bound(binding, attended, mask, logits, hidden, features)
+
+    def _score(
+        self, tokens: np.ndarray, positions: np.ndarray, start: int, sees: np.ndarray | None
+    ) -> _Bound:
+        """One pass; sees: [rows, rows] bool, None for a chain."""
+        rows, inference = len(tokens), self._graph.inference
+        with translated(rows, start):
+            bound = self._bound.get((inference, rows))
+            if bound is None:
+                bound = self._bind(rows, np.arange(rows), self._graph.has_stacked)
+                if not self.cache.is_copied:
+                    self._bound[inference, rows] = bound
+            self._run(bound, tokens, positions, start, sees)
+        return bound
+
+    def _run(
+        self,
+        bound: _Bound,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        start: int,
+        sees: np.ndarray | None = None,
+    ) -> None:
+        changing = attention_inputs(self._config, positions, sees, start, bound.attended)
+        changing["input_ids"] = tokens.astype(np.int64)[None]
+        for name, values in changing.items():
+            if name in bound.written:
+                bound.written[name][...] = values
+            elif name in self._graph.inputs:
+                bound.binding.bind_cpu_input(name, values)
+                if isinstance(self.cache, HostCache):
+                    bound.written[name] = values
+        if bound.mask is not None:
+            bound.mask.show(start, sees)
+        elif self._graph.bias is not None:
+            mask = attention_mask(self._graph.bias, bound.attended, start, sees)
+            bound.binding.bind_cpu_input(BIAS, mask)
+        self.cache.last_writer = None
+        self._graph.inference.run_with_iobinding(bound.binding, self._run_options)
+        self.cache.last_writer = self
+
+
+class OrtSession(_Passes[Cache]):
     """One with a cache of its own. On a device it has no parts: their graph would be there with
     weights of its own."""
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
-        self._passes.forget()
+        if self.cache.last_writer is self:
+            self.cache.last_writer = None
         self._move(length)
 
     def state(self) -> dict[str, np.ndarray]:
-        return self._passes.cache.state(self.length)
+        return self.cache.state(self.length)
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
-        self._passes.cache.restore(state, length)
-        self._passes.forget()
+        self.cache.restore(state, length)
         self._move(length)
 
-    def interrupt(self) -> None:
-        self._passes.interrupt()
-
     def close(self) -> None:
-        self._passes.close()
-        self._passes.cache.clear()
+        super().close()
+        self.cache.clear()
 
 
-class PartialSession(_Session):
+class PartialSession(_Passes[HostCache]):
     """peers: all parts of `target`, which may include this one."""
 
-    _passes: Passes
+    _runs: np.ndarray
 
-    def __init__(self, passes: Passes, target: Session, peers: list[PartialSession]) -> None:
-        super().__init__(passes)
-        assert passes.runs is not None
+    def __init__(
+        self, graph: Graph, target: HostSession, runs: np.ndarray, peers: list[PartialSession]
+    ) -> None:
+        super().__init__(graph, target._config, target.cache, runs)
         self.length = target.length
-        self._runs = passes.runs
         self._target = target
         self._peers = peers
 
@@ -134,8 +324,12 @@ class PartialSession(_Session):
         runs = self._runs.copy()
         self._runs[:] = True
         turned = np.zeros(len(runs))
+        names = ["embedded", *(f"update.{sublayer}" for sublayer in range(len(runs)))]
         try:
-            for before, *updates in self._passes.updates(tokens, self.length):
+            for at, chunk in self._chunks(tokens):
+                found = self._read(at, chunk, names).binding.get_outputs()[-len(names) :]
+                self.cache.last_writer = None  # none of these rows can be committed
+                before, *updates = (each.numpy()[0] for each in found)
                 for sublayer, update in enumerate(updates):
                     after = before + update
                     turned[sublayer] += np.sum(1 - _cosines(before, after))
@@ -147,7 +341,7 @@ class PartialSession(_Session):
     def close(self) -> None:
         if self in self._peers:
             self._peers.remove(self)
-        self._passes.close()
+        super().close()
 
     def _claim(self) -> None:
         """Makes the tokens after the own length this session's.
@@ -172,62 +366,65 @@ def _cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return similar
 
 
-# From a source to keys and values, by the names of the decoder's inputs.
-Encode = Callable[[Sequence[int]], Mapping[str, np.ndarray]]
-OpenFeatures = Callable[[Sequence[int]], onnxruntime.InferenceSession]
+class OpensGraphs(Protocol):
+    """What loads further graphs of a session's model, each once."""
+
+    def governor(self) -> ThreadGovernor | None:
+        """Return a governor for one session; None where there are no fewer threads."""
+
+    def with_threads(self, threads: int) -> onnxruntime.InferenceSession | None:
+        """Return the graph with this number of threads; None until it is ready."""
+
+    def open_partial(self) -> onnxruntime.InferenceSession:
+        """Return the graph in which every sublayer is optional."""
+
+    def open_featured(self, layers: Sequence[int]) -> onnxruntime.InferenceSession:
+        """Return the graph that gives these features."""
+
+    def encode(self, source: Sequence[int]) -> Mapping[str, np.ndarray]:
+        """Return the keys and values of a source, by the names of the decoder's inputs."""
 
 
-class HostSession(OrtSession):
-    """On the CPU. open_partial: loads the graph in which every sublayer is optional, or returns it
-    again. encode: reads a source, where an encoder stands before the model. open_features: loads
-    the graph that gives these features, or returns it again.
-
-    Whatever this session does, its parts have then committed exactly what it has.
-    """
-
-    _passes: Passes
+class HostSession(OrtSession[HostCache]):
+    """On the CPU. Whatever this session does, its parts have then committed exactly what it has."""
 
     def __init__(
-        self,
-        inference: onnxruntime.InferenceSession,
-        config: ModelConfig,
-        open_partial: Callable[[], onnxruntime.InferenceSession],
-        fewer: FewerThreads | None = None,
-        encode: Encode | None = None,
-        open_features: OpenFeatures | None = None,
+        self, inference: onnxruntime.InferenceSession, config: ModelConfig, graphs: OpensGraphs
     ) -> None:
         graph = Graph.of(inference)
-        # One token more than the context, for the second row of a single one (passes.MIN_ATTENDED).
-        self._cache = HostCache(config, graph.has_stacked, graph.cache, spare_tokens=1)
-        super().__init__(Passes(graph, config, self._cache))
-        self._config = config
-        self._open_partial = open_partial
+        # One token more than the context, for the second row of a single one (MIN_ATTENDED).
+        cache = HostCache(config, graph.has_stacked, graph.cache, spare_tokens=1)
+        super().__init__(graph, config, cache)
+        self._graphs = graphs
         self._parts: list[PartialSession] = []
-        self._fewer = fewer
-        self._encode = encode
-        self._open_features = open_features
         self._on_prefilled: OnPrefilled | None = None  # while features are collected
-        self._threads = None if fewer is None else fewer.governor()
-
-    @property
-    def passes(self) -> Passes:
-        """Returns the passes of this session, before one that other sessions share."""
-        self._claim()
-        return self._passes
+        self._threads = graphs.governor()
 
     def forward(self, tree: TokenTree) -> Forward:
         started_s = time.perf_counter()
         out = super().forward(tree)
-        if self._fewer is not None and self._threads is not None:
+        if self._threads is not None:
             before = self._threads.threads
             threads = self._threads.observe(len(tree), time.perf_counter() - started_s)
-            if threads != before and (inference := self._fewer.inference(threads)) is not None:
-                self._passes.use(inference)
+            inference = None if threads == before else self._graphs.with_threads(threads)
+            if inference is not None:
+                self._use(inference)
         return out
+
+    def join(self, rows: int) -> None:
+        """Makes room for a pass that other sessions share; nothing can be committed until
+        `joined`. Raises ContextFullError."""
+        self._claim()
+        self._reserve(rows)
+        self.cache.last_writer = None
+
+    def joined(self) -> None:
+        """Lets `commit` take the rows that such a pass has written after the committed tokens."""
+        self.cache.last_writer = self
 
     def rollback(self, length: int) -> None:
         super().rollback(length)
-        self._cache.shrink(length)
+        self.cache.shrink(length)
 
     @property
     def collects(self) -> bool:
@@ -240,8 +437,10 @@ class HostSession(OrtSession):
         require_layers(layers, self._config.num_layers)
         if not layers and not self.collects:
             return
-        assert self._open_features is not None
-        self._passes.collect(self._open_features(layers), layers)
+        inference = self._graphs.open_featured(layers)
+        self._layers = tuple(layers)
+        self._bound.clear()
+        self._use(inference)
         self._on_prefilled = on_prefilled if layers else None
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
@@ -249,13 +448,13 @@ class HostSession(OrtSession):
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """See `edge_spec.core.features.SharesKeysValues`."""
-        keys, values = self._cache.of_layer(layer)
+        keys, values = self.cache.of_layer(layer)
         return keys[:, : self.length], values[:, : self.length]
 
     def attend_to(self, source: Sequence[int]) -> None:
         """See `edge_spec.core.source_session.DecoderSession`."""
-        assert self._encode is not None
-        self._passes.attend_to(self._encode(source))
+        self._source = self._graphs.encode(source)
+        self._bound.clear()
 
     def close(self) -> None:
         self._parts.clear()
@@ -282,11 +481,14 @@ class HostSession(OrtSession):
         Raises UsageError for a sublayer that the model does not have, or for an older bundle.
         """
         runs = np.ones(2 * self._config.num_layers, np.bool_)
-        graph = Graph.of(self._open_partial())
-        part = PartialSession(Passes(graph, self._config, self._cache, runs), self, self._parts)
+        part = PartialSession(Graph.of(self._graphs.open_partial()), self, runs, self._parts)
         part.skipped = skipped
         self._parts.append(part)
         return part
+
+    def _use(self, inference: onnxruntime.InferenceSession) -> None:
+        """Runs the next passes with another session of the same graph."""
+        self._graph = replace(self._graph, inference=inference)
 
     def _claim(self) -> None:
         self._move(self.length)
@@ -299,38 +501,6 @@ class HostSession(OrtSession):
     def _report(self, start: int, features: np.ndarray) -> None:
         if self._on_prefilled is not None:
             self._on_prefilled(start, features)
-
-
-def device_sessions(
-    loader: GraphLoader, inference: onnxruntime.InferenceSession
-) -> Callable[[], OrtSession]:
-    """Returns what opens sessions in a device's memory. inference: of the model in the form of
-    `loader`. Where that takes trees, and large weights can be shared (graph_forms.py), the form for
-    chains alone is loaded beside it. Raises BundleError, DeviceError."""
-    place, form, config = loader.place, loader.form, loader.config
-    assert place is not None
-    graph, chains = Graph.of(inference), None
-    if form is not None and form.takes_trees and shares_weights(place, config):
-        chains = Graph.of(loader.open_form(replace(form, takes_trees=False)))
-    moving = loader.open_beside(moving_graph(graph.cache))
-
-    def opened() -> OrtSession:
-        cache = DeviceCache(config, graph.cache, place, moving)
-        return OrtSession(Passes(graph, config, cache, chains=chains))
-
-    return opened
-
-
-def encode(
-    inference: onnxruntime.InferenceSession, source: Sequence[int]
-) -> Mapping[str, np.ndarray]:
-    """inference: of exporters/onnx/graph.py. Raises SessionError, DeviceMemoryError."""
-    names = [value.name for value in inference.get_outputs()]
-    try:
-        found = inference.run(names, {"input_ids": np.array([source], np.int64)})
-    except Exception as error:
-        raise pass_error(error, len(source), 0) from error
-    return dict(zip(names, found, strict=True))
 
 
 class OrtSourceSession(SourceSession):

@@ -18,16 +18,17 @@ from edge_spec.core.tree import chain_parents, parents_seen, preceding
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 
 _PAST = "past."  # begins the names of caches
-ELEMENT_NAMES = {"float32": "float", "float16": "float16"}  # as onnx has numpy's types
-_ELEMENTS = {f"tensor({name})": np.dtype(kind) for kind, name in ELEMENT_NAMES.items()}
+_ELEMENTS: Mapping[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+}
 STACKED = "stacked"  # the input that tells a graph with both forms of attention
 BIAS = "attention_bias"
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A loaded graph with caches. has_stacked: passes of few rows are stacked, on the CPU alone,
-    since providers of other devices know the operator."""
+    """A loaded graph with caches. has_stacked: passes of few rows are stacked."""
 
     inference: onnxruntime.InferenceSession
     inputs: frozenset[str]
@@ -49,7 +50,7 @@ class Graph:
             logits=_ELEMENTS[given["logits"]],
             hidden=_ELEMENTS[given["hidden"]],
             bias=_ELEMENTS[taken[BIAS]] if BIAS in taken else None,
-            has_stacked=STACKED in taken and inference.get_providers() == ["CPUExecutionProvider"],
+            has_stacked=STACKED in taken,
         )
 
     def bind(
@@ -88,25 +89,21 @@ def bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -
 _OUT_OF_MEMORY = re.compile(r"failed to allocate|bad_?alloc|out of memory", re.IGNORECASE)
 
 
-def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
-    """Returns the error of a pass over `rows` rows after `start` tokens that failed."""
-    what = f"onnxruntime failed on {rows} rows at {start} tokens: {error}"
-    if _OUT_OF_MEMORY.search(str(error)):
-        remedy = "Give a shorter --context, or another --device."
-        return DeviceMemoryError(what, remedy=remedy)
-    remedy = "Try fewer rows (--draft-n-max) or another --device."
-    return SessionError(what, remedy=remedy)
-
-
 @contextmanager
 def translated(rows: int, start: int) -> Iterator[None]:
-    """Turns what onnxruntime raises into a `pass_error`."""
+    """Turns what onnxruntime raises in a pass over `rows` rows after `start` tokens into
+    SessionError, or DeviceMemoryError."""
     try:
         yield
     except (EdgeSpecError, MemoryError):
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
-        raise pass_error(error, rows, start) from error
+        what = f"onnxruntime failed on {rows} rows at {start} tokens: {error}"
+        if _OUT_OF_MEMORY.search(str(error)):
+            remedy = "Give a shorter --context, or another --device."
+            raise DeviceMemoryError(what, remedy=remedy) from error
+        remedy = "Try fewer rows (--draft-n-max) or another --device."
+        raise SessionError(what, remedy=remedy) from error
 
 
 def attention_inputs(
@@ -132,24 +129,16 @@ def attention_inputs(
     return inputs
 
 
-class Bias:
-    """Makes the masks of passes that are not stacked, [1, 1, rows, start + rows]."""
-
-    def __init__(self, element: np.dtype[Any]) -> None:
-        self._zeros = np.zeros(0, element)
-
-    def show(self, rows: int, start: int, sees: np.ndarray | None) -> np.ndarray:
-        """sees: [rows, rows] bool; None for a chain, which needs zeros alone, since the operator is
-        causal by itself. What is cached is seen by all."""
-        shape = (1, 1, rows, start + rows)
-        if sees is None:
-            size = rows * (start + rows)
-            if size > len(self._zeros):
-                self._zeros = np.zeros(2 * size, self._zeros.dtype)
-            return self._zeros[:size].reshape(shape)
-        bias = np.zeros(shape, self._zeros.dtype)
-        bias[0, 0, :, start:] = np.where(sees, 0.0, -np.inf)
-        return bias
+def attention_mask(
+    element: np.dtype[Any], rows: int, start: int, sees: np.ndarray | None
+) -> np.ndarray:
+    """Return the mask of a pass that is not stacked, [1, 1, rows, start + rows]. sees: [rows, rows]
+    bool; None for a chain, which needs zeros alone, since the operator is causal by itself. What is
+    cached is seen by all."""
+    mask = np.zeros((1, 1, rows, start + rows), element)
+    if sees is not None:
+        mask[0, 0, :, start:] = np.where(sees, 0.0, -np.inf)
+    return mask
 
 
 class StackedMask:

@@ -133,64 +133,6 @@ def _pass_shape(function: str, signature: Signature) -> PassShape:
 
 
 MASKED = -30000.0  # what a mask adds to scores that must not count: beyond any, within float16
-
-
-class Slots:
-    """Holds the slots of the committed tokens, in their order, which is also that of their
-    slots."""
-
-    def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
-        self._taken: list[int] = []
-        # What a row that attends to all committed tokens adds to its scores.
-        self._mask = np.full(num_slots, MASKED, np.float16)
-
-    def __len__(self) -> int:
-        return len(self._taken)
-
-    @property
-    def end(self) -> int:
-        """Returns the slot after the last taken one, where the next rows are written."""
-        return self._taken[-1] + 1 if self._taken else 0
-
-    @property
-    def has_holes(self) -> bool:
-        return self.end > len(self)
-
-    def fits(self, rows: int) -> bool:
-        """Returns whether a pass of `rows` rows, padding included, can be written after the end."""
-        return self.end + rows <= self.num_slots
-
-    def take(self, slots: Sequence[int]) -> None:
-        """Takes slots for the next tokens; rising, and after the end."""
-        self._taken += slots
-        self._mask[list(slots)] = 0
-
-    def forget(self, length: int) -> None:
-        """All tokens from this one on."""
-        self._mask[self._taken[length:]] = MASKED
-        del self._taken[length:]
-
-    def mask(self, sees: np.ndarray, rows: int) -> np.ndarray:
-        """Returns the mask of a pass whose rows are written at the end, [1, 1, rows, num_slots]
-        float16.
-
-        sees: [n, n] bool, which of the n first rows each of them attends to, beside all committed
-        tokens; the others are padding, which attends to itself.
-        """
-        count, start = len(sees), self.end
-        mask = np.full((1, 1, rows, self.num_slots), MASKED, np.float16)
-        mask[0, 0, :count] = self._mask
-        mask[0, 0, :count, start : start + count][sees] = 0
-        padding = np.arange(count, rows)
-        mask[0, 0, padding, start + padding] = 0
-        return mask
-
-    def taken(self, state: np.ndarray, axis: int) -> np.ndarray:
-        """A copy of the taken slots alone."""
-        return np.take(state, self._taken, axis=axis)
-
-
 _FRONT = (slice(None),) * SLOT_AXIS
 
 
@@ -204,14 +146,14 @@ class StaticSession:
         self._program = program
         self._layout = layout
         self._context_length = context_length
-        self._slots = Slots(layout.slots)
+        self._taken = np.empty(0, np.intp)  # the slots of the committed tokens, rising
         self._state = program.make_state()
         self._scored = 0  # where the rows of the last forward begin
         self._is_interrupted = False
 
     @property
     def length(self) -> int:
-        return len(self._slots)
+        return len(self._taken)
 
     def prefill(self, tokens: Sequence[int]) -> None:
         require_room(self.length, len(tokens), self._context_length)
@@ -239,16 +181,16 @@ class StaticSession:
         return Forward(logits, hidden)
 
     def commit(self, rows: Sequence[int]) -> None:
-        self._slots.take([self._scored + row for row in rows])
+        self._taken = np.append(self._taken, self._scored + np.asarray(rows, np.intp))
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
-        self._slots.forget(length)
+        self._taken = self._taken[:length]
 
     def state(self) -> dict[str, np.ndarray]:
         """Each of the package's states, with `length` slots."""
         return {
-            name: self._slots.taken(self._program.read_state(self._state, name), SLOT_AXIS)
+            name: np.take(self._program.read_state(self._state, name), self._taken, SLOT_AXIS)
             for name in self._layout.states
         }
 
@@ -267,8 +209,12 @@ class StaticSession:
         self._is_interrupted = True
 
     def close(self) -> None:
-        self._slots.forget(0)
-        self._state = None
+        self._taken, self._state = self._taken[:0], None
+
+    @property
+    def _end(self) -> int:
+        """Returns the slot after the last taken one, where the next rows are written."""
+        return int(self._taken[-1]) + 1 if len(self._taken) else 0
 
     def _shape_for(self, rows: int, shapes: Sequence[PassShape]) -> PassShape:
         """The smallest function that holds the rows, or the largest, of those that fit the slots.
@@ -276,10 +222,10 @@ class StaticSession:
         Slots are made free where holes are in the way. One always fits: the cache has room for a
         padded pass after a full context.
         """
-        wanted = next((each for each in shapes if each.rows >= rows), shapes[-1])
-        if not self._slots.fits(wanted.rows) and self._slots.has_holes:
+        wanted, slots = next((s for s in shapes if s.rows >= rows), shapes[-1]), self._layout.slots
+        if self._end + wanted.rows > slots and self._end > self.length:
             self._hold(self.state(), self.length)
-        fitting = [each for each in shapes if self._slots.fits(each.rows)]
+        fitting = [each for each in shapes if self._end + each.rows <= slots]
         return next((each for each in fitting if each.rows >= rows), fitting[-1])
 
     def _hold(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -290,27 +236,30 @@ class StaticSession:
             array = self._program.read_state(fresh, name)
             array[(*_FRONT, slice(0, length))] = state[name]
             self._program.write_state(fresh, name, array)
-        self._state = fresh
-        self._slots.forget(0)
-        self._slots.take(range(length))
+        self._state, self._taken = fresh, np.arange(length)
 
     def _run(
         self, shape: PassShape, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray
     ) -> Mapping[str, np.ndarray]:
-        """One pass over rows that stand after the committed tokens."""
+        """One pass over rows that stand after the committed tokens. sees: [n, n] bool, which of
+        the n rows each of them attends to, beside all committed tokens."""
         if self._is_interrupted:
             raise SessionError("the session was interrupted", remedy="Begin a new one.")
-        count = len(tokens)
+        count, start = len(tokens), self._end
         ids = np.zeros((1, shape.rows), np.int32)
         ids[0, :count] = tokens
         positions = np.zeros(shape.rows, np.int32)
         positions[:count] = self.length + depths
-        start = self._slots.end
-        inputs = {
+        mask = np.full((shape.rows, self._layout.slots), MASKED, np.float16)
+        mask[:count, self._taken] = 0
+        mask[:count, start : start + count][sees] = 0
+        padding = np.arange(count, shape.rows)
+        mask[padding, start + padding] = 0  # attends to itself
+        inputs: dict[str, np.ndarray] = {
             "input_ids": ids,
             "position_ids": positions,
             "write_slot": np.array([start], np.int32),
-            "mask": self._slots.mask(sees, shape.rows),
+            "mask": mask[None, None],
         }
         found = self._program.predict(shape.function, inputs, self._state)
         self._scored = start

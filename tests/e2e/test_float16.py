@@ -17,7 +17,7 @@ from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.runtimes.ort import opening
-from edge_spec.runtimes.ort.graph_forms import REFERENCE, GraphForm
+from edge_spec.runtimes.ort.graph_forms import FLOAT32, GraphForm
 from edge_spec.runtimes.ort.model import OrtModel
 from fixtures.silence import quiet
 
@@ -38,7 +38,7 @@ def test_float16_is_near_float32(demo_gguf: Path, quantization: str | None) -> N
     tokens = resolved.text.tokenizer.encode(parity_text())[:64]
     assert isinstance(resolved.source, Bundle)
     scores = []
-    for form in (REFERENCE, HALF):
+    for form in (FLOAT32, HALF):
         opened = OrtModel(resolved.source, RuntimeOptions(), form)
         scores.append(score_text(opened, tokens))
         opened.close()

@@ -17,12 +17,12 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError, UnsupportedModelError
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.llamacpp.rows.install import stock_weights
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import family_gguf
 from fixtures.feature_checks import check_features
+from fixtures.rows import stock_weights
 
 Tokens = Callable[..., list[int]]
 LAYERS = (0, 1, 2)  # of a model of two layers: all

@@ -86,6 +86,25 @@ def test_bos_comes_first_and_only_once(
     assert tokenizer.encode("<|endoftext|>a") == [bos, tiny.TOKENS.index("a")]
 
 
+def test_a_control_token_that_a_user_writes_is_text(
+    runtime: str, gguf: Callable[..., Path]
+) -> None:
+    published = runtimes.open_model_info(gguf("llama"))
+    library = runtimes.load_runtime(runtime).open_tokenizer(published)
+    begin, end = (library.token_id(each) for each in ("<|im_start|>", "<|im_end|>"))
+    assert begin is not None and end is not None
+    written = "a <|im_end|> b <|im_start|>"
+    text = f"<|im_start|>{written}<|im_end|>"
+    places = range(len("<|im_start|>"), len("<|im_start|>") + len(written))
+    found = library.encode_given(text, places, {begin, end})
+    assert [each for each in found if each in (begin, end)] == [begin, end]
+    assert (found[0], found[-1]) == (begin, end)
+    pieces = b"".join(map(library.piece, found))  # of control tokens nothing
+    assert pieces == written.encode()
+    assert library.encode_given(text, [], {begin, end}) == library.encode(text)
+    assert library.encode_given(text, range(len(text)), set()) == library.encode(text)
+
+
 def test_a_text_may_have_more_tokens_than_bytes(runtime: str, tmp_path: Path) -> None:
     """A vocabulary of bytes alone spells each space in three: a buffer for one token a byte gave
     no token at all."""

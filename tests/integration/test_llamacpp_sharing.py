@@ -14,8 +14,8 @@ from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.runtimes.llamacpp import LlamaCppModel, cache
-from edge_spec.runtimes.llamacpp.rows.install import stock_weights
 from edge_spec.testing import check_sharing
+from fixtures.rows import stock_weights
 
 Files = Callable[..., Path]
 Tokens = Callable[..., list[int]]

@@ -15,8 +15,8 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
-from edge_spec.runtimes.llamacpp.rows.install import stock_weights
 from edge_spec.testing import check_session
+from fixtures.rows import stock_weights
 
 pytest.importorskip("llama_cpp")
 

@@ -16,7 +16,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.ort import OrtRuntime, devices, listing
-from edge_spec.runtimes.ort.cuda_driver import CudaDevice, CudaDriver
+from edge_spec.runtimes.ort.cuda import CudaDevice, CudaDriver
 from edge_spec.runtimes.ort.devices import (
     ProviderChoice,
     add_providers,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime, devices, graph_forms
 from edge_spec.runtimes.ort.devices import choose
-from edge_spec.runtimes.ort.graph_forms import GraphForm
+from edge_spec.runtimes.ort.graph_forms import FLOAT32, GraphForm
 from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.testing import check_session
 from fixtures import families, tiny_generation
@@ -96,7 +95,7 @@ def test_float16_keeps_the_promises_of_a_session(
     name: str, quantization: str, form: GraphForm, bundle: Opened
 ) -> None:
     """Windows and a wide stream; normed heads, two forms of attention and stored float16; windows
-    and heads that are rotated in part; experts and sinks. Trees are scored as their paths are."""
+    and heads that are rotated in part; experts and sinks."""
     found = opened(bundle(name, quantization), form)
     check_session(found, HALF_TOLERANCE)
     exact, half = chain_of(opened(bundle(name, quantization), None)), chain_of(found)
@@ -106,10 +105,12 @@ def test_float16_keeps_the_promises_of_a_session(
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma2", "gpt-oss", "stacked"])
-def test_a_graph_for_chains_scores_them_as_that_for_trees(name: str, bundle: Opened) -> None:
+def test_a_graph_for_devices_scores_chains_as_the_one_that_is_stored(
+    name: str, bundle: Opened
+) -> None:
     """Windows stay, soft caps and sinks too; the operator's own mask stands for the bias."""
-    trees = opened(bundle(name), GraphForm())
-    chains = opened(bundle(name), GraphForm(takes_trees=False, is_attended_once=True))
+    trees = opened(bundle(name), None)
+    chains = opened(bundle(name), FLOAT32)
     assert trees.capabilities.trees
     assert not chains.capabilities.trees
     check_session(chains, 1e-3)  # as test_every_runtime.py has it for float32
@@ -120,9 +121,15 @@ def test_a_graph_for_chains_scores_them_as_that_for_trees(name: str, bundle: Ope
         session.forward(TokenTree(np.array([4, 5, 6]), np.array([-1, 0, 0]), np.ones(3)))
 
 
-def test_drafting_in_float16_changes_no_text(tmp_path: Path) -> None:
-    """Chains, trees, wrong tokens and plain rounds, against plain rounds alone; of this model each
+def test_drafting_in_float16_changes_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains, wrong tokens and plain rounds, against plain rounds alone; of this model each
     choice is clear by far more than rows of other widths differ."""
+    chains = [
+        each for each in tiny_generation.PATTERNS if each[0] == tuple(range(-1, len(each[0]) - 1))
+    ]
+    monkeypatch.setattr(tiny_generation, "PATTERNS", chains)
     source = tiny_generation.write_model(tmp_path / "model")
     found = OrtModel(export(source, tmp_path / "out"), RuntimeOptions(threads=1), HALF)
     prompt = np.random.RandomState(5).randint(0, 262, tiny_generation.PROMPT_TOKENS).tolist()
@@ -173,14 +180,13 @@ def test_a_device_gets_its_form_and_another_one_where_the_first_overflows(
     monkeypatch.setattr(
         devices, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
     )
-    cuda = graph_forms._FORMS["CUDAExecutionProvider"]
-    monkeypatch.setattr(graph_forms, "_FORMS", {cpu.provider: cuda})
+    monkeypatch.setattr(graph_forms, "TAKES_HALF", frozenset({cpu.provider}))
     odd = RuntimeOptions(providers=("odd",), context_length=CONTEXT)
     narrow, wide = (OrtRuntime().open(each, odd) for each in (bundle("stacked"), large))
     assert isinstance(narrow, OrtModel)
     assert isinstance(wide, OrtModel)
-    assert narrow.form == cuda
-    assert wide.form == replace(cuda, has_wide_stream=True)
+    assert narrow.form == HALF
+    assert wide.form == WIDE
     exact = OrtRuntime().open(large, RuntimeOptions(context_length=CONTEXT))
     assert isinstance(exact, OrtModel)
     assert exact.form is None

@@ -19,7 +19,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.llamacpp.rows import install, library
 from edge_spec.runtimes.ort import OrtRuntime, rows
-from edge_spec.runtimes.ort.model import GrowingModel
+from edge_spec.runtimes.ort.growing import GrowingModel
 from edge_spec.runtimes.ort.rows import rows_graph
 
 Exported = Callable[..., Bundle]
@@ -29,7 +29,7 @@ _OUTPUTS, _VALUES = 40, 384  # no multiple of a tile's rows; an odd number of bl
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(install.VARIABLE, raising=False)
-    reason = rows.refusal()
+    reason = install.refusal()
     if reason is not None:
         pytest.skip(f"{reason}: there is nothing to test")
 

@@ -41,11 +41,11 @@ def model(bundle: Bundle) -> Iterator[OrtModel]:
 
 def opened(model: OrtModel, threads: int) -> bool:
     """Whether it is ready, once it has been waited for."""
-    model._fewer.is_ready(threads)  # begins to open it
-    thread = model._fewer._thread
+    model._is_ready(threads)  # begins to open it
+    thread = model._opening
     if thread is not None:
         thread.join()
-    return model._fewer.is_ready(threads)
+    return model._is_ready(threads)
 
 
 def test_a_session_changes_its_threads_and_no_score(model: OrtModel, tokens: Tokens) -> None:
@@ -62,7 +62,7 @@ def test_a_session_changes_its_threads_and_no_score(model: OrtModel, tokens: Tok
         assert np.array_equal(one, other)
         for session in (steady, changing):
             session.commit([0])
-    bound = {inference for inference, _ in changing._passes._bound}
+    bound = {inference for inference, _ in changing._bound}
     assert len(bound) == 2  # what was bound once is kept
 
 
@@ -79,6 +79,6 @@ def test_without_memory_for_it_the_graph_stays_as_it_is(
 
 
 def test_a_model_is_closed_while_the_graph_is_opened_once_more(model: OrtModel) -> None:
-    model._fewer.is_ready(1)
+    model._is_ready(1)
     model.close()
-    assert not model._fewer._opened
+    assert not model._by_threads

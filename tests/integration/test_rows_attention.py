@@ -13,8 +13,8 @@ import pytest
 
 from edge_spec.core.tree import TokenTree
 from edge_spec.runtimes.llamacpp import LlamaCppModel, upstream
-from edge_spec.runtimes.llamacpp.rows import install
 from fixtures import family_gguf
+from fixtures.rows import stock_weights
 
 OpenLlama = Callable[..., LlamaCppModel]
 Tokens = Callable[..., list[int]]
@@ -83,7 +83,7 @@ def test_a_row_is_the_same_in_every_pass_and_close_to_llama_cpps(
         return open_llama("llamacpp", halves(family), threads=threads, **options)
 
     def stock(kind: str) -> np.ndarray:
-        with install.stock_weights():
+        with stock_weights():
             model = opened(1, kind)
         result = scored(model, text, WIDTHS[0])
         model.close()

@@ -18,6 +18,7 @@ from edge_spec.core.isolated import isolated
 from edge_spec.core.tree import TokenTree
 from edge_spec.runtimes.llamacpp import LlamaCppModel, upstream
 from edge_spec.runtimes.llamacpp.rows import install, library, self_test
+from fixtures.rows import stock_weights
 
 KEY = "0" * 64
 CHILD_S = 120  # for a process that is done in one second
@@ -102,7 +103,7 @@ def test_a_model_is_left_to_llama_cpp_where_that_is_asked_for(
     """Both at once, in turns: each computes with its own kernels, and they hardly differ."""
     path, text = gguf("llama", "Q8_0"), tokens(40)
     ours = open_llama("llamacpp", path)
-    with install.stock_weights():
+    with stock_weights():
         stock = open_llama("llamacpp", path)
     assert ours.capabilities.invariant_rows and not stock.capabilities.invariant_rows
     assert ours.capabilities.kernels != stock.capabilities.kernels == "rows: off, as asked for"
@@ -129,7 +130,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.core.tree import TokenTree
-upstream.library()
+upstream.library().rows
 source = runtimes.open_model_info(Path(sys.argv[1]))
 runtime = runtimes.load_runtime("llamacpp")
 runtime.require_runnable(source)

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ _TIMEOUT_S = 20.0  # a hundred times what it takes
 
 # By a build's key: why the plugin stays out, None where it computes right.
 _FAULT: Quantity[str, str | None] = Quantity("kernels", str, lambda: TypeAdapter(str | None))
-
-_wants_stock: ContextVar[bool] = ContextVar("wants_stock", default=False)
 
 
 @dataclass(frozen=True)
@@ -74,8 +71,8 @@ class Rows:
 def install(ggml: Any) -> Rows:
     """Before a model is opened: llama.cpp makes its list of places for weights then. ggml: the
     library as ctypes has loaded it. Raises UsageError for a variable that names what is not."""
+    reason = _llama_refusal()
     try:
-        reason = _refusal()
         return _installed(ggml, library.table()) if reason is None else Rows(None, reason)
     except (OSError, AttributeError) as error:
         return Rows(None, " ".join(str(error).split()))
@@ -84,17 +81,19 @@ def install(ggml: Any) -> Rows:
 def wanted() -> str:
     """Names the kernels that builds of llama.cpp get here where they fit, and their own build; ""
     for none. llama.cpp is not opened for it. Raises UsageError as `install` does."""
-    try:
-        if _refusal() is None:
-            return library.build_name()
-    except (OSError, AttributeError):
-        pass
-    return ""
+    return library.build_name() if _llama_refusal() is None else ""
 
 
 def refusal() -> str | None:
-    """Why nothing gets the kernels here; None where it may. Raises OSError, AttributeError for a
-    library that does not load, UsageError for a variable that names what is not."""
+    """Why nothing gets the kernels here, such as a library that does not load; None where it may.
+    Raises UsageError for a variable that names what is not."""
+    try:
+        return _find_refusal()
+    except (OSError, AttributeError) as error:
+        return " ".join(str(error).split())
+
+
+def _find_refusal() -> str | None:
     switch = os.environ.get(VARIABLE, "")
     if switch not in ("", "on", "off"):
         raise UsageError(
@@ -115,7 +114,7 @@ def refusal() -> str | None:
     return None
 
 
-def _refusal() -> str | None:
+def _llama_refusal() -> str | None:
     """The same of builds of llama.cpp."""
     if sys.platform == "win32":
         return "llama.cpp's libraries for Windows do not export what they take"
@@ -169,16 +168,6 @@ def _tried(ggml: Path) -> tuple[str | None, bool]:
 
 
 @contextmanager
-def stock_weights() -> Iterator[None]:
-    """Models that are opened within, in this thread, have llama.cpp's own kernels."""
-    token = _wants_stock.set(True)
-    try:
-        yield
-    finally:
-        _wants_stock.reset(token)
-
-
-@contextmanager
 def loading(
     rows: Rows, *, wants_stock: bool = False, scored_tokens: ScoredTokens | None = None
 ) -> Iterator[library.Load]:
@@ -189,8 +178,7 @@ def loading(
         yield load
         return
     scored = scored_tokens or ScoredTokens(b"")
-    is_stock = wants_stock or _wants_stock.get()
-    library.function("begin_load")(int(is_stock), scored.ids, len(scored))
+    library.function("begin_load")(int(wants_stock), scored.ids, len(scored))
     try:
         yield load
     finally:

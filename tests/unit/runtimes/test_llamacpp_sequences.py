@@ -10,8 +10,7 @@ import pytest
 
 from edge_spec.runtimes.llamacpp.transfer import (
     holds_windowed,
-    is_hybrid_sequence,
-    is_recurrent_state,
+    is_sequence,
 )
 
 LENGTH, WINDOW = 5, 2
@@ -49,19 +48,19 @@ def windowed() -> bytes:
 
 HYBRID = words(7, 0) + attention(0, LENGTH) + recurrent(LENGTH)
 CASES: dict[str, tuple[bytes, Check]] = {
-    "hybrid": (HYBRID, lambda each: is_hybrid_sequence(each, LENGTH)),
+    "hybrid": (HYBRID, lambda each: is_sequence(each, LENGTH, is_recurrent=True)),
     "values turned": (
         words(7, 0) + attention(0, LENGTH, turned=True) + recurrent(LENGTH),
-        lambda each: is_hybrid_sequence(each, LENGTH),
+        lambda each: is_sequence(each, LENGTH, is_recurrent=True),
     ),
     "positions of several parts": (
         words(7, 0) + attention(0, LENGTH, extra=3) + recurrent(LENGTH),
-        lambda each: is_hybrid_sequence(each, LENGTH),
+        lambda each: is_sequence(each, LENGTH, is_recurrent=True),
     ),
     "windowed": (windowed(), lambda each: holds_windowed(each, LENGTH, WINDOW)),
     "recurrent": (
         words(7, 0) + recurrent(LENGTH),
-        lambda each: is_recurrent_state(each, LENGTH),
+        lambda each: is_sequence(each, LENGTH, caches=0, is_recurrent=True),
     ),
 }
 
@@ -82,10 +81,10 @@ def test_other_counts_positions_and_sequences_are_refused(word: int, value: int)
     )  # streams, and a number that is passed
     changed = bytearray(HYBRID)
     changed[4 * word : 4 * word + 4] = words(value)
-    assert is_hybrid_sequence(stored(bytes(changed)), LENGTH) is is_free
+    assert is_sequence(stored(bytes(changed)), LENGTH, is_recurrent=True) is is_free
 
 
 def test_a_sequence_of_another_length_is_refused() -> None:
-    assert not is_hybrid_sequence(stored(HYBRID), LENGTH - 1)
+    assert not is_sequence(stored(HYBRID), LENGTH - 1, is_recurrent=True)
     assert not holds_windowed(stored(windowed()), LENGTH + 1, WINDOW)
     assert not holds_windowed(stored(windowed() + bytes(3)), LENGTH, WINDOW)

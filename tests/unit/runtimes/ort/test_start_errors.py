@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from edge_spec.errors import DeviceError, DeviceMemoryError
-from edge_spec.runtimes.ort.start_errors import find_cause, start_error
+from edge_spec.runtimes.ort.cuda import find_cause, start_error
 
 # What onnxruntime adds to each library that does not load.
 GENERAL = (
@@ -90,9 +90,9 @@ def test_each_failure_has_its_cause_its_words_and_a_remedy(
 ) -> None:
     found = find_cause(text)
     assert found is not None
-    assert cause in found.cause
-    assert words in found.words
-    assert "onnxruntime_src" not in found.words
+    assert cause in found.message
+    assert words in found.message
+    assert "onnxruntime_src" not in found.message
     assert remedy in found.remedy
     error = start_error(["cuda:1"], text)
     assert type(error) is DeviceError

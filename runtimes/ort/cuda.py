@@ -1,12 +1,16 @@
-"""Asks NVIDIA's driver about itself and its devices, through ctypes, and prepares a start on them.
+"""NVIDIA's driver, asked through ctypes, and why a provider does not start.
 
 CUDA's driver interface (https://docs.nvidia.com/cuda/cuda-driver-api) counts devices as onnxruntime
 does, CUDA_VISIBLE_DEVICES included; memory that is free without a context of ours is told by NVML
-(https://docs.nvidia.com/deploy/nvml-api).
+(https://docs.nvidia.com/deploy/nvml-api). Why a provider does not start is found in what
+onnxruntime prints or raises: the patterns stand for messages of onnxruntime 1.31.1 (cuda_call.cc,
+provider_bridge_ort.cc), of the dynamic linkers of Linux and Windows, and of CUDA's
+cudaGetErrorString.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,24 +20,24 @@ from functools import cache
 from threading import Lock
 from typing import Any, NamedTuple
 
-from edge_spec.errors import DeviceError
+from edge_spec.errors import DeviceError, DeviceMemoryError
 
-NO_DRIVER = (
+_NO_DRIVER = (
     "no NVIDIA driver is here",
     "Install NVIDIA's driver; a container has to be started with the GPU (docker: --gpus all).",
 )
-NO_DEVICE = (
+_NO_DEVICE = (
     "NVIDIA's driver shows no device",
     "nvidia-smi says what it sees; CUDA_VISIBLE_DEVICES may hide devices.",
 )
-OLD_DRIVER = ("NVIDIA's driver is too old for this onnxruntime", "Update NVIDIA's driver.")
+_OLD_DRIVER = ("NVIDIA's driver is too old for this onnxruntime", "Update NVIDIA's driver.")
 
 _DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 if sys.platform == "win32":
     _DRIVER, _NVML = "nvcuda.dll", "nvml.dll"
 # Codes of CUresult that have a remedy of their own.
 _REFUSALS = {
-    100: NO_DEVICE,
+    100: _NO_DEVICE,
     803: (
         "the running NVIDIA driver is not the one that is installed",
         "Restart the machine: it was updated since.",
@@ -61,13 +65,13 @@ def cuda_driver() -> CudaDriver:
     try:
         library = CDLL(_DRIVER)
     except OSError as error:
-        raise _refused(NO_DRIVER, str(error)) from None
+        raise _refused(_NO_DRIVER, str(error)) from None
     _call(library, "cuInit", 0)
     version, count = c_int(), c_int()
     _call(library, "cuDriverGetVersion", byref(version))
     _call(library, "cuDeviceGetCount", byref(count))
     if not count.value:
-        raise _refused(NO_DEVICE, "it counts 0")
+        raise _refused(_NO_DEVICE, "it counts 0")
     thousands, rest = divmod(version.value, 1000)  # 13020 is 13.2
     return CudaDriver(
         (thousands, rest // 10), tuple(_device(library, number) for number in range(count.value))
@@ -116,7 +120,7 @@ def _call(library: CDLL, function: str, *arguments: object) -> None:
     try:
         code = getattr(library, function)(*arguments)
     except AttributeError as error:
-        raise _refused(OLD_DRIVER, str(error)) from None
+        raise _refused(_OLD_DRIVER, str(error)) from None
     if code:
         words = f"{function}: {_words(library, code)}"
         known = _REFUSALS.get(code)
@@ -134,7 +138,8 @@ def _words(library: CDLL, code: int) -> str:
 def _refused(known: tuple[str, str], words: str) -> DeviceError:
     """known: the cause, and what can be done about it; words: the library's own."""
     cause, remedy = known
-    return DeviceError(f"{cause} ({words})", remedy=remedy)
+    kind = DeviceMemoryError if known == _NO_MEMORY else DeviceError
+    return kind(f"{cause} ({words})", remedy=remedy)
 
 
 def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
@@ -148,7 +153,7 @@ def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
     needed = int(built.partition(".")[0])  # a driver runs all of one major version
     if driver.version[0] < needed:
         newest = ".".join(map(str, driver.version))
-        raise _refused(OLD_DRIVER, f"it runs CUDA {newest}, not {built}")
+        raise _refused(_OLD_DRIVER, f"it runs CUDA {newest}, not {built}")
 
 
 def prepare_cuda(onnxruntime: Any) -> None:
@@ -177,3 +182,75 @@ def _prepare(onnxruntime: Any) -> None:
 def _cuda_version(onnxruntime: Any) -> str:
     """Returns the version of the CUDA that it was built with; empty where without."""
     return str(getattr(onnxruntime, "cuda_version", None) or "")
+
+
+_MAX_WORDS = 200  # characters of the library's own
+
+
+_INSTALL = 'Run: pip install "edge-spec[gpu]", which brings them from NVIDIA\'s packages.'
+_NO_MEMORY = (
+    "the device has too little free memory",
+    "Close what else uses it, or choose a smaller --context, model or another --device.",
+)
+
+
+def _missing(library: str) -> str:
+    """Returns a pattern of linkers' messages that a library is missing or of another version."""
+    return (
+        rf"(lib{library}[\w.-]*\.so[.\d]*: [^\n]*|undefined symbol: \w+, version lib{library}[^\n]*"
+        rf'|depends on "{library}[^"]*" which is missing)'
+    )
+
+
+def _failed(*codes: int) -> str:
+    """Returns how cuda_call.cc begins; the rest of its line is a place in the source."""
+    return rf"CUDA failure ({'|'.join(map(str, codes))}): [^;\n]*"
+
+
+_LIBRARIES = ("cudnn", "cublas", "cudart", "curand", "cufft", "nvrtc", "nvJitLink")
+# The first that matches; each failure is followed by onnxruntime's general one, which is the last.
+_KNOWN: tuple[tuple[str, tuple[str, str]], ...] = (
+    (rf"{_failed(35, 803)}|[^\n:;]*driver version is insufficient[^;\n]*", _OLD_DRIVER),
+    (_failed(100), _NO_DEVICE),
+    (
+        rf"{_failed(101)}|Invalid device id\.[^\n;]*",
+        ("it has no device of this number", "edge-spec devices lists those there are."),
+    ),
+    (
+        _failed(209, 222, 98),
+        (
+            "this onnxruntime has no kernels for the device",
+            "Use llama.cpp (--runtime llamacpp) built for it, or another onnxruntime-gpu.",
+        ),
+    ),
+    (
+        rf"{_failed(2)}|Failed to allocate memory[^\n;]*|cudaErrorMemoryAllocation[^\n;]*",
+        _NO_MEMORY,
+    ),
+    (f"{_missing('cuda(?!rt)')}|{_missing('nvcuda')}", _NO_DRIVER),
+    (
+        "|".join(map(_missing, _LIBRARIES))
+        + r"|CUDNN failure[^;\n]*|CUDNN_STATUS_[^;\n]*"
+        + r"|LoadLibrary failed with error 126|Require cuDNN [^\n(]*",
+        ("CUDA's or cuDNN's libraries are missing, or of another version", _INSTALL),
+    ),
+)
+
+
+def find_cause(text: str) -> DeviceError | None:
+    """Return the error that is known by its words; None for any other text."""
+    for pattern, known in _KNOWN:
+        match = re.search(pattern, text, re.IGNORECASE)
+        if match:
+            words = " ".join(match[0].split()).rstrip(" .")
+            return _refused(known, words[:_MAX_WORDS])
+    return None
+
+
+def start_error(names: Sequence[str], text: str) -> DeviceError | None:
+    """Return the error of a session on these devices; None where its cause is not known."""
+    found = find_cause(text)
+    if found is None:
+        return None
+    message = f"onnxruntime cannot start {', '.join(names)}: {found.message}"
+    return type(found)(message, remedy=found.remedy)

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from edge_spec.errors import DeviceError
-from edge_spec.runtimes.ort import cuda_driver
-from edge_spec.runtimes.ort.cuda_driver import require_driver
+from edge_spec.runtimes.ort import cuda
+from edge_spec.runtimes.ort.cuda import require_driver
 
 STUB = r"""
 #include <stdlib.h>
@@ -60,17 +60,17 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def driver(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "_DRIVER", str(stub))
-    monkeypatch.setattr(cuda_driver, "_NVML", str(stub))
+    monkeypatch.setattr(cuda, "_DRIVER", str(stub))
+    monkeypatch.setattr(cuda, "_NVML", str(stub))
 
 
 def test_devices_have_the_drivers_numbers_names_and_memory() -> None:
     """NVML numbers devices by their places, the driver by their speed."""
-    found = cuda_driver.cuda_driver()
+    found = cuda.cuda_driver()
     assert found.version == (13, 2)
     assert [device.name for device in found.devices] == ["Large", "Small"]
     assert [device.total_bytes >> 30 for device in found.devices] == [24, 8]
-    assert [(cuda_driver.free_bytes(device) or 0) >> 30 for device in found.devices] == [20, 6]
+    assert [(cuda.free_bytes(device) or 0) >> 30 for device in found.devices] == [20, 6]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_driver_that_runs_no_device_is_one_line_with_a_remedy(
 
 
 def test_no_driver_is_one_line_with_the_linkers_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "_DRIVER", "libno-such-driver.so.1")
+    monkeypatch.setattr(cuda, "_DRIVER", "libno-such-driver.so.1")
     with pytest.raises(
         DeviceError, match=r"no NVIDIA driver is here \(libno-such-driver"
     ) as caught:

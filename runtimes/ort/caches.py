@@ -1,0 +1,113 @@
+"""Keys and values where onnxruntime reads and writes them: main memory, or a device's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from onnxruntime import IOBinding, OrtValue
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.runtimes.kv_cache import KvCache, part_names
+from edge_spec.runtimes.ort.devices import ProviderChoice
+from edge_spec.runtimes.ort.signature import translated
+
+# Providers with memory of their own, and what onnxruntime's OrtValue calls it where it has
+# addresses. None: it has none, so that they compute on copies of what is in main memory.
+_MEMORIES = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": None}
+FIRST_TOKENS = 512  # of a cache on a device, which doubles when it is full
+
+
+class Place(NamedTuple):
+    """Memory as onnxruntime names it. is_copied: it is main memory, of which every pass has to be
+    given a copy."""
+
+    device: str
+    number: int  # of several such devices
+    is_copied: bool = False
+
+
+def place_of(chosen: Iterable[ProviderChoice]) -> Place | None:
+    """Return the place for providers in their order; None: they compute in main memory."""
+    choice = with_memory(chosen)
+    if choice is None:
+        return None
+    memory = _MEMORIES[choice.provider]
+    if memory is None:
+        return Place("cpu", 0, is_copied=True)
+    return Place(memory, int(choice.options.get("device_id", "0")))
+
+
+def with_memory(chosen: Iterable[ProviderChoice]) -> ProviderChoice | None:
+    """Return the first that has memory of its own."""
+    return next((choice for choice in chosen if choice.provider in _MEMORIES), None)
+
+
+def capacity_for(needed: int, capacity: int, most: int) -> int:
+    """Return for how many tokens a cache on a device has room that had it for `capacity`."""
+    room = max(FIRST_TOKENS, capacity)
+    while room < needed:
+        room *= 2
+    return min(room, most)
+
+
+class HostCache(KvCache):
+    """One whose buffers onnxruntime reads and writes where they are."""
+
+    is_copied = False
+
+    def bind(self, binding: IOBinding, suffix: str = "") -> None:
+        """Bind each buffer as both past and present. suffix: of the names."""
+        for name, buffer in self.buffers():
+            shared = OrtValue.ortvalue_from_numpy(buffer)
+            binding.bind_ortvalue_input(f"past.{name}{suffix}", shared)
+            binding.bind_ortvalue_output(f"present.{name}{suffix}", shared)
+
+
+class DeviceCache(KvCache):
+    """One in a device's own memory, of chains alone. It grows by way of main memory, which holds
+    none of it otherwise. What moves it raises SessionError, DeviceMemoryError."""
+
+    def __init__(self, config: ModelConfig, element: np.dtype[Any], place: Place) -> None:
+        self._address = place.device, place.number  # as OrtValue and IOBinding take it
+        self.is_copied = place.is_copied
+        self._held: dict[str, OrtValue] = {}
+        # One token more than the context, as in main memory (session.MIN_ATTENDED).
+        super().__init__(config, element=element, spare_tokens=1)
+
+    def bind(self, binding: IOBinding) -> None:
+        """Bind the keys and the values of each layer as both past and present."""
+        for kind, layers in self._layers.items():
+            shape = self._shape(kind, self.capacity)[2:]
+            pointer = self._held[kind].data_ptr()
+            for layer in layers:
+                for part in part_names(kind):
+                    buffer = (*self._address, self._element.type, shape, pointer)
+                    binding.bind_input(f"past.{layer}.{part}", *buffer)
+                    binding.bind_output(f"present.{layer}.{part}", *buffer)
+                    pointer += prod(shape) * self._element.itemsize
+
+    def _room(self, needed: int) -> int:
+        return capacity_for(needed, self.capacity, self._most)
+
+    def _taken(self, length: int) -> dict[str, np.ndarray]:
+        with translated(0, length):
+            blocks = {kind: each.numpy() for kind, each in self._held.items()}
+        return {
+            kind: block[..., :length, :] for kind, block in (blocks or self._allocate(0)).items()
+        }
+
+    def _fill(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        self._replace(max(self.capacity, self._room(length)), state, length)
+
+    def _hold(self, blocks: dict[str, np.ndarray], capacity: int) -> None:
+        with translated(0, capacity):
+            self._held = {
+                kind: OrtValue.ortvalue_from_numpy(block, *self._address)
+                for kind, block in blocks.items()
+                if capacity
+            }
+        self.capacity = capacity
+        self.generation += 1
