@@ -20,38 +20,31 @@ Shapes = dict[str, tuple[int, ...]]
 
 def expected_shapes(config: ModelConfig) -> Shapes:
     """The tensors of a model of this description: name -> shape."""
-    hidden, vocab = config.hidden_size, config.vocab_size
-    halves = ("model", "encoder") if config.encoder else ("model",)
+    hidden, vocab, encoder = config.hidden_size, config.vocab_size, config.encoder
     shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     if not config.tied_embeddings:
         shapes["lm_head.weight"] = (vocab, hidden)
-    for layer in range(config.num_layers):
-        shapes |= _layer_shapes(config, f"model.layers.{layer}.", layer)
-    if config.relative_positions is not None:
-        bias = (config.relative_positions.num_buckets, config.num_heads)
-        shapes |= {f"{half}.relative_bias.weight": bias for half in halves}
-    if config.position_table:
-        positions = (config.context_length, hidden)
-        shapes |= {f"{half}.embed_positions.weight": positions for half in halves}
-    if config.encoder is not None:
-        shapes["encoder.norm.weight"] = (hidden,)
-        for layer in range(config.encoder.num_layers):
-            prefix = f"encoder.layers.{layer}."
-            shapes |= _vectors(prefix, ("input_layernorm", "post_attention_layernorm"), hidden)
-            shapes |= _attention_shapes(config, prefix + "self_attn.", 0)
-            shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
+    halves = {"model": config.num_layers} | ({"encoder": encoder.num_layers} if encoder else {})
+    for half, num_layers in halves.items():
+        shapes[f"{half}.norm.weight"] = (hidden,)
+        for layer in range(num_layers):
+            shapes |= _layer_shapes(config, f"{half}.layers.{layer}.", layer)
+        if config.relative_positions is not None:
+            num_buckets = config.relative_positions.num_buckets
+            shapes[f"{half}.relative_bias.weight"] = (num_buckets, config.num_heads)
+        if config.position_table:
+            shapes[f"{half}.embed_positions.weight"] = (config.context_length, hidden)
+        if config.input_norm:
+            shapes[f"{half}.input_norm.weight"] = (hidden,)
+        if not config.embedding_norm:
+            shapes.pop(f"{half}.layers.0.input_layernorm.weight", None)
     if config.layer_embeddings is not None:
         all_layers = config.num_layers * config.layer_embeddings.size
         shapes["model.embed_tokens_per_layer.weight"] = (vocab, all_layers)
         shapes["model.per_layer_model_projection.weight"] = (all_layers, hidden)
         shapes["model.per_layer_projection_norm.weight"] = (config.layer_embeddings.size,)
-    if config.input_norm:
-        shapes |= {f"{half}.input_norm.weight": (hidden,) for half in halves}
     if config.logit_bias:
         shapes["lm_head.bias"] = (vocab,)
-    if not config.embedding_norm:
-        for half in halves:
-            shapes.pop(f"{half}.layers.0.input_layernorm.weight", None)
     if config.layer_norm:
         norms = {name: shape for name, shape in shapes.items() if name.endswith("norm.weight")}
         shapes |= {name.removesuffix("weight") + "bias": norms[name] for name in norms}
@@ -85,7 +78,7 @@ def _layer_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
     shapes |= _attention_shapes(config, prefix + "self_attn.", layer)
     if config.attention_sinks:
         shapes[prefix + "self_attn.sinks"] = (config.num_heads,)
-    if config.encoder is not None:
+    if config.encoder is not None and prefix.startswith("model."):
         shapes[prefix + "cross_attn.input_norm.weight"] = (hidden,)
         shapes |= _attention_shapes(config, prefix + "cross_attn.", layer)
     return shapes
