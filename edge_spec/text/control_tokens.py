@@ -1,9 +1,9 @@
 """Keeps the text of a conversation from becoming tokens that only the chat template may write.
 
 A template is a program: it cuts, joins and searches what it is given, so that no look at a message
-alone tells what stands in the prompt. Marks are therefore put around what begins and ends control
+alone tells what stands in the prompt. Marks are therefore put within what begins and ends control
 tokens in what is given, and the template is rendered with them. Where the prompt spells a control
-token with a marked character in it, that is text like any other.
+token with a character beside a mark in it, that is text like any other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from edge_spec.core.text_codec import TextCodec
@@ -27,6 +27,7 @@ CONTROL_TEXT = re.compile(r"<[|\uff5c].*[|\uff5c]>")
 _TAG = re.compile(r"[<\[{|].*[>\]}|]")
 _STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of a tag
 _SPEAKERS = ("system", "assistant")  # whose text may have tags
+_LONGEST = 100  # characters of what a template looks for
 _SYMBOL = re.compile(r"[^\w\s\"'\\]")  # quotes are none, since templates escape them
 ANSWER, FOLLOW_UP = "First answer.", "Second question."
 CONVERSATION: Sequence[Message] = (
@@ -98,37 +99,29 @@ class ControlTokens:
         """Returns the tokens of `render(*given)`, whose first argument is messages."""
         texts: list[str] = []
         _mapped(given, texts.append)
-        fresh = fresh_characters(*texts, *self._template.literals)
-        whole = "\0".join(texts)
-        before, after = islice((each for each in fresh if _escaped(each) not in whole), 2)
-        prompt = render(*self._marked(given, before, after))
-        for mark in (before, after):
-            prompt = prompt.replace(_escaped(mark), mark)
-        parts, places, length = re.split(f"([{before}{after}])", prompt), list[int](), 0
-        for part in parts:
-            if part in (before, after):
-                places.append(length - (part == after))
-            else:
-                length += len(part)
-        if not places:
+        fresh, whole = fresh_characters(*texts, *self._template.literals), "\0".join(texts)
+        mark = next(each for each in fresh if json.dumps(each)[1:-1] not in whole)
+        prompt = render(*self._marked(given, mark)).replace(json.dumps(mark)[1:-1], mark)
+        if mark not in prompt:
             return self._codec.encode(prompt)
-        prompt = "".join(part for part in parts if part not in (before, after))
-        return self._codec.encode_given(prompt, sorted(places), self._ids)
+        parts, places = prompt.split(mark), list[int]()
+        for end in accumulate(map(len, parts[:-1])):
+            places += [end - 1, end]
+        return self._codec.encode_given("".join(parts), places, self._ids)
 
-    def _marked(self, given: tuple[Any, ...], before: str, after: str) -> tuple[Any, ...]:
-        """Return the same with marks before what begins control tokens and after what ends them."""
+    def _marked(self, given: tuple[Any, ...], mark: str) -> tuple[Any, ...]:
+        """Return the same with a mark within each beginning and end of a control token."""
 
         def marking(spelling: _Spelling) -> Callable[[str], str]:
-            def mark(text: str) -> str:
+            def marked(text: str) -> str:
                 if spelling.is_within(text):
-                    return text.replace(text.strip(), before + text.strip(), 1)
+                    at = len(text) - len(text.lstrip()) + 1
+                    return text[:at] + mark + text[at:]
                 parts = spelling.kept.split(text)
-                for at in range(0, len(parts), 2):
-                    marked = spelling.beginnings.sub(rf"{before}\g<0>", parts[at])
-                    parts[at] = spelling.ends.sub(rf"\g<0>{after}", marked)
+                parts[::2] = [spelling.pairs.sub(rf"\g<0>{mark}", each) for each in parts[::2]]
                 return "".join(parts)
 
-            return mark
+            return marked
 
         own, foreign = map(marking, self._spellings)
         messages = [
@@ -145,10 +138,10 @@ class ControlTokens:
     @cached_property
     def _spellings(self) -> tuple[_Spelling, _Spelling]:
         """Returns those of what the assistant and the system say, and of all else."""
-        variants = self._codec.reads_variants
+        literals, variants = self._template.literals, self._codec.reads_variants
         return (
-            _Spelling.of(self.control, self.tags, reads_variants=variants),
-            _Spelling.of(self.control | self.tags, (), reads_variants=variants),
+            _Spelling.of(self.control, {*literals, *self.tags}, reads_variants=variants),
+            _Spelling.of(self.control | self.tags, literals, reads_variants=variants),
         )
 
     @cached_property
@@ -157,11 +150,11 @@ class ControlTokens:
 
 
 class _Spelling(NamedTuple):
-    """How a text spells control tokens. beginnings, ends: their first and last two characters.
-    kept: what is read wherever it stands, in a group. joined: all of them, with others between."""
+    """How a text spells control tokens. pairs: matches the former of its first two characters and
+    of its last two. kept: what templates look for, or what is read, in a group; no control token
+    has a part in it. joined: all of them, with others between."""
 
-    beginnings: re.Pattern[str]
-    ends: re.Pattern[str]
+    pairs: re.Pattern[str]
     kept: re.Pattern[str]
     joined: str
 
@@ -170,21 +163,30 @@ class _Spelling(NamedTuple):
         cls, control: Collection[str], kept: Collection[str], *, reads_variants: bool
     ) -> _Spelling:
         """reads_variants: in other characters, too, so that any sign may begin or end one."""
-        pairs = ({text[:2] for text in control}, {text[-2:] for text in control})
-        first, last = (re.compile(pattern_of(each).pattern, re.IGNORECASE) for each in pairs)
+        joined, known = "\0".join(control), pattern_of(control)
+        beginnings = {text[:n] for text in control for n in range(1, len(text))}
+        ends = {text[-n:] for text in control for n in range(1, len(text))}
+        apart = [
+            text
+            for text in kept
+            if 1 < len(text) < _LONGEST and _SYMBOL.search(text)
+            if not known.search(text) and text not in joined
+            if not any(text[:n] in ends or text[-n:] in beginnings for n in range(1, len(text)))
+        ]
+        pairs = sorted({text[:2] for text in control} | {text[-2:] for text in control})
+        within = [f"{re.escape(each[0])}(?={re.escape(each[1])})" for each in pairs if each[1:]]
         if reads_variants:
-            first, last = _SYMBOL, pattern_of(())
-        written = re.compile(f"({pattern_of(kept).pattern})")
-        return cls(first, last, written, "\0".join(control).lower())
+            within = [f"{_SYMBOL.pattern}(?=.)", f".(?={_SYMBOL.pattern})"]
+        return cls(
+            re.compile("|".join(within) or "(?!)", re.IGNORECASE | re.DOTALL),
+            re.compile(f"({pattern_of(apart).pattern})"),
+            joined.lower(),
+        )
 
     def is_within(self, text: str) -> bool:
         """Says whether a text is a part of a control token, and no word that templates look for."""
         text = text.strip().lower()
-        return bool(_SYMBOL.search(text)) and text in self.joined
-
-
-def _escaped(character: str) -> str:
-    return json.dumps(character)[1:-1]
+        return len(text) > 1 and bool(_SYMBOL.search(text)) and text in self.joined
 
 
 def _has_tags(message: Mapping[str, Any], name: str) -> bool:

@@ -222,7 +222,8 @@ def test_tags_are_read_of_the_assistant_and_the_system_alone() -> None:
 
 
 def test_a_tag_that_begins_as_a_control_token_does_is_read() -> None:
-    text = format_of(PLAIN, byte_level({"</s>": True, "<|im_start|>": True, "</think>": False}))
+    codec = byte_level({"</s>": True, "<|im_start|>": True, "</think>": False})
+    text = ChatFormat(codec, PLAIN, (), bos_id=None)
     end, tag = map(text.tokenizer.token_id, ("</s>", "</think>"))
     for role, num_tags in (("assistant", 1), ("user", 0)):
         ids = text.chat_prompt([said("a"), said("b</think>c</s> </sup>", role), said("d")])
