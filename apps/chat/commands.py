@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,13 +58,17 @@ class Command:
     help: str
     act: Callable[[ChatConversation, str], Outcome]
     during_answer: bool = False  # it may also be carried out while one is written
-    is_long: bool = False  # another thread does it, and the line stays alive
-    choices: Callable[[ChatConversation], Sequence[str]] = lambda talk: ()  # of its argument
-    takes_path: bool = False
+    takes_path: bool = False  # and takes long: another thread does it, and the line stays alive
 
     @property
     def name(self) -> str:
         return self.usage.partition(" ")[0]
+
+    def choices(self, talk: ChatConversation) -> list[str]:
+        """Return the words that the argument may be."""
+        words = self.usage.partition(" ")[2].strip("[]").split("|")
+        drafters = talk.engine.drafters if self.act is _draft else []
+        return [*filter(str.islower, words), *drafters]
 
 
 def run_command(conversation: ChatConversation, line: str) -> Outcome:
@@ -180,13 +184,7 @@ def _plain(talk: ChatConversation, argument: str) -> Outcome:
 
 
 COMMANDS = (
-    Command(
-        "/draft auto|none|NAME",
-        "who drafts, from the next round on",
-        _draft,
-        True,
-        choices=lambda talk: ("auto", "none", *talk.engine.drafters),
-    ),
+    Command("/draft auto|none|NAME", "who drafts, from the next round on", _draft, True),
     Command("/tokens", "the last answer, each token by its origin", _tokens, True),
     Command("/stats", "figures of the last answer", _stats, True),
     Command("/thoughts", "what was thought before the last answer", _thoughts, True),
@@ -194,17 +192,16 @@ COMMANDS = (
         "/reasoning auto|off|N",
         "whether answers begin with a thought, of N tokens at most",
         _reasoning,
-        choices=lambda talk: ("auto", "off"),
     ),
     Command(
         "/retry",
         "answer the last message again",
-        lambda talk, *_: CommandAnswer(talk.last_prompt(), again=True),
+        lambda talk, _: CommandAnswer(talk.last_prompt(), again=True),
     ),
     Command(
         "/undo",
         "take the last message back, with its answer",
-        lambda talk, *_: f"Taken back, with its answer: {talk.take_back()}",
+        lambda talk, _: f"Taken back, with its answer: {talk.take_back()}",
     ),
     Command("/reset", "forget the conversation", _reset),
     Command("/system [TEXT|none]", "the system message from now on", _system),
@@ -212,23 +209,16 @@ COMMANDS = (
         "/save FILE",
         "keep it in a file; .json: its messages alone",
         lambda talk, argument: save(talk, _path(argument)),
-        is_long=True,
         takes_path=True,
     ),
     Command(
         "/load FILE",
         "go on with a saved conversation",
         lambda talk, argument: load(talk, _path(argument)),
-        is_long=True,
         takes_path=True,
     ),
-    Command("/model NAME", "go on with another model", _model, is_long=True, takes_path=True),
-    Command(
-        "/plain on|off",
-        "show Markdown as text, or formatted",
-        _plain,
-        choices=lambda talk: ("on", "off"),
-    ),
+    Command("/model NAME", "go on with another model", _model, takes_path=True),
+    Command("/plain on|off", "show Markdown as text, or formatted", _plain),
     Command("/help", "this list", lambda *_: help_text(), True),
     Command("/quit", "leave (also Ctrl-D)", lambda *_: Leave(), True),
 )

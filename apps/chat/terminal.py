@@ -206,7 +206,7 @@ class Terminal:
             return
         command = find(text.partition(" ")[0])
         run = partial(run_command, self._conversation, text)
-        if command is not None and command.is_long:
+        if command is not None and command.takes_path:
             self._begin(self._command(run))
             return
         try:

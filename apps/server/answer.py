@@ -151,14 +151,13 @@ class ServerAnswer:
         self._news = asyncio.Event()
         self._is_awaited = True  # whether the next round is to be told, not only the last
         self._begun = False
-        self.ended = asyncio.Event()  # its slot is free
         self.results: list[GenerationResult] = []  # of the choices that have ended, by an error too
         self.first_token_s: float | None = None  # since the answer was made
-        self._error: Exception | None = None
         self._events: deque[Round] = deque()
         self._stop = Stop()
         self._stopped: ApiError | None = None  # why, once it is cancelled
-        slot.thread.submit(self._run)
+        self.ended = self._loop.run_in_executor(slot.thread, self._run)
+        self.ended.add_done_callback(self._end)
 
     def cancel(self, reason: ApiError | None = None) -> None:
         """End it after the current round. A choice without a token fails for this reason."""
@@ -167,16 +166,16 @@ class ServerAnswer:
 
     async def begun(self) -> None:
         """Return when the first choice is being answered. Raises what refused it."""
-        while not self._begun and not self.ended.is_set():
+        while not (self._begun or self.ended.done()):
             await self._wait()
-        if not self._begun and self._error is not None:
-            raise self._error
+        if not self._begun:
+            self.ended.result()
 
     async def events(self) -> AsyncIterator[list[Round]]:
         """Yield what has happened since the last time, nothing after QUIET_S without news.
         Raises what ended the answer early."""
         while True:
-            ended = self.ended.is_set()  # before the events are taken: none comes after the end
+            ended = self.ended.done()  # before the events are taken: none comes after the end
             events = [self._events.popleft() for _ in range(len(self._events))]
             if events:
                 yield events
@@ -187,9 +186,8 @@ class ServerAnswer:
                 self._is_awaited = True
                 if not self._events and not await self._wait(QUIET_S):
                     yield []
-            elif self._error is not None:
-                raise self._error
             else:
+                self.ended.result()
                 return
 
     async def _wait(self, limit_s: float | None = None) -> bool:
@@ -206,15 +204,10 @@ class ServerAnswer:
     # In the slot's thread from here on.
 
     def _run(self) -> None:
-        try:
-            self._choose_drafter()
-            choices = zip(self._work.prompts, self._work.options, strict=True)
-            for choice, (prompt, options) in enumerate(choices):
-                self._answer(choice, prompt, options)
-        except Exception as error:  # told to the client, whatever it is: the server stays up
-            self._error = error
-        finally:
-            self._loop.call_soon_threadsafe(self._end)
+        self._choose_drafter()
+        choices = zip(self._work.prompts, self._work.options, strict=True)
+        for choice, (prompt, options) in enumerate(choices):
+            self._answer(choice, prompt, options)
 
     def _choose_drafter(self) -> None:
         engine, drafter = self._slot.engine, self._work.request.drafter or self._work.desk.drafter
@@ -275,9 +268,9 @@ class ServerAnswer:
     def _limit(self) -> None:
         self._timer = self._loop.call_later(self._limit_s, self.cancel, timed_out())
 
-    def _end(self) -> None:
+    def _end(self, ended: asyncio.Future[None]) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._on_end()
-        self.ended.set()
+        ended.exception()  # told to the client, where there still is one: the server stays up
         self._news.set()

@@ -323,7 +323,7 @@ class Running:
     async def ended(self) -> None:
         """Return when no slot is used any more; after `cancel`, that is a round later."""
         while self.answers:
-            await next(iter(self.answers)).ended.wait()
+            await asyncio.wait([next(iter(self.answers)).ended])
 
 
 class AnswerResponse(Response):

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from queue import Queue
+from threading import Event
 from typing import Any
 
 import pytest
 
-from edge_spec.apps.sidecar.sidecar import Job, Sidecar, SidecarConversation
+from edge_spec.apps.sidecar.sidecar import (
+    MAX_QUEUED,
+    Job,
+    RpcError,
+    Sidecar,
+    SidecarConversation,
+)
 from edge_spec.errors import UsageError
 from fixtures.faults import Fault, FaultKind, FaultyModel
 
@@ -97,3 +104,16 @@ def test_a_sidecar_that_was_asked_nothing_frees_its_model(
     sidecar.handle(b'{"jsonrpc": "2.0", "id": 1, "method": "shutdown"}')
     with pytest.raises(UsageError, match="closed"):
         engine.generate([1])
+
+
+def test_only_so_many_requests_wait(make_engine: Any, remembers_all: Any) -> None:
+    go_on, sent = Event(), Queue[dict[str, Any]]()
+    conversation = SidecarConversation(sent.put, lambda: make_engine(remembers_all()))
+    for id in range(1 + MAX_QUEUED):
+        conversation.submit(Job(id, lambda engine: go_on.wait(60)))
+    with pytest.raises(RpcError, match="wait already"):
+        conversation.submit(Job("one more", lambda engine: None))
+    go_on.set()
+    conversation.end().result(60)
+    assert [sent.get()["id"] for _ in range(1 + MAX_QUEUED)] == list(range(1 + MAX_QUEUED))
+    assert not conversation.jobs
