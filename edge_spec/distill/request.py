@@ -66,12 +66,16 @@ class DistillRequest:
 
 
 def require_torch() -> None:
-    """Raises MissingDependencyError without PyTorch."""
-    if find_spec("torch") is None:
-        raise MissingDependencyError(
-            "a drafter is trained with PyTorch, which is not installed",
-            remedy='Run: pip install "edge-spec[distill]".',
-        )
+    """Raises MissingDependencyError without PyTorch, or without what computes drafters."""
+    for module, name, extra in (
+        ("torch", "PyTorch", "distill"),
+        ("onnxruntime", "onnxruntime", "cpu,distill"),
+    ):
+        if find_spec(module) is None:
+            raise MissingDependencyError(
+                f"a drafter is trained with {name}, which is not installed",
+                remedy=f'Run: pip install "edge-spec[{extra}]".',
+            )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -126,23 +126,17 @@ class Weights:
 class Arithmetic(DecoderWalk[np.ndarray]):
     """One pass in float32, of rows of tokens [rows] at positions [rows] of the text."""
 
+    # (layer, heads): what attention makes of a layer's heads, [query heads, rows, head_dim].
+    attend_to_own: Callable[[int, Heads], np.ndarray]
+    # (layer, queries): the same with the keys and values of the layer that this one has them from.
+    attend_to_another: Callable[[int, np.ndarray], np.ndarray]
+    # (layer, gated [rows, hidden]): what a convolution takes in before each of its rows, the
+    # nearest first, [count, rows, hidden]; zeros before the text.
+    precede: Callable[[int, np.ndarray], np.ndarray]
+
     def __init__(self, weights: Weights, tokens: np.ndarray, positions: np.ndarray) -> None:
         self.weights, self.config = weights, weights.config
         self.tokens, self.positions = tokens, positions
-
-    def attend_to_own(self, layer: int, heads: Heads) -> np.ndarray:
-        """Returns what attention makes of a layer's heads, [query heads, rows, head_dim]."""
-        raise NotImplementedError
-
-    def attend_to_another(self, layer: int, queries: np.ndarray) -> np.ndarray:
-        """The same with the keys and values of the layer that this one has them from."""
-        raise NotImplementedError
-
-    def precede(self, layer: int, gated: np.ndarray) -> np.ndarray:
-        """Returns what a convolution takes in before each of its rows, the nearest first.
-
-        gated: [rows, hidden] -> [count, rows, hidden], zeros before the text."""
-        raise NotImplementedError
 
     def vector(self, name: str) -> np.ndarray:
         return self.weights.whole(name)

@@ -162,6 +162,7 @@ def test_bad_usage_is_one_line(
     ("missing", "told"),
     [
         (["torch"], 'pip install "edge-spec[distill]"'),
+        (["onnxruntime"], 'pip install "edge-spec[cpu,distill]"'),
         (["ray"], 'pip install "edge-spec[ray]"'),
         ([], "nobody answers at 127.0.0.1:"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from edge_spec.core.heads import (
 )
 from edge_spec.drafters.heads.drafting import rows_of
 from edge_spec.drafters.heads.independent import MedusaNetwork
-from edge_spec.errors import ModelFileError
+from edge_spec.errors import MissingDependencyError, ModelFileError
 from edge_spec.loader.head import StoredBackend, head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.kept import ENTRY
@@ -176,6 +177,15 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     found = network.step(state, [0]).logits
     assert found.shape == (1, OUT)
     assert "not kept" in caplog.text
+
+
+def test_without_onnxruntime_one_line_says_what_to_install(
+    head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingDependencyError) as caught:
+        head_backend(head, "target", 64)
+    assert "edge-spec[cpu]" in caught.value.remedy
 
 
 def test_what_is_no_graph_is_refused_in_one_line() -> None:
