@@ -90,8 +90,11 @@ def source_scores(
     num_layers = checkpoint.config.num_layers
     for layer in range(num_layers):
         stream.advance()
+        checkpoint.release_pages()
         on_layer((layer + 1) / num_layers)
-    return stream.logits(np.arange(len(tokens) - 1))
+    scores = stream.logits(np.arange(len(tokens) - 1))
+    checkpoint.release_pages()
+    return scores
 
 
 def _num_tokens(config: ModelConfig) -> int:

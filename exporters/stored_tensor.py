@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import reprlib
 from collections.abc import Callable, Sequence
@@ -86,6 +87,14 @@ class StoredTensor:
 
         on_all_cores(fill, [slice(i, i + step) for i in range(0, self.shape[0], step)])
         return values
+
+    @property
+    def file_map(self) -> mmap.mmap | None:
+        """Returns the file that `data` is a view of; None for values that were made."""
+        base: Any = self.data
+        while isinstance(base, np.ndarray | memoryview):
+            base = base.base if isinstance(base, np.ndarray) else base.obj
+        return base if isinstance(base, mmap.mmap) else None
 
     def _float32(self) -> np.ndarray:
         try:

@@ -129,6 +129,7 @@ def _write_graph(
     graph = _with_matrices(GraphBuilder(weights, checkpoint), quantization, block_size)
 
     def written(layer: int) -> None:
+        checkpoint.release_pages()
         progress("Converting the weights", (layer + 1) / checkpoint.config.num_layers)
 
     model = graph.build(written)

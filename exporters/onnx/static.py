@@ -402,6 +402,7 @@ class StaticOnnxExporter:
         importance = input_importance(checkpoint, progress) if bits == 4 else {}
 
         def written(layer: int) -> None:
+            checkpoint.release_pages()
             progress("Converting the weights", (layer + 1) / checkpoint.config.num_layers)
 
         first, *others = functions()
