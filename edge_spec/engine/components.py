@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """Learns from answers, with the model while none of the engines that share it is answering. Any
-    thread may call."""
+    """Learns from answers, while none of the engines that share the model is answering. Any thread
+    may call."""
 
     def take(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
         """tokens: [tokens] int64 of an answer that its reader let be written to its end. states:
