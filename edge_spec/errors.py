@@ -1,24 +1,5 @@
-"""Everything that edge-spec raises on purpose.
-
-    EdgeSpecError
-    ├── UsageError               the request itself is wrong (exit status 2)
-    │   └── ContextFullError     the prompt does not fit the model's context
-    ├── ModelFileError           a model file is missing, truncated or corrupt
-    │   └── BundleError          a bundle's manifest or one of its files is
-    ├── UnsupportedModelError    a valid file that this version cannot run
-    │   └── UnknownArchitectureError  another exporter may know it
-    ├── ExportError              an export failed or missed its quality bound
-    ├── DownloadError            a model could not be fetched
-    ├── MissingDependencyError   an optional library is not installed
-    ├── DeviceError              a device or a server cannot be used
-    │   └── DeviceMemoryError    it has too little memory for the model or its cache
-    ├── SessionError             a runtime failed while scoring
-    │   └── HungError            a pass did not end in its time
-    ├── SnapshotError            a conversation's file is damaged, or of another model
-    └── StorageError             a file cannot be written (an OSError, too)
-
-Each says what is wrong and where, and carries a `remedy`: what the user can do about it.
-"""
+"""Everything that edge-spec raises on purpose. Each says what is wrong and where, and carries a
+`remedy`: what the user can do about it."""
 
 from __future__ import annotations
 
@@ -71,63 +52,65 @@ class EdgeSpecError(Exception):
 
 
 class UsageError(EdgeSpecError):
+    """The request itself is wrong."""
+
     exit_status = 2
 
 
 class ContextFullError(UsageError):
-    pass
+    """The prompt does not fit the model's context."""
 
 
 class ModelFileError(EdgeSpecError):
-    pass
+    """A model file is missing, truncated or corrupt."""
 
 
 class BundleError(ModelFileError):
-    pass
+    """A bundle's manifest or one of its files is."""
 
 
 class UnsupportedModelError(EdgeSpecError):
-    pass
+    """A valid file that this version cannot run."""
 
 
 class UnknownArchitectureError(UnsupportedModelError):
-    pass
+    """Another exporter may know it."""
 
 
 class ExportError(EdgeSpecError):
-    pass
+    """An export failed or missed its quality bound."""
 
 
 class DownloadError(EdgeSpecError):
-    pass
+    """A model could not be fetched."""
 
 
 class MissingDependencyError(EdgeSpecError):
-    pass
+    """An optional library is not installed."""
 
 
 class DeviceError(EdgeSpecError):
-    pass
+    """A device or a server cannot be used."""
 
 
 class DeviceMemoryError(DeviceError):
-    pass
+    """It has too little memory for the model or its cache."""
 
 
 class SessionError(EdgeSpecError):
-    pass
+    """A runtime failed while scoring."""
 
 
 class HungError(SessionError):
-    pass
+    """A pass did not end in its time."""
 
 
 class SnapshotError(EdgeSpecError):
-    pass
+    """A conversation's file is damaged, or of another model."""
 
 
 class StorageError(EdgeSpecError, OSError):
-    """errno: the system's number of what went wrong, where it has one."""
+    """A file cannot be written. errno: the system's number of what went wrong, where it has one."""
 
     def __init__(self, message: str, *, remedy: str, errno: int | None) -> None:
         super().__init__(message, remedy=remedy)

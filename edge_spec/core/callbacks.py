@@ -1,8 +1,5 @@
-"""Functions that libraries call back.
-
-What a signal's handler raises within one is lost: ctypes prints it, and the library goes on. So
-handlers that raise ask first (`comes_later`).
-"""
+"""Functions that libraries call back. What a signal's handler raises within one is lost, so those
+that raise ask first (`comes_later`)."""
 
 from __future__ import annotations
 
@@ -24,8 +21,7 @@ def library_callback(function: _Function) -> _Function:
 
 
 def comes_later(number: int, frame: FrameType | None) -> bool:
-    """Says, for a handler that would raise, whether it must not now and is called once more
-    soon."""
+    """Says whether a handler must not raise now; it is then called once more soon."""
     while frame is not None and frame.f_code not in _codes:
         frame = frame.f_back
     if frame is None:

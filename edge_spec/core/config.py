@@ -1,14 +1,13 @@
-"""The description of a decoder, as exporters read it from a model's files and runtimes need it.
-
-What is stated here is all that tells one family of models from another: whoever computes a model
-or writes one reads this, and never asks for a family's name.
-"""
+"""The description of a decoder, which exporters read from a model's files: all that tells a family
+of models from another. Nobody who computes or writes a model asks for its family's name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from functools import cache
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from edge_spec.core.model_parts import (
     Encoder,
@@ -49,7 +48,7 @@ class ModelConfig:
     output_bias: bool = False  # a bias on the attention's output projection
     num_experts: int = 0  # of each layer; 0: one dense MLP
     experts_used: int = 0  # by each token
-    # From here on, `to_dict` leaves out what a model has not.
+    _: KW_ONLY  # `to_dict` leaves out what a model has not
     layer_kinds: tuple[LayerKind, ...] = ()  # (): all layers see everything, by `rope_theta`
     kind_of_layer: tuple[int, ...] = ()  # of each layer, by index; (): all have the first
     rotary_dim: int | None = None  # elements of a head that are rotated; None: all
@@ -84,35 +83,22 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
-        """The inverse of `to_dict`. Raises TypeError for missing or unknown keys."""
-        scaling = values.get("rope_scaling")
-        kinds = values.get("layer_kinds", ())
-        nested = {
-            "rope_scaling": scaling and RopeScaling.from_dict(scaling),
-            "layer_kinds": tuple(LayerKind.from_dict(kind) for kind in kinds),
-            **{name: tuple(values.get(name, ())) for name in _OF_EACH_LAYER},
-            "experts": Experts(**values["experts"]) if values.get("experts") else None,
-        }
-        for name, kind in _NESTED.items():
-            nested[name] = kind(**values[name]) if values.get(name) else None
-        return cls(**{**values, **nested})
+        """The inverse of `to_dict`. Raises TypeError for missing or unknown keys, and that or
+        AttributeError for values of other types."""
+        found: ModelConfig = _from_plain(cls, values)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        for name in _ADDED.keys() - self.features().keys():
-            del values[name]
-        if self.layer_kinds:
-            values["layer_kinds"] = tuple(kind.to_dict() for kind in self.layer_kinds)
-        if self.experts is not None:
-            values["experts"] = self.experts.to_dict()
-        for rope in (values, *values.get("layer_kinds", ())):
-            _forget_magnitude(rope)
+        values: dict[str, Any] = _to_plain(self)
         return values
 
     def features(self) -> dict[str, Any]:
         """Return the fields from `layer_kinds` on that say something, by name."""
-        stated = {name: getattr(self, name) for name in _ADDED}
-        return {name: value for name, value in stated.items() if value != _ADDED[name]}
+        return {
+            each.name: value
+            for each in fields(self)
+            if each.kw_only and (value := getattr(self, each.name)) != each.default
+        }
 
     @property
     def attending(self) -> tuple[int, ...]:
@@ -126,8 +112,8 @@ class ModelConfig:
 
     @property
     def cache_blocks(self) -> dict[str, tuple[int, ...]]:
-        """Return the layers that cache keys and values of one shape, by the names that such a
-        block has in a session's state."""
+        """Return the layers that cache keys and values of one shape, by their names in a session's
+        state."""
         blocks: dict[tuple[int, ...], list[int]] = {}
         for layer in self.caching:
             blocks.setdefault(self.heads(layer)[1:], []).append(layer)
@@ -156,8 +142,7 @@ class ModelConfig:
 
     @property
     def unlike_layers(self) -> str | None:
-        """Return in words what some layers have for themselves beside windows and rotations, which
-        not every runtime is given."""
+        """Return in words in what layers are unlike each other, beside windows and rotations."""
         if self.kv_sources:
             return "layers with the keys and values of others"
         if self.layer_embeddings is not None:
@@ -275,26 +260,31 @@ class ModelConfig:
         return whole if self.qk_norm_whole else (heads.head_dim, heads.head_dim)
 
 
-_NAMES = [field.name for field in fields(ModelConfig)]
-# The fields that `to_dict` leaves out where they say nothing, and what they are then.
-_ADDED: Mapping[str, Any] = {
-    field.name: field.default for field in fields(ModelConfig)[_NAMES.index("layer_kinds") :]
-}
-_OF_EACH_LAYER = ("kind_of_layer", "kv_sources", "intermediate_sizes")
-_NESTED: Mapping[str, Any] = {
-    "relative_positions": RelativePositions,
-    "encoder": Encoder,
-    "layer_embeddings": LayerEmbeddings,
-}
+def _to_plain(value: Any) -> Any:
+    """Return what JSON can hold of a description, with keyword-only fields that say something."""
+    if is_dataclass(value):
+        return {
+            each.name: _to_plain(getattr(value, each.name))
+            for each in fields(value)
+            if not each.kw_only or getattr(value, each.name) != each.default
+        }
+    return tuple(map(_to_plain, value)) if isinstance(value, tuple) else value
 
 
-def _forget_magnitude(values: dict[str, Any]) -> None:
-    """Drops it from a rope's scaling where it is 1, as it was before there was one."""
-    for scaling in (values.get("rope_scaling"), (values.get("rope") or {}).get("scaling")):
-        if scaling and scaling["magnitude"] == 1.0:
-            del scaling["magnitude"]
+def _from_plain(kind: Any, value: Any) -> Any:
+    """Return a description of this type, or what it consists of."""
+    make: Any = kind
+    if is_dataclass(kind):
+        hints = _hints(make)
+        return make(**{name: _from_plain(hints.get(name), each) for name, each in value.items()})
+    if get_origin(kind) is tuple:
+        return tuple(_from_plain(get_args(kind)[0], each) for each in value)
+    if value is None or NoneType not in get_args(kind):
+        return value
+    return _from_plain(get_args(kind)[0], value)
 
 
+_hints = cache(get_type_hints)
 _LARGEST_SCALE = 1e9
 _LARGEST_DIVISOR = 2.0**128  # of a frequency; some files have 1e30 for one that is not rotated
 _LARGEST_SIZE = 1 << 24  # of an MLP, or of an embedding

@@ -65,8 +65,7 @@ def load(kind: str, point: EntryPoint) -> Any:
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """Silences what a library logs below an error: coremltools warns of every part that only macOS
-    has."""
+    """Silences what a library logs below an error, as coremltools does on other systems."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

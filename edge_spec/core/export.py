@@ -16,10 +16,8 @@ from edge_spec.errors import UsageError
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Says what to write. `quantization` names are the format's own; None is its default.
-
-    From `compute` on, an exporter refuses what it does not know (`require_only`).
-    """
+    """Says what to write. `quantization` names are the format's own; None is its default. From
+    `compute` on, an exporter refuses what it does not know (`require_only`)."""
 
     quantization: str | None = None
     block_size: int | None = None
@@ -72,10 +70,7 @@ class ScreeningExporter(Protocol):
     """An exporter that tells from a model's description whether it can write it."""
 
     def require_exportable(self, checkpoint: Any) -> None:
-        """Leaves the weights unread. checkpoint: what `export` takes.
-
-        Raises UnsupportedModelError.
-        """
+        """Raises UnsupportedModelError. checkpoint: what `export` takes, with unread weights."""
 
 
 # The name of a matrix in Hugging Face's layout, and [rows, in] float32 that it is multiplied with.
@@ -106,7 +101,5 @@ class StreamsLayers(Protocol):
         observe: Observe | None = None,
     ) -> LayerStream:
         """Embeds the sequences, each of which sees only itself. `observe` hears what a matrix is
-        multiplied with before it is read from `source`.
-
-        Raises ContextFullError for a sequence that is too long.
+        multiplied with before it is read. Raises ContextFullError for a sequence that is too long.
         """

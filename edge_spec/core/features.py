@@ -20,9 +20,8 @@ OnPrefilled = Callable[[int, np.ndarray], None]
 
 @runtime_checkable
 class GivesFeatures(Protocol):
-    """A session whose passes can return features beside their scores. A pass that several sessions
-    share returns none, unless the session says so (`SharesFeatures`): whoever makes one leaves out
-    a session that collects them."""
+    """A session whose passes can return features beside their scores. Whoever makes a pass of
+    several sessions leaves it out while it collects them, unless it `SharesFeatures`."""
 
     @property
     def collects(self) -> bool:
@@ -37,8 +36,8 @@ class GivesFeatures(Protocol):
 
 @runtime_checkable
 class SharesFeatures(Protocol):
-    """A session whose features may be given by passes that it shares, too. Rows that are scored
-    have theirs in `Forward.features`; `on_prefilled` hears of others when they are committed."""
+    """A session that may have features of shared passes, too: those of scored rows in
+    `Forward.features`; `on_prefilled` hears of others when they are committed."""
 
     @property
     def shares_features(self) -> bool:
@@ -79,11 +78,10 @@ class SharesKeysValues(Protocol):
     """A session whose keys and values may be read by another network that attends to them."""
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
-        """layers: with keys and values of their own, whose are asked for from now on; none: no one
-        asks any more, which is how a session begins. Raises UnsupportedModelError where the
-        library does not give them for this model."""
+        """layers: whose keys and values are asked for from now on, each with its own; none at
+        first. Raises UnsupportedModelError where the library does not give them for this model."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Return what a layer has of the committed tokens, keys as they were turned: [kv_heads,
         length, head_dim] each, floats, valid until the session does anything else. None where
-        those of some tokens are not known, which were read before anyone asked."""
+        tokens were read before anyone asked."""

@@ -1,5 +1,4 @@
-"""Trained heads: small networks that draft from what a target has computed, as a reader describes
-them. Formats differ in names and conventions; what stands here is the same for all of them."""
+"""Trained heads: small networks that draft from what a target has computed."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -29,11 +28,9 @@ class FollowsBy(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """What is likelier after which token: the product of two rows is added to a logit, one of the
-    token before, or what is made of it, and one of the token that is scored (DSpark's Markov head).
-
-    joined: what makes more of the row of a token than itself, weight [out, in] and bias [out].
-    """
+    """What is likelier after which token (DSpark's Markov head): the product of two rows is added
+    to a logit, one of what is made of the token before, by `joined`, weight [out, in] and bias
+    [out], if at all, and one of the token that is scored."""
 
     kind: FollowsBy
     rank: int
@@ -49,8 +46,7 @@ class Transitions:
 
 @dataclass(frozen=True, eq=False)
 class Confidence:
-    """What a draft token's chance to be accepted is read from: the sum of products, put through
-    the logistic function."""
+    """Gives a draft token's chance to be accepted: a sum of products in the logistic function."""
 
     weight: np.ndarray  # [hidden_size (+ rank)], of a state and of the row of the token before
     bias: float
@@ -65,10 +61,8 @@ class AssistantLayer(NamedTuple):
 
 
 class Centroids(NamedTuple):
-    """Say which tokens are scored: those of the clusters whose centroids score highest.
-
-    ordering: [clusters, tokens of each] int64, the tokens of the target.
-    """
+    """Say which tokens are scored: those of the clusters whose centroids score highest. ordering:
+    [clusters, tokens of each] int64, the tokens of the target."""
 
     weight: np.ndarray  # [clusters, hidden_size] float32
     ordering: np.ndarray
@@ -134,11 +128,8 @@ class TargetTables(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class HeadMatrix:
-    """A matrix [out, in] that a head multiplies with, read when it is asked for.
-
-    parts: each returns some of its rows, [rows, in] float32, the first ones first. bias: [out].
-    is_output: it scores tokens, which is where low precision costs most.
-    """
+    """A matrix [out, in] that a head multiplies with. parts: each reads some of its rows, [rows,
+    in] float32, in order. bias: [out]. is_output: it scores tokens."""
 
     parts: tuple[Callable[[], np.ndarray], ...]
     bias: np.ndarray | None = None
@@ -151,10 +142,8 @@ WEIGHTS_FILE = "weights.bin"  # where graphs of heads say that their weights are
 
 @dataclass(frozen=True, eq=False)
 class StoredStep:
-    """A head's step as an exporter stores it: a serialized graph without its matrices.
-
-    weights: those, the path of a WEIGHTS_FILE or what would be in it.
-    """
+    """A head's step as an exporter stores it: a serialized graph without its matrices, and these,
+    the path of a WEIGHTS_FILE or what would be in it."""
 
     graph: bytes
     weights: Path | bytes
@@ -175,26 +164,16 @@ class EntryRows:
     scored: np.ndarray  # [scored] int: which rows are scored, at least one
 
 
-class EagleStep(Protocol):
-    """All layers of an EAGLE head in one call, for one cache of keys and values."""
-
-    def __call__(self, rows: EntryRows) -> tuple[np.ndarray, np.ndarray]:
-        """Writes the entries, and returns the states from which the next rows go on, [rows,
-        hidden_size], and the logits of the scored rows, [scored, scored tokens], both float32."""
-
-
-class BindsCaches(Protocol):
-    """The layers of an EAGLE head, for any number of caches."""
-
-    def bound_to(self, cache: np.ndarray) -> EagleStep:
-        """cache: [layers, 2, kv_heads, slots, head_dim] float32, keys and values, in whose place
-        the step writes them."""
+# All layers of an EAGLE head in one call, for one cache of keys and values: writes the entries, and
+# returns the states from which the next rows go on, [rows, hidden_size], and the logits of the
+# scored rows, [scored, scored tokens], both float32.
+EagleStep = Callable[[EntryRows], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
-    """Holds what independent heads say of tokens. The likeliest ones are listed apart, so that
-    nobody has to look for them: in falling order, with their shares of e to the logits."""
+    """What independent heads say of tokens; the likeliest in falling order, with their shares of e
+    to the logits."""
 
     logits: np.ndarray  # [heads, scored tokens] float32
     likeliest: np.ndarray  # [heads, some] int64, of the scored tokens
@@ -202,17 +181,14 @@ class HeadScores:
     states: np.ndarray | None = None  # [heads, hidden_size] that were scored, where asked for
 
 
-class MedusaStep(Protocol):
-    """Medusa heads in one call."""
-
-    def __call__(self, state: np.ndarray, heads: Sequence[int]) -> HeadScores:
-        """state: [hidden_size] float32; heads: those that are scored, the lowest first."""
+# Medusa heads in one call, of a state [hidden_size] float32 and the heads to score, in order.
+MedusaStep = Callable[[np.ndarray, Sequence[int]], HeadScores]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockRows:
-    """A block that a DFlash head drafts, and the tokens before it that it has not read yet. Their
-    entries of its cache begin at slot `start`."""
+    """A block that a DFlash head drafts, and the tokens before it whose entries of the cache are
+    made, from slot `start` on."""
 
     embedded: np.ndarray  # [block, hidden_size] float32 of the pending token and masks
     found: np.ndarray  # [known, features_size] float32: the target's features of tokens
@@ -222,58 +198,54 @@ class BlockRows:
     scored: range  # rows of the block
 
 
-class BlockStep(Protocol):
-    """All layers of a DFlash head in one call, for one cache of keys and values."""
+# All layers of a DFlash head in one call, for one cache: writes the entries of known tokens, and
+# scores rows of the block.
+BlockStep = Callable[[BlockRows], HeadScores]
+Step_co = TypeVar("Step_co", covariant=True)
 
-    def __call__(self, rows: BlockRows) -> HeadScores:
-        """Writes the entries of known tokens, and scores rows of the block."""
 
+class Binds(Protocol[Step_co]):
+    """The layers of a head, for any number of caches."""
 
-class BindsBlocks(Protocol):
-    """The layers of a DFlash head, for any number of caches."""
-
-    def bound_to(self, cache: np.ndarray) -> BlockStep:
+    def bound_to(self, cache: np.ndarray) -> Step_co:
         """cache: [layers, 2, kv_heads, slots, head_dim] float32, finite numbers, in whose place the
         step writes keys and values."""
 
 
+BindsCaches = Binds[EagleStep]
+BindsBlocks = Binds[BlockStep]
+
+
 class HeadBackend(Protocol):
-    """Computes a head's steps in the place of numpy, which does as the formulas are
-    written. matrices: all of the head's."""
+    """Computes a head's steps in the place of numpy. matrices: all of the head's; of Medusa heads
+    K.B of block B of head K, and output.K, or output.0 for all."""
 
-    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches:
-        """See BindsCaches."""
+    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches: ...
 
-    def medusa_step(self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]) -> MedusaStep:
-        """matrices: K.B of block B of head K, output.K, or output.0 for all."""
+    def medusa_step(self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]) -> MedusaStep: ...
 
-    def dflash_step(self, head: DFlashHead, matrices: Mapping[str, HeadMatrix]) -> BindsBlocks:
-        """See BindsBlocks."""
+    def dflash_step(self, head: DFlashHead, matrices: Mapping[str, HeadMatrix]) -> BindsBlocks: ...
 
 
 @runtime_checkable
 class ComputesHeads(Protocol):
-    """A runtime that computes heads' steps as an exporter has stored them. threads: None: one,
-    which contends with nobody. All raise ModelFileError for what it cannot read."""
+    """A runtime that computes heads' steps as an exporter has stored them. config: of the head.
+    threads: None: one. All raise ModelFileError for what it cannot read."""
 
     def open_eagle_step(
         self, stored: StoredStep, config: ModelConfig, threads: int | None
-    ) -> BindsCaches:
-        """config: of the head."""
+    ) -> BindsCaches: ...
 
-    def open_medusa_step(self, stored: StoredStep, threads: int | None) -> MedusaStep:
-        """See MedusaStep."""
+    def open_medusa_step(self, stored: StoredStep, threads: int | None) -> MedusaStep: ...
 
     def open_dflash_step(
         self, stored: StoredStep, config: ModelConfig, threads: int | None
-    ) -> BindsBlocks:
-        """config: of the head."""
+    ) -> BindsBlocks: ...
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedRows:
-    """What rows read of which nothing is known, so that several tokens are scored in one pass
-    (P-EAGLE)."""
+    """What rows read of which nothing is known, to score several tokens in one pass (P-EAGLE)."""
 
     token: int  # of the target's vocabulary
     features: np.ndarray  # [features_size] float32, in the place of the target's
@@ -282,8 +254,7 @@ class MaskedRows:
 
 @dataclass(frozen=True)
 class HeadExperts:
-    """Experts in the place of a head's MLPs, whose own is added to what they add, as much as a gate
-    of it says (Qwen Team 2026, Qwen 3.5)."""
+    """Experts in the place of a head's MLPs, beside a gated one (Qwen Team 2026, Qwen 3.5)."""
 
     count: int
     used: int  # by each row
@@ -292,11 +263,9 @@ class HeadExperts:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayersHead:
-    """What heads have that draft by decoder layers of their own.
-
-    config: of its layers; vocab_size and context_length are the target's. tensors: float32, which
-    may be read again whenever they are asked for; matrices [out, in].
-    """
+    """A head that drafts by decoder layers of its own. config: of these; vocab_size and
+    context_length are the target's. tensors: float32, which may be read again whenever they are
+    asked for; matrices [out, in]."""
 
     path: Path
     config: ModelConfig
@@ -366,11 +335,9 @@ class EagleHead(LayersHead):
 @dataclass(frozen=True, eq=False)
 class MedusaHead:
     """Heads that each predict one token, further and further ahead, from the target's final state
-    (Cai et al. 2024, Medusa-1): the first the token after the next one.
-
-    blocks: of each head, weight [hidden_size, hidden_size] and bias of its residual blocks.
-    outputs: of each head, its output matrix [scored tokens, hidden_size]; where they share one,
-    there is one.
+    (Cai et al. 2024, Medusa-1): the first the token after the next one. blocks: of each head,
+    weight [hidden_size, hidden_size] and bias of its residual blocks. outputs: of each head, its
+    output matrix [scored tokens, hidden_size], or one that all share.
     """
 
     drafted_by: ClassVar = "medusa"  # the drafter's name
@@ -394,15 +361,11 @@ class MedusaHead:
 class DFlashHead(LayersHead):
     """A head that drafts a block of tokens in one pass (DFlash, by z-lab): its layers read the
     pending token and mask tokens after it, each of which sees the whole block and the target's
-    features of all tokens before.
+    features of all tokens before. DSpark (DeepSeek) also knows which tokens are likelier after
+    which draft tokens, and how likely these are to be accepted.
 
-    DSpark (DeepSeek) is the same with two small parts: of draft tokens it knows which tokens are
-    likelier after them, and how likely they are to be accepted.
-
-    tensors: as those of `EagleHead`, of which it has `fc.weight`, `norm`, maybe [embed] and [head],
-    those of layers, all with input_norm and (q|k)_norm, and
-
-        context_norm    of what fc makes of features, the same for all layers
+    tensors: `EagleHead`'s fc.weight, norm, maybe [embed] and [head], those of layers, all with
+    input_norm and (q|k)_norm, and context_norm of what fc makes of features, for all layers.
     """
 
     drafted_by: ClassVar = "dflash"  # the drafter's name

@@ -1,9 +1,6 @@
-"""Work that may crash or hang, such as starting a driver, done in a process of its own.
-
-However this process ends, the other one ends soon after it: its standard input is a pipe of which
-this one holds the other end. Not on Windows, where a library may wait for an input that is being
-read.
-"""
+"""Work that may crash or hang, such as starting a driver, done in a process of its own. This ends
+soon after our process, however that ends: its standard input is a pipe of which we hold the other
+end. Not on Windows, where a library may wait for an input that is being read."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -24,15 +22,13 @@ _MARK = "edge-spec answers: "  # libraries may print, too
 _TOLD = "edge-spec has done: "
 _TICK_S = 0.5  # within which an interrupt is noticed on every system
 _END_S = 10.0  # for a library to end in, after the answer
-_DRAIN_S = 1.0  # for what a process printed that was ended; what it started may hold its pipes
+_DRAIN_S = 1.0  # for a process to end by itself, after the last line
 _MAX_LINE = 200  # characters of each of the two lines that a library printed last
 
 
 class IsolatedError(Exception):
-    """The work failed, crashed or took too long; `str()` is the reason, one line.
-
-    printed: what the process of work that failed had printed on its standard error by then.
-    """
+    """The work failed, crashed or took too long; `str()` is the reason, one line. printed: by work
+    that failed, on its standard error."""
 
     def __init__(self, reason: str, printed: str = "") -> None:
         super().__init__(reason)
@@ -44,8 +40,7 @@ class NoAnswerError(IsolatedError):
 
 
 class Lifeline:
-    """Processes that hold on to it end when it is closed, if this is to be before their work is
-    done."""
+    """Ends the processes that hold on to it, if their work is not done, when it is closed."""
 
     def __init__(self) -> None:
         self._ends = () if sys.platform == "win32" else os.pipe()
@@ -74,8 +69,13 @@ class Lifeline:
             for end in self._ends:
                 os.close(end)
 
-    def start(self, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Raises IsolatedError after `end`."""
+    def start(
+        self,
+        command: list[str],
+        environment: Mapping[str, str],
+        errors: IO[bytes] | int = subprocess.DEVNULL,
+    ) -> subprocess.Popen[str]:
+        """errors: what the process writes its own to. Raises IsolatedError after `end`."""
         with self._lock:
             if self._ended:
                 raise IsolatedError("it is not wanted any more")
@@ -83,7 +83,7 @@ class Lifeline:
                 command,
                 stdin=self._ends[0] if self._ends else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=errors,
                 text=True,
                 encoding="utf-8",
                 errors="replace",
@@ -101,10 +101,8 @@ def isolated(
     on_step: Callable[[float], None] | None = None,
 ) -> Any:
     """Return what `work`, a function of a module, returns, as JSON has it. Raises IsolatedError.
-
-    lifeline: of several calls, whose processes are to end before their work is done. on_step: is
-    called, in this thread, with what the work gives to `tell`; whatever it raises ends the work.
-    """
+    lifeline: ends several calls' processes. on_step: hears, in this thread, what the work gives to
+    `tell`; whatever it raises ends the work."""
     with ExitStack() as opened:
         held = lifeline or opened.enter_context(Lifeline())
         found, errors, status = _run(work, arguments, timeout_s, held, on_step)
@@ -136,33 +134,26 @@ def _run(
     # -P: or a file in the working directory could stand in for a module.
     command = [sys.executable, "-P", "-c", code, *arguments]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}  # which would start a debugger
-    process = lifeline.start(command, environment)
-    assert process.stdout is not None and process.stderr is not None
-    lines: Queue[str | None] = Queue()
-    errors: list[str | None] = []
-    readers = [
-        Thread(target=_read, args=(process.stdout, lines.put), daemon=True),
-        Thread(target=_read, args=(process.stderr, errors.append), daemon=True),
-    ]
-    for reader in readers:
-        reader.start()
-    try:
-        found = _answer_in(lines, timeout_s, on_step)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_DRAIN_S)
-    finally:
-        process.kill()
-        status = process.wait()
-        for reader in readers:
-            reader.join(_DRAIN_S)
-    return found, "".join(line for line in errors if line), status
+    with tempfile.TemporaryFile() as errors:
+        process = lifeline.start(command, environment, errors)
+        lines: Queue[str | None] = Queue()
+        Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
+        try:
+            found = _answer_in(lines, timeout_s, on_step)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_DRAIN_S)
+        finally:
+            process.kill()
+            status = process.wait()
+        errors.seek(0)
+        return found, errors.read().decode(errors="replace"), status
 
 
-def _read(stream: IO[str], put: Callable[[str | None], None]) -> None:
+def _read(stream: IO[str], lines: Queue[str | None]) -> None:
     with stream:
         for line in stream:
-            put(line)
-    put(None)
+            lines.put(line)
+    lines.put(None)
 
 
 def _answer_in(

@@ -69,10 +69,8 @@ class RoundStats:
     accepted_by: tuple[str, ...] = ()  # of each accepted token: its drafters, joined by "+"
 
     def first_tokens(self, count: int) -> RoundStats:
-        """Count the round as if the text had ended after `count` of its tokens, which a stop
-        string within it has it do. Draft tokens after that are verified ones that were not
-        accepted, as they are where an end token or a limit cuts the round: what is accepted is in
-        the text."""
+        """Count the round as if the text had ended after `count` of its tokens, as it has after a
+        stop string. Draft tokens after that are verified ones that were not accepted."""
         if count >= self.num_tokens:
             return self
         lost = Counter(name for names in self.accepted_by[count:] for name in names.split("+"))
@@ -101,11 +99,7 @@ class RoundStats:
 
 class PlainRate:
     """Duration of recent plain rounds of one session, without drafting: the baseline of every
-    speedup.
-
-    plain_width: rows of a plain step's pass. A round that fills them with draft tokens takes as
-    long.
-    """
+    speedup. plain_width: rows of a plain step's pass, which draft tokens may fill."""
 
     def __init__(self, plain_width: int = 1) -> None:
         self._plain_width = plain_width
@@ -136,18 +130,17 @@ class PlainRate:
 
 @dataclass
 class Stats:
-    """Sums over the rounds of one generation, the same with drafting as without it where they are
-    of the text: `predicted_n` is the number of its tokens. An end token is one of them, what spelt
-    a stop string or came after it is not (`stop_n` of them plain decoding writes as well).
+    """Sums over the rounds of one generation. Those of the text are the same without drafting:
+    `predicted_n` is the number of its tokens, an end token included; what spelt a stop string or
+    came after it is `stop_n`, which plain decoding writes as well.
 
     `lossless` says what holds for the text. `plain_width` is the number of rows of a plain step's
     pass, and `plain_cost` what one takes over the fastest there is, of one row.
 
-    `acceptance_rate` is accepted / verified rows, where what is accepted is in the text
-    (`RoundStats.first_tokens`); `mean_accepted_length` is tokens a round, the recovered or bonus
-    token included; `speedup` is the measured rate over the measured rate of plain rounds in the
-    same session (None where too few of them were run). Both count `stop_n` too: plain decoding has
-    a round for each.
+    `acceptance_rate` is accepted / verified rows (`RoundStats.first_tokens`);
+    `mean_accepted_length` is tokens a round, the recovered or bonus token included; `speedup` is
+    the measured rate over that of plain rounds in the same session, None where these were too few.
+    Both count `stop_n`: plain decoding has a round for each.
     """
 
     prompt_n: int = 0

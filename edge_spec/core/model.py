@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -13,6 +13,10 @@ from numpy.typing import DTypeLike
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, UsageError
+
+if TYPE_CHECKING:
+    from edge_spec.core.model_info import ModelInfo
+    from edge_spec.core.text_codec import TextCodec
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ class Capabilities:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """Scores of one pass over a tree. The arrays are valid until the session's next pass or its
-    close: they may be the library's own memory."""
+    """Scores of one pass over a tree, in arrays that may be the library's own memory: valid until
+    the session's next pass or its close."""
 
     logits: np.ndarray  # [rows, vocab] float32
     hidden: np.ndarray | None = None  # [rows, hidden_size] float32, after the final norm
@@ -86,10 +90,8 @@ class Session(Protocol):
         """Commits `tokens` without returning scores. Raises ContextFullError."""
 
     def forward(self, tree: TokenTree) -> Forward:
-        """Scores every row given the committed tokens and the row's ancestors.
-
-        Commits nothing. Raises ContextFullError where the rows do not fit.
-        """
+        """Scores every row given the committed tokens and the row's ancestors; commits nothing.
+        Raises ContextFullError where the rows do not fit."""
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keeps these rows of the last forward, a path from row 0, and drops the others."""
@@ -133,17 +135,13 @@ class HasWays(Protocol):
 
 @runtime_checkable
 class SelfDrafting(Protocol):
-    """A session whose model can also be run in part, on the same KV cache.
-
-    What a part commits stands after what this session has committed, and is overwritten when this
-    session goes on; whatever this session commits, the part has committed too.
-    """
+    """A session whose model can also be run in part, on the same KV cache. What a part commits is
+    after this session's tokens, and overwritten when it goes on; whatever this session commits, the
+    part has committed too."""
 
     def open_exit(self, num_layers: int) -> Session:
-        """The first `num_layers` layers, then the final norm and the head.
-
-        Raises UsageError where the model was exported without such an exit.
-        """
+        """The first `num_layers` layers, the final norm and the output matrix. Raises UsageError
+        where the model was exported without such an exit."""
 
     def open_skipping(self, skipped: frozenset[int]) -> SkippingSession:
         """The model without the sublayers `skipped`. Raises UsageError as `open_exit` does."""
@@ -151,28 +149,26 @@ class SelfDrafting(Protocol):
 
 @runtime_checkable
 class Restorable(Protocol):
-    """A session whose cache can be taken out, and put into another session of the same model that
-    was opened in the same way: a snapshot of a conversation keeps it."""
+    """A session whose cache can be taken out, for a snapshot, and put into another session of the
+    same model that was opened in the same way."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """Copies of what the committed tokens have written, of
-        STATE_TYPES; empty where it cannot tell. Between rounds: it drops
-        rows that are not committed."""
+        """Copies what the committed tokens have written, of STATE_TYPES; empty where it cannot.
+        Between rounds: it drops rows that are not committed."""
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
-        """Takes the place of all committed tokens. What is scored next is what the session that the
-        state was taken of would score. Raises ValueError for what is no state of `length` tokens,
-        and changes nothing then."""
+        """Takes the place of all committed tokens, so that scores are those of the session that the
+        state was taken of. Raises ValueError, and changes nothing, for what is no state of `length`
+        tokens."""
 
 
 @runtime_checkable
 class KeepsPlaces(Protocol):
-    """A session that reads text again where it is rolled back, but to the places that it was asked
-    to keep: what is committed there stays of use."""
+    """A session that reads text again after a rollback, but to places that it was asked to keep."""
 
     def keep_place(self) -> None:
-        """Keeps what going back to the committed tokens takes. Between passes; where memory for
-        this ends, it forgets places that are missed least."""
+        """Keeps what going back to here takes. Between passes; where memory ends, it forgets places
+        that are missed least."""
 
     def place_before(self, length: int) -> int:
         """Return the longest length up to this one that `rollback` reads nothing again for."""
@@ -218,8 +214,7 @@ def require_state(
     length: int,
     context_length: int,
 ) -> None:
-    """Checks a state before it is restored. expected: shape and type of each array. Raises
-    ValueError."""
+    """Checks a state before it is restored. expected: shapes and types. Raises ValueError."""
     if not 0 <= length <= context_length:
         raise ValueError(f"{length} tokens for a context of {context_length}")
     if state.keys() != expected.keys():
@@ -278,17 +273,48 @@ class RuntimeOptions:
                 )
 
 
-class Runtime(Protocol):
-    """The entry point `edge_spec.runtimes`: one library that can run models.
+class Runtime:
+    """The entry point `edge_spec.runtimes`: one library that can run models. Only `open` has to be
+    written.
 
     `reads` names what `open` takes: "checkpoint" (a `Checkpoint`), "gguf" (a `ModelInfo` whose
-    path is a GGUF file), or another exporter's format (a `Bundle` that holds it).
+    path is a GGUF file), or another exporter's format (a `Bundle` that holds it), to which models
+    are converted; `also_reads` names further bundles.
     """
 
     name: str
     reads: str
+    also_reads: tuple[str, ...] = ()
 
-    def open(self, source: Any, options: RuntimeOptions) -> Model: ...
+    def open(self, source: Any, options: RuntimeOptions) -> Model:
+        raise NotImplementedError
+
+    def require_runnable(self, source: Any) -> None:
+        """Refuses a model by its header. source: what `open` takes, whose weights stay unread.
+        Raises UnsupportedModelError, MissingDependencyError."""
+
+    def require_devices(self, providers: Sequence[str]) -> None:
+        """Refuses devices before a model is converted for them. Raises UsageError for a name that
+        it does not know, DeviceError, MissingDependencyError."""
+
+    def compute(self, providers: Sequence[str]) -> str | None:
+        """Return what a conversion for these devices is asked for (`ExportOptions.compute`). Raises
+        UsageError, DeviceError for devices that `open` would refuse."""
+        return None
+
+    def kernels(self) -> str:
+        """Name the kernels that take the place of the library's own here, so that another build of
+        them has another name. Quick, and raises nothing: it is asked before a model is opened."""
+        return ""
+
+    @property
+    def opens_beside(self) -> bool:
+        """Return whether `open` hardly waits for the interpreter, so that other threads run."""
+        return False
+
+    def open_tokenizer(self, source: ModelInfo) -> TextCodec | None:
+        """Return the library's tokenizer, for files that `tokenizers` cannot do justice to."""
+        return None
 
 
 class Progress(Protocol):

@@ -65,8 +65,7 @@ class ModelInfo(Protocol):
 
 
 def is_plain(source: ModelInfo) -> bool:
-    """Return whether a model was read whole and has nothing that Llama does not have: every library
-    runs it, and every exporter writes it."""
+    """Return whether every library runs and every exporter writes it: read whole, and a Llama."""
     return isinstance(source, TensorRows) and not source.config.features()
 
 

@@ -1,12 +1,11 @@
-"""The parts of a model's description: what layers have for themselves where they are not all alike,
-experts, an encoder, relative positions."""
+"""The parts of a model's description: layers that are not alike, experts, encoder, positions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,24 +49,12 @@ class LayerKind:
 
     rope: Rope | None  # None: nothing is rotated (NoPE)
     window: int | None = None  # the last positions that a row sees, itself one; None: all
+    _: KW_ONLY
     # Rows that a short convolution takes in, itself one (Liquid AI 2025, LFM2); None: attention.
     convolution: int | None = None
     head_dim: int | None = None  # None: the model's
     num_kv_heads: int | None = None
     keys_as_values: bool = False  # values are what keys are before they are normed and rotated
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LayerKind:
-        rope = values["rope"]
-        return cls(**{**values, "rope": rope and Rope.from_dict(rope)})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Leaves out what was not stated when there was nothing but a rope and a window."""
-        values = asdict(self)
-        for field in fields(self)[2:]:
-            if values[field.name] == field.default:
-                del values[field.name]
-        return values
 
     def problem(self, sizes: HeadSizes, rotation: Rotation | None) -> str | None:
         """Return why no model has such layers, with heads of these sizes, rotated so."""
@@ -133,13 +120,13 @@ LEAST_SUM = 1e-6  # is added to what normalized sigmoids of experts add up to
 
 @dataclass(frozen=True)
 class Experts:
-    """Says how a mixture of experts weighs what its experts add, and what these have for
-    themselves."""
+    """Says how a mixture of experts weighs what its experts add, and what these are like."""
 
     normalized: bool = True  # the weights of those that a token takes add up to 1
     biases: bool = False  # of the router and of all matrices
     # What gate and up are bound to. Then a gate's swish has SWISH_SLOPE, and up has 1 added.
     clamp: float | None = None
+    _: KW_ONLY
     # The weights are sigmoids of the router's scores, to which a bias of each expert is added where
     # experts are chosen, and only there (DeepSeek-AI 2024); else a softmax of them.
     sigmoid: bool = False
@@ -153,12 +140,6 @@ class Experts:
     beside_mlp: bool = False
     score_scale: float = 1.0  # what the router's scores are multiplied with
     expert_scales: bool = False  # each expert has a number that its weight is multiplied with
-
-    def to_dict(self) -> dict[str, Any]:
-        """Leaves out from `sigmoid` on what says nothing, as it was before there was that."""
-        kept = ("normalized", "biases", "clamp")
-        values, usual = asdict(self), asdict(Experts())
-        return {name: each for name, each in values.items() if name in kept or each != usual[name]}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edge_spec.core.sampling import SamplingParams
@@ -31,34 +31,23 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class RecommendedSampling:
-    """Holds what a model's makers state of answers in a conversation; None: nothing of it."""
+    """Holds what a model's makers state of answers in a conversation, by the names of
+    SamplingParams: a temperature of 0 takes the likeliest token each time."""
 
-    temperature: float | None = None  # 0: its likeliest token each time
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    stated: Mapping[str, float] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()  # stated, and not used: what no sampling can have
-
-    @property
-    def stated(self) -> dict[str, float]:
-        """Return the values that are stated, by the names of SamplingParams."""
-        values = {name: getattr(self, name) for name in _LARGEST}
-        return {name: value for name, value in values.items() if value is not None}
 
     def with_asked(self, asked: Mapping[str, Any]) -> SamplingParams:
         """Lays what a user asks for over it, each value for itself. Without a temperature, what is
-        stated is meant for 1, which changes no probability; temperature 0 that is asked for takes
-        the likeliest token, whatever else is stated. Raises UsageError for a value out of its
-        range.
-
-        asked: by the names of SamplingParams; None: not asked.
+        stated is meant for 1; temperature 0 that is asked for takes the likeliest token, whatever
+        else is stated. Raises UsageError. asked: by the names of SamplingParams; None: not asked.
         """
         given = {name: value for name, value in asked.items() if value is not None}
         if given.get("temperature") == 0:
             return SamplingParams(**given)
-        stated: Mapping[str, Any] = self.stated
-        base = {"temperature": 1.0, **stated} if stated else vars(DEFAULT_SAMPLING)
+        base: Mapping[str, Any] = vars(DEFAULT_SAMPLING)
+        if self.stated:
+            base = {"temperature": 1.0, **self.stated}
         return SamplingParams(**{**base, **given})
 
 
@@ -66,10 +55,8 @@ NOTHING_STATED = RecommendedSampling()
 
 
 def recommended_sampling(stated: Mapping[str, Any]) -> RecommendedSampling:
-    """Makes what a file states, whatever it is, into what can be used: the rest is `ignored`.
-
-    stated: by the names of SamplingParams; None, and other names, are passed over.
-    """
+    """Makes what a file states into what can be used; the rest is `ignored`. stated: by the names
+    of SamplingParams; None, and other names, are passed over."""
     usable: dict[str, Any] = {}
     ignored: tuple[str, ...] = ()
     for name in _LARGEST:
@@ -81,7 +68,7 @@ def recommended_sampling(stated: Mapping[str, Any]) -> RecommendedSampling:
             ignored += (f"{_SHOWN[name]} {reprlib.repr(value)}",)
         else:
             usable[name] = number
-    return RecommendedSampling(**usable, ignored=ignored)
+    return RecommendedSampling(usable, ignored)
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -24,6 +22,7 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_context_length: int = 8192
     factors: tuple[float, ...] = ()
+    _: KW_ONLY
     magnitude: float = 1.0
 
     def divisors(self, frequencies: np.ndarray) -> np.ndarray:
@@ -38,10 +37,6 @@ class RopeScaling:
         divisors: np.ndarray = 1 / (smooth + (1 - smooth) / self.factor)
         return divisors
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RopeScaling:
-        return cls(**{**values, "factors": tuple(values.get("factors", ()))})
-
 
 @dataclass(frozen=True)
 class Rope:
@@ -49,11 +44,6 @@ class Rope:
 
     theta: float
     scaling: RopeScaling | None = None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Rope:
-        scaling = values.get("scaling")
-        return cls(**{**values, "scaling": scaling and RopeScaling.from_dict(scaling)})
 
     def unscaled(self, rotary_dim: int) -> np.ndarray:
         """[rotary_dim / 2] float64; radians a position for each rotated pair, before scaling."""

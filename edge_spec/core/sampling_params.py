@@ -47,10 +47,8 @@ _VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 @dataclass(frozen=True)
 class SamplingParams:
     """Says how the next token is chosen. Raises UsageError for a value out of its range.
-
-    Temperature 0 takes the most probable token. Otherwise logits are processed in this order:
-    bias, penalties, temperature, top-k, top-p, min-p.
-    """
+    Temperature 0 takes the most probable token. Otherwise logits are processed in this order: bias,
+    penalties, temperature, top-k, top-p, min-p."""
 
     temperature: float = 0.0
     top_k: int = 0  # 0: all tokens

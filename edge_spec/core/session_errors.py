@@ -58,11 +58,8 @@ def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
 
 
 def roll_back(session: Session, length: int) -> int:
-    """Rolls back to `length` tokens, or to the last place before, where more would be read again,
-    or to none where a sliding window lacks what they need.
-
-    Returns how many tokens are left. Raises SessionError.
-    """
+    """Rolls back to `length` tokens, or to the last kept place before, or to none where a sliding
+    window lacks what they need. Returns how many tokens are left. Raises SessionError."""
     try:
         with translate_errors:
             session.rollback(place_before(session, length))

@@ -1,8 +1,7 @@
 """The session of an encoder-decoder: a source, and the answer that is written about it.
 
-To all that uses a session it is one text, `source </s> start answer...`: only here is it known
-where the source ends. Tokens of the source wait until it does; then the encoder reads all of them,
-and the answer's positions begin at 0.
+To all that uses it, it is one text, `source </s> start answer...`. Tokens of the source wait until
+it ends; then the encoder reads all of them, and the answer's positions begin at 0.
 """
 
 from __future__ import annotations
@@ -32,14 +31,13 @@ class DecoderSession(Session, Protocol):
 
 class SourceSession:
     """See `edge_spec.core.model.Session`. The source ends before the first start token, or where a
-    row is scored before one has come; an empty source is read as that token alone.
+    row is scored before one has come; an empty source is read as that token alone. A source that
+    goes on in another way is encoded again, all of it: an encoder reads in both directions. A
+    rollback into the answer keeps what was encoded.
 
-    An encoder reads in both directions, so that a source that goes on in another way is encoded
-    again, all of it. A rollback into the answer keeps what was encoded.
-
-    A source that ends as the one before it did, say with `</s>`, is encoded at once: that is part
-    of reading a prompt, and would make the first pass of an answer many times as long as the
-    others, by which it is decided what to draft.
+    A source that ends as the one before it did, say with `</s>`, is encoded at once, as a part of
+    reading the prompt: the first pass of an answer would take many times as long as the others, by
+    which it is decided what to draft.
     """
 
     def __init__(self, decoder: DecoderSession, encoder: Encoder, context_length: int) -> None:

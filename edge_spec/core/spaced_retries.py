@@ -1,15 +1,11 @@
-"""Rests between attempts at what may not pay: each is twice as long as the one before, until an
-attempt succeeds."""
+"""Rests between attempts, each twice as long as the one before, until an attempt succeeds."""
 
 from __future__ import annotations
 
 
 class SpacedRetries:
-    """Counts a rest down, in units of its owner: rounds, passes, answers or blocks of rounds.
-
-    The first rest has `first` units and each further one twice as many, up to `longest`. After
-    `reset` the next one is the first again.
-    """
+    """Counts a rest down, in units of its owner, such as rounds. The first has `first` units and
+    each further one twice as many, up to `longest`; after `reset` the next is the first again."""
 
     def __init__(self, first: int, longest: int, resting: int = 0) -> None:
         """resting: units of a rest that has begun already."""

@@ -25,8 +25,8 @@ class TextCodec(Protocol):
         there it is text like any other. given: places of characters, in order."""
 
     def added_tokens(self) -> Mapping[str, tuple[int, bool]]:
-        """Return what is one token wherever a text spells it, by its text: its id, and whether it
-        is special, which text written by a model never shows."""
+        """Return what is one token wherever a text spells it: by its text, its id, and whether it
+        is special."""
 
     @property
     def reads_variants(self) -> bool:
@@ -35,8 +35,7 @@ class TextCodec(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def piece(self, token: int) -> bytes:
-        """Returns what the token adds within a text, which may be a part of a character; nothing
-        for a special token."""
+        """Returns what the token adds within a text, maybe a part of a character; special: b""."""
 
     def stream(self) -> TextPieces: ...
 

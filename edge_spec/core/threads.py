@@ -1,20 +1,15 @@
 """Chooses how many threads make a pass, beside whatever else the machine is doing.
 
-The threads of a pass wait for each other many times: where another process takes one of the cores,
-all of them wait for the thread that was there, now and then for a tenth of a second, and fewer
-threads are faster. Nothing tells that as well as the passes do: where they have become slow, a
-smaller number is tried for a few. A larger one is tried again once cores are idle, or where the
-system does not tell, now and then. The faster one stays.
+The threads of a pass wait for each other many times. Where another process takes one of the cores,
+all wait for the thread that was there, and fewer threads are faster. The passes tell that best:
+where they have become slow, a smaller number is tried for a few, now and then a larger one again,
+and the faster one stays.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from edge_spec.core.spaced_retries import SpacedRetries
 
@@ -25,29 +20,20 @@ _WATCHED = 16  # passes that tell whether the machine is busy
 _TRIED = 6  # passes of a trial, after one that is not counted
 _FIRST_REST, _LONGEST_REST = 64, 512  # passes between two trials
 _AGEING = 1.002  # by which the usual duration grows with each pass, as a text does
-_IDLE = 0.7  # of the cores that more threads would use, which have to be idle
-_IDLE_S = 0.1  # that cores are watched at least: the system counts in hundredths of a second
-_STAT, _IDLE_FIELD = Path("/proc/stat"), 4  # proc(5): its first line, split
 
 
 class ThreadGovernor:
-    """Chooses among `num_threads` and fewer by the durations of one session's passes.
-
-    Passes of different widths are compared by their durations over the usual one of that width,
-    near the best. Means are compared, since a few passes that wait long are what is to be avoided.
-    """
+    """Chooses among `num_threads` and fewer by the durations of one session's passes, each over the
+    usual one of its width. Means are compared: a few passes that wait long are to be avoided."""
 
     def __init__(
         self,
         num_threads: int,
         steps: int | None = None,
         is_ready: Callable[[int], bool] = lambda threads: True,
-        clock: Callable[[], float] = time.monotonic,
-        idle_time: Callable[[], float | None] | None = None,
     ) -> None:
         """steps: that it may go down. is_ready: whether passes may have that number of threads by
-        now; asked before each trial. idle_time: seconds of all cores together, which the system
-        counts by default."""
+        now; asked before each trial."""
         self.threads = num_threads  # of the next pass
         self._ladder = _ladder(num_threads)[: None if steps is None else steps + 1]
         self._is_ready = is_ready
@@ -60,9 +46,6 @@ class ThreadGovernor:
         # In passes, before the next trial: the first ones bind buffers.
         self._rests = SpacedRetries(_FIRST_REST, _LONGEST_REST, resting=_WATCHED)
         self._alike = 0  # passes since the last trial
-        self._clock = clock
-        self._idle_time = idle_time or count_idle_time
-        self._watched_from: tuple[float, float] | None = None  # clock and idle time
 
     def observe(self, rows: int, seconds: float) -> int:
         """Return the threads of the next pass."""
@@ -87,25 +70,10 @@ class ThreadGovernor:
     def _consider(self) -> None:
         """Begins a trial where one may pay: of more threads now and then, of fewer where passes
         have become slow."""
-        if self._rung and self._alike % _WATCHED == 0 and self._has_room():
+        if self._rung and self._alike >= self._rests.length:
             self._try(self._rung - 1)
         elif self._rung + 1 < len(self._ladder) and self._is_slow():
             self._try(self._rung + 1)
-
-    def _has_room(self) -> bool:
-        """Return whether cores are idle that more threads would use. Where the system does not
-        tell, or others have them for long, it may be so now and then."""
-        idle_s = self._idle_time()
-        if idle_s is None or self._alike >= _LONGEST_REST:
-            return self._alike >= self._rests.length
-        now = self._clock()
-        before, before_idle_s = self._watched_from or (now, idle_s)
-        if now - before < _IDLE_S:
-            self._watched_from = before, before_idle_s
-            return False
-        self._watched_from = now, idle_s
-        wanted = self._ladder[self._rung - 1] - self._ladder[self._rung]
-        return idle_s - before_idle_s > _IDLE * wanted * (now - before)
 
     def _is_slow(self) -> bool:
         """Return whether passes have been slow for a while: one that waited long is no reason."""
@@ -117,7 +85,6 @@ class ThreadGovernor:
         if not self._is_ready(self._ladder[rung]):
             return
         self._trial, self._tried_rung, self._alike = [], rung, 0
-        self._watched_from = None
         self.threads = self._ladder[rung]
 
     def _is_lost(self, tried: Sequence[tuple[int, float]]) -> bool:
@@ -143,15 +110,6 @@ class ThreadGovernor:
             seconds / self._usual[rows] for rows, seconds in passes if self._usual.get(rows, 0.0)
         ]
         return sum(ratios) / len(ratios) if ratios else 1.0
-
-
-def count_idle_time() -> float | None:
-    """Return the seconds that all cores together have been idle since the system started; None
-    where it does not tell (other systems than Linux)."""
-    with suppress(OSError, ValueError, IndexError):
-        first = _STAT.read_text(encoding="ascii").partition("\n")[0]
-        return int(first.split()[_IDLE_FIELD]) / os.sysconf("SC_CLK_TCK")
-    return None
 
 
 def _ladder(num_threads: int) -> list[int]:

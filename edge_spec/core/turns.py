@@ -1,5 +1,4 @@
-"""Threads that wait for their turn on what others use, which is no time of their own: whoever
-looks for passes that hang, or have become slow, leaves it out."""
+"""Threads that wait for their turn, which counts neither as hanging nor as being slow."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Passes in a thread of their own, so that one that never ends does not hold up the text: a draft's
 always, the target's where a time-out was asked for.
 
-A pass that hangs in a library cannot be interrupted from outside. It is left alone: whoever waits
-for it hears so after a limit, and its session is not used again. Its memory stays taken until the
-pass ends, if it ever does: a session that was closed meanwhile is put away then.
+A pass that hangs in a library cannot be ended from outside. Whoever waits for it hears so after a
+limit, and its session is not used again. Its memory stays taken until the pass ends, if ever.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ _log = logging.getLogger(__name__)
 
 class WatchedModel:
     """Another model, whose sessions give up passes that do not end. Closing it closes the other,
-    unless one of these still runs.
-
-    A pass may take `times` what one of its width usually does, and `least_s` anyhow; the first of
-    its width `first_s`. remedy: of the HungError.
+    unless one of these still runs. A pass may take `times` what one of its width usually does, and
+    `least_s` anyhow; the first of its width `first_s`. remedy: of the HungError.
     """
 
     def __init__(
@@ -87,10 +84,8 @@ class WatchedModel:
 
 
 class WatchedSession:
-    """Another session. A pass that does not end raises HungError, as does every call after it.
-
-    Only passes are watched: what the others do is not worth the way to another thread.
-    """
+    """Another session. A pass that does not end raises HungError, as does every call after it. Only
+    passes are watched."""
 
     def __init__(
         self, session: Session, least_s: float, first_s: float, times: float, remedy: str
@@ -100,7 +95,8 @@ class WatchedSession:
         self._first_s = first_s
         self._times = times
         self._worker = _Worker(remedy)
-        self._usual: dict[tuple[str, int], _Mean] = {}  # seconds, by call and number of rows
+        self._usual: dict[tuple[str, int], tuple[int, float]] = {}  # passes and their mean seconds,
+        # by call and number of rows
         self.is_in_use = True
 
     @property
@@ -153,8 +149,8 @@ class WatchedSession:
         self.is_in_use = False
 
     def _watched(self, kind: tuple[str, int], work: Callable[[], _Result]) -> _Result:
-        usual = self._usual.setdefault(kind, _Mean())
-        limit_s = max(self._least_s, self._times * usual.value) if usual.count else self._first_s
+        count, usual_s = self._usual.get(kind, (0, 0.0))
+        limit_s = max(self._least_s, self._times * usual_s) if count else self._first_s
         started = time.perf_counter()
         try:
             result = self._worker.call(work, limit_s)
@@ -162,7 +158,8 @@ class WatchedSession:
             if isinstance(self._session, Interruptible):
                 self._session.interrupt()  # it may end yet, and leave the device to others
             raise
-        usual.add(time.perf_counter() - started)
+        taken_s = time.perf_counter() - started
+        self._usual[kind] = count + 1, usual_s + (taken_s - usual_s) / (count + 1)
         return result
 
 
@@ -188,16 +185,6 @@ class _Featured(_Restorable):
         assert isinstance(self._session, GivesFeatures)
         self._worker.require_idle()
         self._session.collect_features(layers, on_prefilled)
-
-
-class _Mean:
-    def __init__(self) -> None:
-        self.count = 0
-        self.value = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) / self.count
 
 
 class _Worker:

@@ -24,12 +24,9 @@ _SHARE_SCORED, _LEAST_SCORED = 50, 4096
 
 
 class ConversationFile:
-    """The conversations of tasks 0, 1, ... of one run, a line of JSON each, in the order in which
-    they were finished.
-
-    A task may have none: what was written was not worth answering, say. A kill loses those that
-    were being written; damage loses those after it as well. Raises OSError.
-    """
+    """The conversations of tasks 0, 1, ... of one run, a line of JSON each, as they were finished;
+    a task may have none. A kill loses those that were being written; damage loses those after it
+    as well. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._done: dict[int, Conversation | None] = {}
@@ -58,8 +55,8 @@ class ConversationFile:
         return task in self._done
 
     def first(self, num_answered: int) -> list[Conversation]:
-        """Return the first tasks' conversations with up to `num_answered` tokens of answers: the
-        same ones whichever was finished first. They end before a task that is not done."""
+        """Return the first tasks' conversations with up to `num_answered` tokens of answers,
+        whichever was finished first, and none after a task that is not done."""
         found: list[Conversation] = []
         task = 0
         while num_answered > 0 and task in self._done:
@@ -87,11 +84,9 @@ def _parse(line: bytes) -> tuple[int, Conversation | None] | None:
 def write_answers(
     machine: Machine, tasks: Tasks, folder: Path, num_tokens: int, progress: Progress
 ) -> list[Conversation]:
-    """Return conversations with `num_tokens` tokens of answers, or all that the tasks give.
-
-    folder: keeps each as soon as it is written, and is continued. Raises UsageError where the tasks
-    give too little, an EdgeSpecError, OSError.
-    """
+    """Return conversations with `num_tokens` tokens of answers, or all that the tasks give. folder:
+    keeps each as soon as it is written, and is continued. Raises UsageError where the tasks give
+    too little, an EdgeSpecError, OSError."""
     file = ConversationFile(folder)
 
     def is_enough() -> bool:
@@ -157,11 +152,8 @@ def choose_scored(
     eos_ids: Sequence[int],
 ) -> np.ndarray:
     """Return the tokens that a drafter scores, [tokens] int64 ascending: the end of a text, those
-    that answers have most often, then those of prompts, and others. vocabulary: how many, if asked.
-
-    The others are the lowest: vocabularies begin with what is frequent, and few answers have only a
-    part of what is written later.
-    """
+    that answers have most often, then those of prompts, then the lowest ones: vocabularies begin
+    with what is frequent. vocabulary: how many, if asked."""
     size = config.vocab_size
     wanted = min(size, vocabulary or default_scored(config))
     answers, prompts = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -178,8 +170,7 @@ def choose_scored(
 
 
 def default_scored(config: ModelConfig) -> int:
-    """Return how many tokens a drafter scores, a multiple of 1,024. Their rows are read for each
-    draft token, so a small model scores few."""
+    """Return how many tokens a drafter scores, a multiple of 1,024: few for a small model."""
     rows = config.num_parameters // (_SHARE_SCORED * config.hidden_size)
     return max(_LEAST_SCORED, rows // 1024 * 1024)
 

@@ -1,9 +1,6 @@
 """The machines that write answers and read features: this one, or those of a Ray cluster (Moritz et
-al. 2018).
-
-Each machine opens the model once and writes several conversations at a time. What a task gives does
-not depend on where it is done, so a cluster gives what one machine gives, where its machines
-compute alike.
+al. 2018). Each opens the model once and writes several conversations at a time. What a task gives
+does not depend on where it is done, if all machines compute alike.
 """
 
 from __future__ import annotations
@@ -110,12 +107,10 @@ class MachineLostError(Exception):
 
 @dataclass(eq=False)
 class Cluster:
-    """A connection to a Ray cluster, with the model open on all of its machines until the block
-    ends. A machine that is lost loses its tasks to the others.
-
-    Raises UsageError for what is no address, DeviceError where nobody answers there, where a
-    machine cannot open the model or has another one, and where all machines are lost.
-    """
+    """A Ray cluster, with the model open on all of its machines until the block ends. A machine
+    that is lost loses its tasks to the others. Raises UsageError for what is no address,
+    DeviceError where nobody answers there, where a machine cannot open the model or has another
+    one, and where all machines are lost."""
 
     address: str
     model: str
@@ -220,8 +215,8 @@ class Cluster:
             )
 
     def _wait(self, machine: Any, task: Any, stop: Event, where: str = "") -> Any:
-        """Return what a task gives; None after a stop. Raises MachineLostError where its machine is
-        lost, and DeviceError for what it refused."""
+        """Return what a task gives; None after a stop. Raises MachineLostError, and DeviceError for
+        what it refused."""
         import ray
         from ray.exceptions import ObjectLostError, RayActorError, RayError
 

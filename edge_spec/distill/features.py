@@ -1,5 +1,4 @@
-"""Read what a target computes of conversations once, keep it on disk in float16, and cut it into
-batches in a fixed order, which are what a training step reads."""
+"""Read what a target computes of conversations, keep it in float16, and cut it into batches."""
 
 from __future__ import annotations
 
@@ -27,11 +26,8 @@ _READING = "Reading what the model computes"
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A conversation with what the target computed of its tokens.
-
-    features: [rows, layers, hidden_size] float16 of the tokens from `first` on, of all but the
-    last token, which nothing follows.
-    """
+    """A conversation with what the target computed of its tokens. features: [rows, layers,
+    hidden_size] float16 of the tokens from `first` on, but for the last, which nothing follows."""
 
     conversation: Conversation
     first: int
@@ -39,16 +35,15 @@ class Example:
 
     @property
     def anchors(self) -> np.ndarray:
-        """Rows from which drafting may begin: in the first of them the target chose the answer's
-        first token, and the first draft token is the second."""
+        """Rows from which drafting may begin: the target chose the answer's first token in the
+        first of them, and the first draft token is the second."""
         start = self.conversation.start - 1 - self.first
         return np.arange(start, len(self.features))
 
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """Which features are read: layers as `core.features` counts them; of_answers leaves out those
-    of prompts."""
+    """layers: of the features, as `core.features` counts them. of_answers: without prompts'."""
 
     layers: tuple[int, ...]
     of_answers: bool
@@ -88,11 +83,8 @@ def read_features(
     folder: Path,
     progress: Progress,
 ) -> list[Example]:
-    """Return an example of each conversation, those with the same prompt one after another.
-
-    folder: keeps the features, and is continued where it has some of these conversations. Raises an
-    EdgeSpecError, OSError.
-    """
+    """Return an example of each conversation, those with the same prompt one after another. folder:
+    keeps the features, and is continued. Raises an EdgeSpecError, OSError."""
     conversations = sort_by_prompt(conversations)
     shape = (-1, len(request.layers), hidden_size)
     sizes = [len(each.tokens) - 1 - request.first_token(each) for each in conversations]
@@ -215,8 +207,7 @@ def windows_of(examples: Sequence[Example], num_rows: int) -> list[Window]:
 def shuffle_batches(
     windows: Sequence[Window], rows_a_batch: int, seed: int, epoch: int
 ) -> list[list[Window]]:
-    """Return the same batches for one seed and epoch. Windows of like lengths are batched together,
-    so that little is padded."""
+    """Return the same batches for one seed and epoch, of windows of like lengths."""
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(windows))
     lengths = np.array([len(windows[i]) for i in order])

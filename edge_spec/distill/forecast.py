@@ -1,13 +1,10 @@
 """Forecast what a drafter gains: how many of its tokens would be accepted in texts that the target
 wrote by itself, and what a draft token costs.
 
-Whatever a drafter has proposed before a position is the target's own text if it was accepted. So
-drafts from every position of a text, each after the target's own tokens, show what would be
-accepted: a draft token counts only where all before it were right.
-
-Steps do not begin at every position. One that begins just after a rejected draft token begins at a
-harder position than most, so a step commits fewer tokens than those shares suggest: steps are
-counted as they would be decoded, each from where the one before it ended.
+Accepted draft tokens are the target's own text. So drafts from every position of a text, each after
+the target's own tokens, show what would be accepted where all before was right. But one that begins
+just after a rejected draft token begins at a harder position than most: steps are counted as they
+would be decoded, each from where the one before it ended.
 """
 
 from __future__ import annotations
@@ -40,16 +37,16 @@ _CONTEXT = 64  # tokens before a step
 
 
 class Acceptance(NamedTuple):
-    """of_position: by position, given that all before it were accepted; from every position of the
-    texts. tokens_a_step: with 1, 2, ... draft tokens a step, the target's own token included."""
+    """of_position: by position, if all before it were accepted. tokens_a_step: with 1, 2, ... draft
+    tokens a step, the target's own token included."""
 
     of_position: tuple[float, ...]
     tokens_a_step: tuple[float, ...]
 
 
 def measure_acceptance(drafts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Acceptance:
-    """drafts: of each text, what was drafted from each position and what the target wrote there,
-    both [positions, draft tokens] int; -1 after the end of the target's text."""
+    """drafts: of each text, what was drafted from each position and what the target wrote, both
+    [positions, draft tokens] int; -1 after the text's end."""
     right = np.concatenate([drafted == written for drafted, written in drafts])
     there = np.concatenate([written >= 0 for _, written in drafts])
     reached = np.ones(len(right), bool)
@@ -96,8 +93,7 @@ def best_chain(acceptance: Acceptance, costs: RowCosts, draft_token_s: float) ->
 
 
 def time_head(path: Path, source: TensorRows) -> float:
-    """Return the seconds of a draft token, timed with the code that will run the head in `path`.
-    source: the target's weights."""
+    """Return the seconds of a draft token of the head in `path`. source: the target's weights."""
     target = source.config
     head = runtimes.open_head(path, target)
     backend = head_backend(path, "", target.hidden_size, keeps=False)
@@ -123,8 +119,8 @@ def time_head(path: Path, source: TensorRows) -> float:
 
 
 def _median_s(step: Callable[[], object], count: int = 1) -> float:
-    """Return the seconds of a step: of `count` steps in a row, which begin after other work has
-    taken the processor's caches as a pass of the target does. The median of several rows."""
+    """Return the seconds of a step, of `count` in a row, after other work has taken the caches, as
+    a pass of the target does: the median of several rows."""
     other = np.zeros(_FLUSHED_VALUES, np.float32)
     times = []
     for _ in range(_REPETITIONS):

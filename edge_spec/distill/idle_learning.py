@@ -1,10 +1,9 @@
 """`--learn`: train a head on an engine's answers while it writes none.
 
-The engine keeps its answers with the states that chose them (`LearntFolder`). A process of its own
-trains Medusa heads on them, as `edge-spec distill` does, and is killed when an answer begins. The
-head drafts if it is forecast to pay on held-out answers.
-
-A model's folder in the cache, `learnt/NAME-DIGEST`, is readable by its user alone.
+The engine keeps its answers with the states that chose them. A process of its own trains Medusa
+heads on them, as `edge-spec distill` does, and is killed when an answer begins. The head drafts if
+it is forecast to pay on held-out answers. Only its user can read a model's folder in the cache,
+`learnt/NAME-DIGEST`.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class KeptAnswer(NamedTuple):
 
 
 class HeadReport(NamedTuple):
-    """until: the number of the first answer that the head has not seen. learnt_tokens: that it was
-    trained on. speedup: forecast, over plain decoding."""
+    """until: the number of the first answer that the head has not seen. learnt_tokens: how many it
+    has. speedup: forecast, over plain decoding."""
 
     until: int
     learnt_tokens: int
@@ -105,20 +104,16 @@ class LearntFolder:
         return self.path / "answers"
 
     def make(self) -> None:
-        """Make it, without what an earlier version has kept. Raises StorageError."""
-        if self.is_forgotten:
-            with as_storage_error(self.path, refusals=True):
-                shutil.rmtree(self.path, ignore_errors=True)
-                self.path.mkdir(parents=True, mode=0o700)
-                self._answers.mkdir()
+        """Make it where it is missing. Raises StorageError."""
+        with as_storage_error(self.path, refusals=True):
+            self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self._answers.mkdir(exist_ok=True)
 
     def forget(self) -> int:
         """Remove it; return how many bytes it had. Raises OSError."""
         found, path = self.num_bytes, self.path
         path.rename(path.with_name(f".{path.name}-{uuid4().hex}"))
-        for each in path.parent.glob(
-            f".{path.name}-*"
-        ):  # what a kill has left of another call, too
+        for each in path.parent.glob(f".{path.name}-*"):  # what a kill has left, too
             shutil.rmtree(each)
         return found
 
@@ -131,8 +126,8 @@ class LearntFolder:
 
     def add(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
         """Keep an answer, and remove the oldest ones beyond the bound. states: [tokens,
-        hidden_size], in which the target chose the tokens. Raises FileNotFoundError where all was
-        forgotten, StorageError where there is no space, OSError."""
+        hidden_size], in which the tokens were chosen. Raises FileNotFoundError where all was
+        forgotten, StorageError, OSError."""
         answers = self.answers()
         number = answers[-1].number + 1 if answers else 0
         arrays = {"prompt": np.array(prompt, np.int64), "tokens": tokens, "states": to_half(states)}
@@ -145,8 +140,8 @@ class LearntFolder:
                 left -= size
 
     def examples(self, answers: Sequence[KeptAnswer], target: ModelConfig) -> Iterator[Example]:
-        """Yield what a training reads of each answer. One that is damaged, or of another target, is
-        removed with a warning."""
+        """Yield what a training reads of each answer, and remove what is damaged or of another
+        target."""
         for each in answers:
             path = self._file(each)
             try:
@@ -235,8 +230,7 @@ _SHARES = "a head that learns here shares"
 
 
 def require_learnable(asked: AskedOptions) -> None:
-    """Raises UsageError where other drafters were asked for, MissingDependencyError without
-    PyTorch."""
+    """Raises UsageError where other drafters were asked for, MissingDependencyError."""
     if asked.draft not in (None, (), [], "none") or asked.drafter != "auto":
         raise UsageError(
             "--learn trains who drafts, and other drafters were asked for",
@@ -265,8 +259,8 @@ def start_learning(models: OpenModels) -> Learner:
 
 
 class Learner:
-    """Keeps answers and opens trained heads. Where another process learns from the same model, this
-    one only drafts with what is learnt."""
+    """Keeps answers and opens trained heads, except where another process already learns from the
+    model: then it only drafts with what is learnt."""
 
     def __init__(self, models: OpenModels) -> None:
         """Raises StorageError where nothing can be kept."""
@@ -372,8 +366,8 @@ class Learner:
 
 
 def learn_while_idle(assignment: str) -> None:
-    """Train a head in this process of its own, on one core and with the lowest priority, and write
-    it. Raises an EdgeSpecError, OSError."""
+    """Train a head, on one core and with the lowest priority, and write it. Raises an
+    EdgeSpecError, OSError."""
     give_way(LOWEST)
     given = json.loads(assignment)
     folder = LearntFolder(Path(given["folder"]))
@@ -390,7 +384,7 @@ def learn_while_idle(assignment: str) -> None:
 
 
 def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) -> None:
-    """given: `model`, whose output matrix the head shares, `passes_s`, the times of its passes by
+    """given: `model`, whose output matrix the head shares, `passes_s`, seconds of its passes by
     rows, and `eos_ids`. Raises an EdgeSpecError, OSError, and what `progress` raises."""
     from edge_spec.distill.training import Lesson, train  # here: it imports PyTorch
 
@@ -423,8 +417,8 @@ def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) 
 
 
 class _Watch:
-    """Interrupts a training once the machine is needed, which keeps its steps, and ends one of
-    answers that were forgotten. most_s: of processor time."""
+    """Interrupts a training once the machine is needed, and ends one of forgotten answers. most_s:
+    of processor time."""
 
     def __init__(self, folder: LearntFolder, most_s: float) -> None:
         self._folder, self._most_s = folder, most_s

@@ -1,8 +1,8 @@
 """Ask a target questions, so that it writes what its drafter is trained on.
 
-Prompts come from a file, or from the target itself: given the start of a user's message by its chat
-template, an instruct model writes one (Xu et al. 2024, Magpie). A model that programs is asked what
-people ask it: to write code, to change and to explain given code, and some of everything else.
+Prompts come from a file, or from the target: an instruct model writes a user's message when its
+chat template has begun one (Xu et al. 2024, Magpie). A model that programs is asked to write,
+change and explain code, and some of everything else.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ _BEGINNINGS = (
 
 @dataclass(frozen=True, eq=False)
 class Conversation:
-    """A prompt and the target's answer to it.
-
-    start: of the answer among the tokens, at least 1. is_held_out: measured on, never trained on.
-    """
+    """A prompt and the target's answer to it. start: of the answer among the tokens, at least 1.
+    is_held_out: measured on, never trained on."""
 
     tokens: np.ndarray  # [tokens] int32
     start: int
@@ -87,8 +85,7 @@ class Tasks(ABC):
 
 
 class GivenPrompts(Tasks):
-    """A user's prompts, each of which is answered several times, in turns. Held-out ones are
-    answered once, by plain greedy decoding."""
+    """A user's prompts, each answered several times, in turns; held-out ones once, greedily."""
 
     def __init__(self, prompts: Sequence[str], max_tokens: int) -> None:
         """Raises UsageError for fewer than two prompts: some are held out."""
@@ -153,8 +150,7 @@ def _before_message(engine: Engine) -> str:
 
 
 def _write_message(engine: Engine, text: str, params: SamplingParams, stop: Event) -> str | None:
-    """Return a message that the target ends itself; None for one that it does not, or hardly
-    begins."""
+    """Return a message that the target ends itself, if it is long enough."""
     question = Question(engine.encode(text), False, params)
     written = answer(engine, question, _PROMPT_TOKENS, stop)
     if written is None or written.tokens[-1] not in engine.parts.text.eos_ids:
@@ -169,8 +165,8 @@ def _text_of(engine: Engine, conversation: Conversation) -> str:
 
 
 def answer(engine: Engine, question: Question, max_tokens: int, stop: Event) -> Conversation | None:
-    """Return the answer up to where it begins to repeat itself; None after a stop, or where the
-    prompt does not fit the context."""
+    """Return the answer up to where it repeats itself; None after a stop, or for a prompt that does
+    not fit the context."""
     prompt = question.prompt
     if len(prompt) + 1 > engine.context_length or not prompt:
         return None
@@ -202,8 +198,8 @@ _MOST_CHARACTERS = 1600
 
 @dataclass(frozen=True)
 class PackagedTasks(Tasks):
-    """Requests to a model that programs, put together of packaged parts and functions of Python's
-    own library. Every fourth answer is drawn."""
+    """Requests to a model that programs, of packaged parts and functions of Python's own library.
+    Every fourth answer is drawn."""
 
     max_tokens: int
     seed: int = 0
@@ -245,8 +241,7 @@ def _parts() -> dict[str, list[str]]:
 
 @cache
 def library_functions() -> tuple[str, ...]:
-    """Return functions of Python's own library: code of many hands and kinds, which nobody has to
-    fetch."""
+    """Return functions of Python's own library: code of many kinds, which nobody has to fetch."""
     folder = Path(sysconfig.get_path("stdlib"))
     found: dict[str, None] = {}
     for module in sorted(sys.stdlib_module_names):
@@ -257,8 +252,7 @@ def library_functions() -> tuple[str, ...]:
 
 
 def functions_of(source: str) -> Iterator[str]:
-    """Yield the source of a file's functions and methods that are neither tiny nor long, without
-    their indentation."""
+    """Yield the functions and methods of a file that are neither tiny nor long, dedented."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -15,10 +15,8 @@ from edge_spec.models.asked_options import option
 
 @dataclass(frozen=True)
 class DistillRequest:
-    """The options of `edge-spec distill`.
-
-    Raises UsageError for options that do not go together and for an `out` that cannot be written,
-    MissingDependencyError without PyTorch."""
+    """The options of `edge-spec distill`. Raises UsageError for options that do not go together and
+    for an `out` that cannot be written, MissingDependencyError without PyTorch."""
 
     out: Path | None = option(
         None, "Directory of the drafter; without it, the cache, where the model finds it by itself."
@@ -80,10 +78,10 @@ def require_torch() -> None:
 class Kind:
     """What a kind of drafter learns from, and how fast.
 
-    drafter: its name in `--drafter`. layers: the features that it reads, the last of them the
-    state after the target's final norm, from which the teacher is computed; raises an EdgeSpecError
-    for a target that it cannot be made for. of_answers: whether it reads no features of prompts,
-    and shares nothing but tables with its target, of which it else begins as a layer.
+    drafter: its name in `--drafter`. layers: the features that it reads, the state after the
+    target's final norm, from which the teacher is computed, last; raises an EdgeSpecError for
+    targets that have none for it. of_answers: it reads no features of prompts, and shares only
+    tables with its target, of which it else begins as a layer.
     """
 
     drafter: str

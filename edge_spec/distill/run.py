@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
 from edge_spec.diagnostics.lossless_check import Extent
-from edge_spec.diagnostics.lossless_check.prove import Proof, prove
+from edge_spec.diagnostics.lossless_check.prove import prove
 from edge_spec.distill.answers import ANSWERS_FILE, choose_scored, write_answers
 from edge_spec.distill.cluster import Cluster, Machine, ThisMachine, require_answer
 from edge_spec.distill.features import FeatureRequest, read_features, require_features
@@ -52,12 +52,9 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def work_folder(source: Source, tasks: str) -> Iterator[Path]:
-    """Yield the folder of this model and these tasks, which a later training of both continues.
-
-    After an interrupt, or a disk that is full, a line says where it is. Folders that nobody has
-    used for KEPT_DAYS are removed, and so is one in which nothing was begun. Raises UsageError
-    where another process works in it.
-    """
+    """Yield the folder of this model and these tasks, which a later training of both continues, as
+    a line says after an interrupt or on a full disk. Folders that nobody has used for KEPT_DAYS are
+    removed, and so is an empty one. Raises UsageError where another process works in it."""
     parent = cache_directory() / DIRECTORY
     key = hashlib.sha256(f"{source.identity} {tasks}".encode()).hexdigest()[:16]
     folder = parent / f"{source.name}-{key}"
@@ -118,12 +115,9 @@ class Distilled:
 def distill(
     model: str, asked: AskedOptions, request: DistillRequest, progress: Progress
 ) -> Distilled:
-    """Train a drafter for a model and write it to `request.out`, or where the model finds it by
-    itself, once it has been shown to change no text. Finished work stays in the cache until then,
-    where the same call continues it.
-
-    asked: how the model is opened. Raises an EdgeSpecError, and KeyboardInterrupt after logging how
-    to continue.
+    """Train a drafter for a model, show that it changes no text, and write it to `request.out`, or
+    where the model finds it by itself. Finished work stays in the cache until then, where the same
+    call continues it. asked: how the model is opened. Raises an EdgeSpecError, KeyboardInterrupt.
     """
     if asked.draft or asked.drafter != "auto":
         raise UsageError("the drafter is what is trained", remedy="Leave --draft, --drafter out.")
@@ -138,14 +132,15 @@ def distill(
     from edge_spec.distill.trainees import training_device  # here: they import PyTorch
     from edge_spec.distill.training import train
 
-    work = _Work(model, asked, request, progress)
     with work_folder(source, tasks.identity) as folder, as_storage_error(folder / ANSWERS_FILE):
-        name, lesson = work.prepare(tasks, weights, folder)
+        name, lesson = _prepare(model, asked, request, tasks, weights, folder, progress)
         with training_device():
             drafter, report = train(lesson, request, progress)
         with atomic_directory(out) as made:
             drafter.write(made)
-            proof = work.prove(made)
+            with_it = replace(asked, draft=[str(made)], drafter=kind.drafter)
+            with load_asked(model, with_it, progress, keeps_answers=False) as engine:
+                proof = prove(engine, read_prompts(OWN_PROMPTS), _PROOF, progress)
             if proof.passed is False:
                 forget_training(folder)  # the same would come of it again
                 raise UnsupportedModelError(
@@ -165,52 +160,37 @@ def distill(
     return Distilled(out, report)
 
 
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """What needs the open model."""
+def _prepare(
+    model: str,
+    asked: AskedOptions,
+    request: DistillRequest,
+    tasks: Tasks,
+    weights: TensorRows,
+    folder: Path,
+    progress: Progress,
+) -> tuple[str, Lesson]:
+    """Return the model's name, and what its drafter learns from. folder: keeps what is finished."""
+    from edge_spec.distill.training import Lesson
 
-    model: str
-    asked: AskedOptions
-    request: DistillRequest
-    progress: Progress
-
-    def prepare(self, tasks: Tasks, weights: TensorRows, folder: Path) -> tuple[str, Lesson]:
-        """Return the model's name, and what its drafter learns from. folder: keeps what is
-        finished."""
-        from edge_spec.distill.training import Lesson
-
-        request, config = self.request, weights.config
-        kind = KINDS[request.kind]
-        features = FeatureRequest(kind.layers(config), kind.of_answers)
-        with load_asked(self.model, self.asked, self.progress, keeps_answers=False) as engine:
-            _require_trainable(engine, tasks)
-            machines: AbstractContextManager[Machine] = nullcontext(ThisMachine(engine, tasks))
-            if request.ray is not None:
-                machines = Cluster(request.ray, self.model, self.asked, tasks)
-            with machines as machine:
-                answers = write_answers(machine, tasks, folder, request.num_tokens, self.progress)
-                examples = read_features(
-                    machine.read_features,
-                    answers,
-                    features,
-                    engine.parts.model.config.hidden_size,
-                    folder,
-                    self.progress,
-                )
-            learnt = [each for each in answers if not each.is_held_out]
-            ids = choose_scored(learnt, config, request.vocabulary, engine.parts.text.eos_ids)
-            # Not those of the model's profile, which may be of a day when the machine was busy.
-            passes_s = median_seconds(quick_passes(engine.parts.model))
-            timed = partial(time_head, source=weights)
-            lesson = Lesson(examples, weights, ids, passes_s, timed, folder, self.asked.threads)
-            return engine.name, lesson
-
-    def prove(self, drafter: Path) -> Proof:
-        """Compare texts with the drafter to plain ones."""
-        name = KINDS[self.request.kind].drafter
-        with_it = replace(self.asked, draft=[str(drafter)], drafter=name)
-        with load_asked(self.model, with_it, self.progress, keeps_answers=False) as engine:
-            return prove(engine, read_prompts(OWN_PROMPTS), _PROOF, self.progress)
+    config, kind = weights.config, KINDS[request.kind]
+    features = FeatureRequest(kind.layers(config), kind.of_answers)
+    with load_asked(model, asked, progress, keeps_answers=False) as engine:
+        _require_trainable(engine, tasks)
+        machines: AbstractContextManager[Machine] = nullcontext(ThisMachine(engine, tasks))
+        if request.ray is not None:
+            machines = Cluster(request.ray, model, asked, tasks)
+        with machines as machine:
+            answers = write_answers(machine, tasks, folder, request.num_tokens, progress)
+            size = engine.parts.model.config.hidden_size
+            read = machine.read_features
+            examples = read_features(read, answers, features, size, folder, progress)
+        learnt = [each for each in answers if not each.is_held_out]
+        ids = choose_scored(learnt, config, request.vocabulary, engine.parts.text.eos_ids)
+        # Not those of the model's profile, which may be of a day when the machine was busy.
+        passes_s = median_seconds(quick_passes(engine.parts.model))
+        timed = partial(time_head, source=weights)
+        lesson = Lesson(examples, weights, ids, passes_s, timed, folder, asked.threads)
+        return engine.name, lesson
 
 
 def _choose_tasks(request: DistillRequest, source: Source) -> Tasks:
@@ -224,8 +204,8 @@ def _choose_tasks(request: DistillRequest, source: Source) -> Tasks:
 
 
 def _open_weights(source: Source, kind: str) -> TensorRows:
-    """Raises UsageError for a target without the tables that a drafter shares,
-    UnsupportedModelError where the drafter is made of layers that only a library reads."""
+    """Raises UsageError for a target without tables that a drafter shares, UnsupportedModelError
+    where the drafter is made of layers that only a library reads."""
     tables = open_tables(source, "a trained drafter shares")
     if KINDS[kind].of_answers:
         return tables

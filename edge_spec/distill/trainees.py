@@ -1,16 +1,15 @@
 """The drafters while they are trained, in PyTorch: Medusa heads (Cai et al. 2024, Medusa-1) and
-an EAGLE-3 head (Li et al. 2025).
-
-Each makes states of a batch, which an output matrix scores; they differ in how they make them.
-"""
+an EAGLE-3 head (Li et al. 2025). Each makes states of a batch, which an output matrix scores."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,11 @@ from torch.nn import functional
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import TensorRows
 from edge_spec.core.rope import Rope
-from edge_spec.distill.drafter_files import Drafter, layer_config, rope_scaling_config
 from edge_spec.distill.features import Batch
 from edge_spec.distill.request import DistillRequest
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.loader.head import StoredTables
+from edge_spec.storage.atomic import as_storage_error
 
 Tensor = Any  # torch.Tensor: the library's types are not there where it is not installed
 # What `torch.cpu` calls instructions that multiply bfloat16, of x86 and of ARM.
@@ -33,8 +32,7 @@ DISCOUNT = 0.8  # of each further position in the loss (Li et al. 2025, EAGLE-3)
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether the processor, or the GPU that is trained on, does so by itself: two to four
-    times as fast as float32. Elsewhere it would be slower."""
+    """Return whether the processor or GPU does: two to four times as fast as float32."""
     if torch.get_default_device().type == "cuda":
         return bool(torch.cuda.is_bf16_supported(False))
     told: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -42,16 +40,15 @@ def multiplies_bfloat16() -> bool:
 
 
 def fast_products() -> Any:
-    """Round what is multiplied within the block to bfloat16, where that is faster. Sums of rows,
-    losses and parameters stay float32 (Micikevicius et al. 2018, mixed precision)."""
+    """Round what is multiplied within the block to bfloat16, where that is faster, and nothing else
+    (Micikevicius et al. 2018, mixed precision)."""
     device = torch.get_default_device().type
     return torch.autocast(device, torch.bfloat16, enabled=multiplies_bfloat16())
 
 
 @contextmanager
 def training_device() -> Iterator[None]:
-    """Make PyTorch's tensors on the GPU, if any. Raises DeviceMemoryError where it has too little
-    memory."""
+    """Make PyTorch's tensors on the GPU, if any. Raises DeviceMemoryError."""
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         with device:
@@ -93,8 +90,8 @@ class Trainee(ABC):
         return scores
 
     def drafts(self, batch: Batch) -> np.ndarray:
-        """Return the likeliest tokens, [anchors, positions], as a greedy chain drafts them after
-        the target's own tokens. Called without gradients."""
+        """Return the likeliest tokens, [anchors, positions], of a greedy chain after the target's
+        own tokens. Called without gradients."""
         best = [logits.argmax(dim=-1).cpu().numpy() for logits in self.scores(batch)]
         found: np.ndarray = self._teacher.token_ids[np.stack(best, axis=1)]
         return found
@@ -109,10 +106,8 @@ def make_trainee(teacher: Teacher, source: TensorRows, request: DistillRequest) 
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """Computes what the target would choose, over the tokens that are scored.
-
-    output: [scored tokens, hidden_size] rows of its output matrix. token_ids: [scored tokens].
-    """
+    """Computes what the target would choose, over the tokens that are scored. output: [scored
+    tokens, hidden_size] rows of its output matrix. token_ids: [scored tokens]."""
 
     config: ModelConfig
     output: np.ndarray
@@ -147,9 +142,8 @@ def _drafted_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 
 def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
-    """Return the cross entropy to the target's own distribution, which has the gradient of the
-    forward KL divergence. Positions where the target wrote a token that is not scored are left out,
-    and so are those after its text."""
+    """Return the cross entropy to the target's own distribution, whose gradient is that of the
+    forward KL divergence, where the target wrote a token that is scored."""
     is_scored = np.zeros(teacher.config.vocab_size + 1, bool)  # -1, no token, is not scored either
     is_scored[teacher.token_ids] = True
     expected = teacher.probabilities(batch)
@@ -171,10 +165,8 @@ def as_arrays(parameters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 class MedusaTrainee(Trainee):
-    """Head k is z + SiLU(A z + b), and begins as the target's own choice.
-
-    The output matrix is the target's and stays as it is, so the heads alone are learnt.
-    """
+    """Head k is z + SiLU(A z + b), and begins as the target's own choice. The output matrix stays
+    the target's."""
 
     def __init__(self, teacher: Teacher, num_heads: int) -> None:
         hidden = teacher.config.hidden_size
@@ -216,12 +208,11 @@ _FEATURES = 3
 
 
 class Eagle3Trainee(Trainee):
-    """One decoder layer over the inputs of three of the target's. Begins as the target's last layer
-    over its last feature, and the target's output matrix.
-
-    Each of the three is normed first, as in EAGLE-3.1: it then learns the same in fewer steps. It
-    is trained as it drafts: after the first position it reads its own last state in the place of
-    features, beside the tokens that the target wrote (training-time test, section 3.2).
+    """One decoder layer over the inputs of three of the target's, each normed first, as in
+    EAGLE-3.1, so that it learns the same in fewer steps. Begins as the target's last layer over its
+    last feature, and the target's output matrix. It is trained as it drafts: after the first
+    position it reads its own last state in the place of features, beside the tokens that the target
+    wrote (training-time test, section 3.2).
     """
 
     def __init__(
@@ -241,8 +232,7 @@ class Eagle3Trainee(Trainee):
         return self.parameters["lm_head.weight"]
 
     def states(self, batch: Batch) -> list[Tensor]:
-        """Of rows before the first anchor only keys and values are computed, which later rows
-        attend to."""
+        """Rows before the first anchor have keys and values alone, for later rows."""
         rows, is_anchor = _anchor_rows(batch)
         features = self._joined(torch.as_tensor(batch.features))
         read = self._read(batch.next_tokens, features)
@@ -286,13 +276,13 @@ class Eagle3Trainee(Trainee):
 
     def _joined(self, features: Tensor) -> Tensor:
         """[windows, rows, hidden_size] of [windows, rows, layers, hidden_size]. Late layers have
-        larger features than early ones, and a text's first token a hundred times larger ones."""
+        larger features than early ones, and a text's first token much larger ones."""
         each = [self._normed(features[:, :, at], f"fc_norm.{at}") for at in range(_FEATURES)]
         return self._linear(torch.cat(each, dim=-1), "fc")
 
     def _read(self, tokens: np.ndarray, stream: Tensor) -> Tensor:
-        """Return what the attention reads: tokens beside features, or states in their place.
-        Nothing is learnt of what follows -1, which is no token."""
+        """Return what the attention reads: tokens beside features, or states in their place. -1 is
+        no token, and nothing is learnt of what follows it."""
         ids, places = np.unique(np.maximum(tokens, 0), return_inverse=True)
         embedded = torch.as_tensor(self._tables.embed(ids))
         token = embedded[torch.as_tensor(places.reshape(tokens.shape))]
@@ -342,9 +332,8 @@ def _attend(
     sees: Tensor,
     own: list[tuple[Tensor, Tensor]],
 ) -> Tensor:
-    """Return [windows, most anchors, query heads * head_dim]. Anchors see what the first position
-    made of all rows up to theirs, `of_text`, and what the positions between made of their own
-    row."""
+    """Return [windows, most anchors, query heads * head_dim]. Anchors see the first position's rows
+    up to theirs, `of_text`, and of those between their own row."""
     keys, values = of_text
     scores = (queries @ keys.transpose(-1, -2)).float().masked_fill(~sees, -torch.inf)
     beside = [(queries * each).sum(-1, keepdim=True) for each, _ in own]
@@ -382,3 +371,80 @@ def _eagle3_beginning(
 
 
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+# A trained drafter on disk, as its users read it: safetensors and config.json.
+_TYPES = {"float32": "F32", "float16": "F16", "int64": "I64", "bool": "BOOL"}
+_LARGEST_HALF = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True, eq=False)
+class Drafter:
+    """The files of a drafter. config: config.json."""
+
+    tensors: Mapping[str, np.ndarray]
+    config: dict[str, Any]
+
+    def write(self, directory: Path) -> None:
+        """Write float32 as float16 where it fits. Raises StorageError where there is no space,
+        OSError."""
+        tensors = {name: _to_half(values) for name, values in self.tensors.items()}
+        _write_safetensors(directory / "model.safetensors", tensors)
+        config = json.dumps(self.config, indent=2)
+        (directory / "config.json").write_text(config, encoding="utf-8")
+
+
+def _to_half(values: np.ndarray) -> np.ndarray:
+    fits = values.dtype == np.float32 and np.abs(values).max(initial=0) < _LARGEST_HALF
+    return values.astype(np.float16) if fits else values
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    entries, end = {}, 0
+    for name, each in tensors.items():
+        begin, end = end, end + each.nbytes
+        kind = _TYPES[each.dtype.name]
+        entries[name] = {"dtype": kind, "shape": list(each.shape), "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    with as_storage_error(path), path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for each in tensors.values():
+            file.write(each.astype(each.dtype.newbyteorder("<")).tobytes())
+
+
+def layer_config(config: ModelConfig) -> dict[str, Any]:
+    """Return config.json for a layer of the target's shape."""
+    written: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_theta": config.rope_theta,
+        "hidden_act": "silu",
+        "vocab_size": config.vocab_size,
+    }
+    scaling = rope_scaling_config(config)
+    return written if scaling is None else {**written, "rope_scaling": scaling}
+
+
+def rope_scaling_config(config: ModelConfig) -> dict[str, Any] | None:
+    """Return `rope_scaling` of config.json; None without scaling, or for a kind that config.json
+    cannot express."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind == "factors":  # listed one by one, as in GGUF files
+        return None
+    if scaling.kind == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor}
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_context_length,
+    }

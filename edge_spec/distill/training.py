@@ -19,7 +19,6 @@ import torch
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.answers import count_answered, coverage
-from edge_spec.distill.drafter_files import Drafter
 from edge_spec.distill.features import (
     Example,
     Window,
@@ -33,6 +32,7 @@ from edge_spec.distill.features import (
 from edge_spec.distill.forecast import Acceptance, best_chain, measure_acceptance
 from edge_spec.distill.request import KINDS, DistillRequest
 from edge_spec.distill.trainees import (
+    Drafter,
     Teacher,
     Trainee,
     as_arrays,
@@ -40,6 +40,7 @@ from edge_spec.distill.trainees import (
     loss_of,
     make_trainee,
 )
+from edge_spec.drafters.protocol import named, part_of
 from edge_spec.loader.head import StoredTables
 from edge_spec.models.devices import return_freed
 from edge_spec.scheduler.cost import RowCosts
@@ -62,11 +63,11 @@ _log = logging.getLogger(__name__)
 class Lesson:
     """What a drafter learns from.
 
-    weights: the target's; all of them for a kind that starts as a layer of it. token_ids: those
-    that are scored, ascending. passes_s: seconds of the target's passes here, by rows.
-    time_drafter: measures the seconds of a draft token of the drafter in a directory. folder: keeps
-    the unfinished training. threads: None: as many as PyTorch chooses. name: of the training; "":
-    made of all that decides it. save_every_s: besides each evaluation.
+    weights: the target's; all of them for a kind that starts as a layer of it. token_ids: scored,
+    ascending. passes_s: seconds of the target's passes here, by rows. time_drafter: measures the
+    seconds of a draft token of the drafter in a directory. folder: keeps the unfinished training.
+    threads: None: PyTorch's choice. name: of the training; "": made of all that decides it.
+    save_every_s: besides each evaluation.
     """
 
     examples: Sequence[Example]
@@ -112,17 +113,6 @@ class TrainingState:
     def best(self) -> Evaluation | None:
         return max(self.history, key=lambda each: each.speedup, default=None)
 
-    def group(self, name: str) -> dict[str, np.ndarray]:
-        prefix = name + "/"
-        return {
-            key.removeprefix(prefix): each
-            for key, each in self.arrays.items()
-            if key.startswith(prefix)
-        }
-
-    def set_group(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-        self.arrays |= {f"{name}/{key}": values for key, values in arrays.items()}
-
     def save(self, path: Path) -> None:
         """Raises StorageError where there is no space, OSError."""
         history = [asdict(each) for each in self.history]
@@ -147,7 +137,7 @@ def load_state(path: Path) -> TrainingState | None:
 def train(
     lesson: Lesson, request: DistillRequest, progress: Progress
 ) -> tuple[Drafter, dict[str, Any]]:
-    """Return the drafter and its report. Continues the training that is kept, where it is the same.
+    """Return the drafter and its report; continues the training that is kept, if it is the same.
     Raises an EdgeSpecError, OSError."""
     if lesson.threads is not None:
         torch.set_num_threads(lesson.threads)
@@ -188,9 +178,8 @@ def _report(training: Training, lesson: Lesson) -> dict[str, Any]:
 
 
 def time_untrained(lesson: Lesson, trainee: Trainee, name: str) -> float:
-    """Return the seconds of a draft token, timed before the drafter has learnt: the same arithmetic
-    on other numbers. name: of its directory, by which a later call finds what a kill has left in
-    the cache."""
+    """Return the seconds of a draft token, timed before the drafter has learnt, which is the same
+    arithmetic. name: of its directory, which a later call finds after a kill."""
     with scratch_beside(lesson.folder / "untrained") as work:
         path = work / name
         path.mkdir()
@@ -229,7 +218,7 @@ class Training:
         self._saved_s = time.monotonic()
 
     def run(self, progress: Progress) -> None:
-        """Leave the best parameters in the trainee. An interrupt keeps the steps until then. Raises
+        """Leave the best parameters in the trainee. An interrupt keeps the steps so far. Raises
         StorageError, OSError."""
         state = self.state
         learnt, held_out = (windows_of(each, _WINDOW) for each in self._lesson.divided)
@@ -258,7 +247,7 @@ class Training:
         except KeyboardInterrupt:
             self._save()
             raise
-        self._take(state.group("best"))
+        self._take(part_of(state.arrays, "best"))
 
     def _step(self, windows: Sequence[Window], total: int) -> None:
         state = self.state
@@ -282,7 +271,7 @@ class Training:
         loss = float(np.mean(state.losses)) if state.losses else math.nan
         best = state.best
         if best is None or forecast.speedup > best.speedup:
-            state.set_group("best", as_arrays(self._trainee.parameters))
+            state.arrays |= named("best", as_arrays(self._trainee.parameters))
         state.history.append(Evaluation(state.step, loss, acceptance.of_position, *forecast))
         state.losses.clear()
 
@@ -291,22 +280,21 @@ class Training:
         return len(speedups) - 1 - int(np.argmax(speedups)) >= _PATIENCE
 
     def _save(self) -> None:
-        self.state.set_group("parameters", as_arrays(self._trainee.parameters))
+        arrays = self.state.arrays
+        arrays |= named("parameters", as_arrays(self._trainee.parameters))
         for name, each in self._trainee.parameters.items():
             kept = self._optimizer.state.get(each, {})
-            arrays = {key: value.cpu().numpy().copy() for key, value in kept.items()}
-            self.state.set_group(f"optimizer/{name}", arrays)
+            arrays |= named(f"optimizer/{name}", as_arrays(kept))
         self.state.save(self._path)
         self._saved_s = time.monotonic()
 
     def _restore(self) -> None:
-        self._take(self.state.group("parameters"))
+        arrays = self.state.arrays
+        self._take(part_of(arrays, "parameters"))
         for name, each in self._trainee.parameters.items():
-            kept = self.state.group(f"optimizer/{name}")
-            if kept:
-                self._optimizer.state[each] = {
-                    key: torch.as_tensor(values.copy()) for key, values in kept.items()
-                }
+            if kept := part_of(arrays, f"optimizer/{name}"):
+                found = {key: torch.as_tensor(values.copy()) for key, values in kept.items()}
+                self._optimizer.state[each] = found
 
     def _take(self, arrays: dict[str, np.ndarray]) -> None:
         with torch.no_grad():
@@ -323,8 +311,7 @@ class Training:
 
 
 def rate_at(step: int, total: int) -> float:
-    """Return the share of the largest rate: it rises over the first steps, then falls as a
-    cosine."""
+    """Return the share of the largest rate, which rises at first, then falls as a cosine."""
     warm = max(1, int(total * _WARM_UP))
     if step < warm:
         return (step + 1) / warm

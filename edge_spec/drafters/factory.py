@@ -1,9 +1,6 @@
-"""Makes drafters: what they may build on, and the entry points of this package's own.
-
-An entry point of the group `edge_spec.drafters` is a function that takes a `DrafterContext` and
-returns a `Drafter`; `declares` says what it makes. A class with `traits` of its own, called with
-the context, will do as well.
-"""
+"""Makes drafters. An entry point of the group `edge_spec.drafters` is a function that takes a
+`DrafterContext` and returns a `Drafter`; `declares` says what it makes. A class that has `traits`
+and is called with the context will do as well."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from edge_spec.text.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from edge_spec.drafters.composite import StageDrafter
     from edge_spec.drafters.draft.draft_model import Draft
-    from edge_spec.drafters.draft.self_draft import Search, TargetPart
+    from edge_spec.drafters.draft.self_draft import TargetPart
     from edge_spec.drafters.heads.assistant import AssistantNetwork
     from edge_spec.drafters.heads.dflash import DFlashNetwork
     from edge_spec.drafters.heads.independent import MedusaNetwork
@@ -67,38 +64,38 @@ class DrafterContext:
     draft_n_max: int | None = None  # draft tokens a round
     window: WindowSize | None = None
     fill: JacobiInit | None = None  # of Jacobi blocks
-    searches: Mapping[str, Search] = field(default_factory=dict)  # of drafters that are a part of
-    # the target, by their names
-    parts: Mapping[str, TargetPart] = field(default_factory=dict)  # settled before
+    parts: Mapping[str, TargetPart] = field(default_factory=dict)  # of the target that draft for
+    # it, by their drafters' names
     drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
     head: HeadNetwork | None = None
     cheap_rows: int = 1  # of a pass of the target, which hardly takes longer than one of a single
     # row
 
 
-@dataclass(frozen=True)
-class _Own:
-    """A drafter of this package, of a module that is imported when it is made.
+def _own(name: str, home: str, make: Callable[[Any, DrafterContext], Any]) -> _Made:
+    """A drafter of this package, whose module is imported when one is made. home: "module:class".
+    make: is given the class."""
 
-    make: is given the module.
-    """
+    @declares(TRAITS[name])
+    def made(context: DrafterContext) -> Drafter:
+        module, _, kind = home.partition(":")
+        found = getattr(import_module(f"edge_spec.drafters.{module}"), kind)
+        drafter: Drafter = make(found, context)
+        return drafter
 
-    traits: DrafterTraits
-    home: str
-    make: Callable[[Any, DrafterContext], Any]
-
-    def __call__(self, context: DrafterContext) -> Any:
-        return self.make(import_module(f"edge_spec.drafters.{self.home}"), context)
+    return made
 
 
-def _lookahead(module: Any, context: DrafterContext) -> Any:
+def _lookahead(kind: Any, context: DrafterContext) -> Any:
     if context.window is None and context.draft_n_max is not None:
-        return module.LookaheadDrafter(WindowSize.within(context.draft_n_max + 1))
-    return module.LookaheadDrafter(context.window or DEFAULT_SIZE)
+        return kind(WindowSize.within(context.draft_n_max + 1))
+    return kind(context.window or DEFAULT_SIZE)
 
 
-def _answers(module: Any, context: DrafterContext) -> Any:
+def _answers(kind: Any, context: DrafterContext) -> Any:
     """Raises UsageError where there is no place for its file."""
+    from edge_spec.drafters.lookup.answers import KeptAnswers
+
     if context.answers_file is None:
         raise UsageError(
             "the drafter answers needs a file", remedy="Open the model by its name or path."
@@ -106,8 +103,8 @@ def _answers(module: Any, context: DrafterContext) -> Any:
     path, opened = context.answers_file, context.kept_answers
     if path not in opened:
         vocabulary = replace(Vocabulary.of(context.tokens()), size=context.vocab_size)
-        opened.setdefault(path, module.KeptAnswers(path, vocabulary, context.keeps_answers))
-    return module.AnswersDrafter(opened[path])
+        opened.setdefault(path, KeptAnswers(path, vocabulary, context.keeps_answers))
+    return kind(opened[path])
 
 
 def _cascade(name: str, context: DrafterContext, lowest: Sequence[StageDrafter] = ()) -> Drafter:
@@ -117,60 +114,48 @@ def _cascade(name: str, context: DrafterContext, lowest: Sequence[StageDrafter] 
     return context.drafts[0].make_drafter(below, name)
 
 
-def _self_drafter(name: str, module: Any, context: DrafterContext) -> Any:
-    if name not in context.searches:
+def _part(kind: Any, context: DrafterContext, name: str) -> Any:
+    if name not in context.parts:
         raise UsageError(
-            f"the drafter {name} needs the target that it is a part of",
-            remedy="Open the model with edge_spec.load.",
+            f"it is not known which layers the drafter {name} leaves out",
+            remedy="Search them with edge-spec tune-skip, or name an exit with --exit-layer.",
         )
-    return module.SelfDrafter(name, context.searches[name], context.parts.get(name))
+    return kind(name, context.parts[name])
 
 
-suffix = _Own(TRAITS["suffix"], "lookup.suffix", lambda module, _: module.SuffixDrafter())
-recycling = _Own(
-    TRAITS["recycling"], "lookup.recycling", lambda module, _: module.RecyclingDrafter()
-)
-corpus = _Own(
-    TRAITS["corpus"],
-    "lookup.answers",
-    lambda module, context: module.CorpusDrafter(context.corpora),
-)
-answers = _Own(TRAITS["answers"], "lookup.answers", _answers)
-lookahead = _Own(TRAITS["lookahead"], "jacobi", _lookahead)
-jacobi = _Own(
-    TRAITS["jacobi"],
+def _with_head(kind: Any, context: DrafterContext) -> Any:
+    return kind(context.head)
+
+
+suffix = _own("suffix", "lookup.suffix:SuffixDrafter", lambda kind, _: kind())
+recycling = _own("recycling", "lookup.recycling:RecyclingDrafter", lambda kind, _: kind())
+corpus = _own("corpus", "lookup.answers:CorpusDrafter", lambda kind, context: kind(context.corpora))
+answers = _own("answers", "lookup.answers:AnswersDrafter", _answers)
+lookahead = _own("lookahead", "jacobi:LookaheadDrafter", _lookahead)
+jacobi = _own(
     "jacobi",
-    lambda module, context: module.JacobiDrafter(
+    "jacobi:JacobiDrafter",
+    lambda kind, context: kind(
         context.fill or JacobiInit.NGRAM, context.draft_n_max or DEFAULT_BLOCK
     ),
 )
-draft_model = _Own(
-    TRAITS["draft-model"], "draft.draft_model", lambda _, context: _cascade("draft-model", context)
+# These two are made by the draft; the second has suffix lookup as its own drafter.
+draft_model = _own(
+    "draft-model",
+    "draft.draft_model:DraftModelDrafter",
+    lambda _, context: _cascade("draft-model", context),
 )
-# The draft, with suffix lookup as its own drafter.
-cascade = _Own(
-    TRAITS["cascade"],
-    "lookup.suffix",
-    lambda module, context: _cascade("cascade", context, [module.SuffixDrafter()]),
+cascade = _own(
+    "cascade",
+    "lookup.suffix:SuffixDrafter",
+    lambda kind, context: _cascade("cascade", context, [kind()]),
 )
-medusa = _Own(
-    TRAITS["medusa"],
-    "heads.independent",
-    lambda module, context: module.MedusaDrafter(context.head),
-)
-dflash = _Own(
-    TRAITS["dflash"], "heads.dflash", lambda module, context: module.DFlashDrafter(context.head)
-)
-eagle = _Own(
-    TRAITS["eagle"], "heads.eagle", lambda module, context: module.EagleDrafter(context.head)
-)
-assistant = _Own(
-    TRAITS["assistant"],
-    "heads.assistant",
-    lambda module, context: module.AssistantDrafter(context.head),
-)
-early_exit = _Own(TRAITS["early-exit"], "draft.self_draft", partial(_self_drafter, "early-exit"))
-layer_skip = _Own(TRAITS["layer-skip"], "draft.self_draft", partial(_self_drafter, "layer-skip"))
+medusa = _own("medusa", "heads.independent:MedusaDrafter", _with_head)
+dflash = _own("dflash", "heads.dflash:DFlashDrafter", _with_head)
+eagle = _own("eagle", "heads.eagle:EagleDrafter", _with_head)
+assistant = _own("assistant", "heads.assistant:AssistantDrafter", _with_head)
+early_exit = _own("early-exit", "draft.self_draft:SelfDrafter", partial(_part, name="early-exit"))
+layer_skip = _own("layer-skip", "draft.self_draft:SelfDrafter", partial(_part, name="layer-skip"))
 
 
 def missing_draft(name: str) -> UsageError:
@@ -187,9 +172,8 @@ def missing_head(name: str) -> UsageError:
 
 
 def traits_of(chosen: str) -> dict[str, DrafterTraits]:
-    """Returns what each of the drafters declares whose names are joined by commas. One that
-    declares nothing, or is not installed, costs and needs nothing; "auto" and "none" are no
-    drafters. Raises MissingDependencyError for one that cannot be loaded."""
+    """Returns what the named drafters, joined by commas, declare; "auto" and "none" are none, and
+    one that is not installed declares nothing. Raises MissingDependencyError."""
     names = [name.strip() for name in chosen.split(",")]
     if names in (["auto"], ["none"]):
         return {}
@@ -201,8 +185,7 @@ def traits_of(chosen: str) -> dict[str, DrafterTraits]:
 
 
 def installed_traits() -> dict[str, DrafterTraits]:
-    """Returns what all installed drafters declare, by name. One that cannot be loaded is left out,
-    which is logged; who asks for it by name reads why."""
+    """Returns what all installed drafters declare, by name, but for those that cannot be loaded."""
     found = {}
     for name, point in sorted(entry_points.installed("drafters").items()):
         try:
@@ -215,11 +198,10 @@ def installed_traits() -> dict[str, DrafterTraits]:
 def auto_drafters(
     *, drafts: bool, corpora: bool, head: str = "", cheap_rows: int = 1, remember: bool = False
 ) -> list[str]:
-    """The names that "auto" stands for, where there are drafts, corpora and a head of a kind:
-    those that declare it and need nothing else. remember: those that keep answers, too, which have
-    to be asked for. A draft model or a head drafts beside those that
-    look up the text: they cost nothing, and where a draft does not pay, they still do. cheap_rows:
-    of a pass, which take hardly longer than one: some need them to be of use."""
+    """The names that "auto" stands for: those that declare it and need nothing but what is there. A
+    draft model or a head drafts beside those that look up the text: they cost nothing, and pay
+    where a draft does not. remember: those that keep answers, too. cheap_rows: of a pass, which
+    take hardly longer than one."""
     rows = 1 if drafts or head else cheap_rows  # beside these it was not compared
     declared = sorted(installed_traits().items(), key=lambda each: each[1].auto_rows)
     found = {name: each for name, each in declared if each.auto and each.auto_rows <= rows}
@@ -236,10 +218,8 @@ def auto_drafters(
 
 
 def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
-    """New drafters for "auto", "none", or names joined by commas.
-
-    Raises UsageError for a name that is not installed or that the context lacks something for.
-    """
+    """New drafters for "auto", "none", or names joined by commas. Raises UsageError for a name that
+    is not installed or that the context lacks something for."""
     if chosen == "none":
         return []
     wanted = [name.strip() for name in chosen.split(",")]

@@ -76,8 +76,7 @@ class DrafterTraits:
 
     @property
     def shares_tree(self) -> bool:
-        """Says whether its draft tokens may be joined to those of others. Samples may not; and a
-        draft model's are looked at by themselves, to see how good the pair is."""
+        """Says whether its draft tokens may join those of others in one tree."""
         return not (self.samples or self.draft_model)
 
     def uses(self, option: str) -> bool:
@@ -121,10 +120,8 @@ TRAITS: Mapping[str, DrafterTraits] = {
 
 
 class Drafter:
-    """Drafts what follows. It never decides what is written: only verification does.
-
-    `propose` is all that a drafter has to have; the rest may stay as it is here.
-    """
+    """Drafts what follows; verification alone decides what is written. Only `propose` has to be
+    written."""
 
     name: str
     traits: DrafterTraits = DrafterTraits()
@@ -144,8 +141,7 @@ class Drafter:
         """Reads a prompt before `begin`, perhaps while the target reads it too."""
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
-        """Starts a generation; `prompt` ends with the pending token. sampler: how the target's
-        tokens are chosen."""
+        """Starts a generation. prompt: ends with the pending token."""
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         """Makes a tree below `pending`, of one row where there is no draft token."""
@@ -155,15 +151,13 @@ class Drafter:
         """Learns the outcome of a round, whoever proposed its tree."""
 
     def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """Hears of a round for which it was not asked, since it does not pay now: it learns as much
-        as it needs to go on later, in as little time as possible."""
+        """Hears, in as little time as possible, of a round for which it was not asked."""
         self.observe(tree, out, verdict)
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
-        """Copies what belongs to a snapshot of the conversation, in arrays of the types that
-        `edge_spec.engine.snapshot_file` writes. learnt_only: one array at most, of numbers that
-        say how often draft tokens of each kind were right, which the next session may begin with.
-        They tell nothing about the texts."""
+        """Copies what belongs to a snapshot of the conversation, of `edge_spec.core.model`'s
+        STATE_TYPES. learnt_only: one array at most, which tells how often draft tokens of each kind
+        were right and nothing of the texts: the next session may begin with it."""
         return {}
 
     def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
@@ -179,8 +173,7 @@ class Drafter:
 
     @property
     def sibling_acceptance(self) -> Sequence[float]:
-        """How often the first, second, ... sampled child of a row is the one that is accepted;
-        empty where the drafter does not sample."""
+        """How often the first, second, ... sampled child of a row is accepted; empty without."""
         return ()
 
     # Between `propose` and `observe`, on another thread, while the target scores a tree.

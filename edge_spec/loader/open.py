@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import HasWays, Model
-from edge_spec.core.runtime_protocols import OpensBeside
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
@@ -48,18 +47,11 @@ from edge_spec.models.devices import free_bytes, processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.candidates import candidate_of, described
-from edge_spec.placement.layer_selection import (
-    ChosenPart,
-    PartSearch,
-    best_exit,
-    best_nested,
-    saved_parts,
-)
+from edge_spec.placement.layer_selection import ChosenPart, saved_parts
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.lossless import keep_promise
-from edge_spec.scheduler.measure import median_seconds, quick_passes
 from edge_spec.scheduler.profile import (
     Profile,
     ProfileKey,
@@ -117,11 +109,10 @@ def begin_opening(prepared: PreparedEngine, opened: ExitStack) -> Callable[[], M
 def _opens_beside(prepared: PreparedEngine) -> bool:
     """Say whether there is no reason to wait with it."""
     runtime = prepared.target.runtime
-    if not (isinstance(runtime, OpensBeside) and runtime.opens_beside):
+    if not runtime.opens_beside or _is_left(_mark(prepared)):
         return False
     free, size = free_bytes(), prepared.target.source.path.stat().st_size
-    has_room = size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
-    return has_room and not _is_left(_mark(prepared))
+    return size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
 
 
 def open_target(prepared: PreparedEngine) -> Model:
@@ -234,11 +225,7 @@ def open_models(
     def costs() -> RowCosts:
         return _costs(loaded, key, profile)
 
-    @cache
-    def measured() -> RowCosts:  # for searches that were asked for, and are measurements themselves
-        return costs() if profile is not None else RowCosts(median_seconds(quick_passes(loaded)))
-
-    context = _drafter_context(prepared, drafts, measured)
+    context = _drafter_context(prepared, drafts)
     drafters = factory.load_drafters(options.drafter, context)
     loaded = open_target()
     check_capabilities(target.name, target.runtime.name, loaded, options)
@@ -281,10 +268,7 @@ def _costs(model: Model, key: ProfileKey, profile: Profile | None) -> RowCosts:
     return begun_costs(model, rows_key(key, model.config))
 
 
-def _drafter_context(
-    prepared: PreparedEngine, drafts: Sequence[Draft], measured: Callable[[], RowCosts]
-) -> DrafterContext:
-    """measured: what rows of the target take, in seconds."""
+def _drafter_context(prepared: PreparedEngine, drafts: Sequence[Draft]) -> DrafterContext:
     source, target, options = prepared.source, prepared.target, prepared.options
     tokenizer = target.text.tokenizer
     parts = saved_parts(target.source) if isinstance(target.source, Bundle) else {}
@@ -311,10 +295,6 @@ def _drafter_context(
         draft_n_max=options.draft_n_max,
         window=options.window,
         fill=options.fill,
-        searches={
-            "early-exit": PartSearch(measured, best_exit),
-            "layer-skip": PartSearch(measured, best_nested),
-        },
         parts=parts,
         drafts=drafts,
         cheap_rows=prepared.plan.cheap_rows,

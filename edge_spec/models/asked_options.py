@@ -257,7 +257,7 @@ class AskedOptions:
     exit_layer: int | None = model_option(
         None,
         "Layers that early exit keeps.",
-        more="Without it, they are searched.",
+        more="Without it, those that `tune-skip` found.",
         drafters=("early-exit",),
     )
     corpora: Sequence[str | Path] = model_option(

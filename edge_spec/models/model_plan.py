@@ -19,11 +19,6 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ReadingExporter, ScreeningExporter
 from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions, ScoredTokens
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.core.runtime_protocols import (
-    DeviceScreeningRuntime,
-    LaidOut,
-    ScreeningRuntime,
-)
 from edge_spec.errors import (
     BundleError,
     EdgeSpecError,
@@ -121,9 +116,7 @@ class ModelPlan:
     def conversion(self) -> ExportOptions:
         """Return how the model is converted for these devices. Raises UsageError, DeviceError for
         devices that the runtime does not have."""
-        runtime = self.runtime
-        compute = runtime.compute(self.how.providers) if isinstance(runtime, LaidOut) else None
-        return replace(self.export, compute=compute)
+        return replace(self.export, compute=self.runtime.compute(self.how.providers))
 
     @cached_property
     def own(self) -> Path | None:
@@ -169,7 +162,7 @@ class ModelPlan:
     def require_devices(self) -> None:
         """Raises UsageError, DeviceError, MissingDependencyError for devices that are not here, if
         the runtime can say so without a model."""
-        if self.how.providers and isinstance(self.runtime, DeviceScreeningRuntime):
+        if self.how.providers:
             self.runtime.require_devices(self.how.providers)
 
     def screened(self) -> ModelPlan:
@@ -180,8 +173,7 @@ class ModelPlan:
         """
         if self.runtime.reads == "gguf" and self.own is not None:
             info = self.source.header
-            if isinstance(self.runtime, ScreeningRuntime):
-                self.runtime.require_runnable(info)
+            self.runtime.require_runnable(info)
             return replace(self, is_screened=True)
         if not self.is_there:
             self.require_convertible()
@@ -244,7 +236,7 @@ class ModelPlan:
                 remedy="Choose another --runtime, or give the model that the bundle was made from.",
             )
         info = self.source.header if path == self.own else runtimes.open_model_info(path)
-        if not self.is_screened and isinstance(self.runtime, ScreeningRuntime):
+        if not self.is_screened:
             self.runtime.require_runnable(info)
         return info
 

@@ -16,7 +16,6 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Runtime
 from edge_spec.core.model_info import DigestedTokenizer, ModelInfo
 from edge_spec.core.recommended_sampling import recommended_sampling
-from edge_spec.core.runtime_protocols import TokenizingRuntime
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle, Manifest
@@ -84,9 +83,10 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
         json = kept_tokenizer_json(published) if keeps else published.tokenizer_json()
         tokenizer: TextCodec = _tokenizer(json, published, published.config)
     except UnsupportedModelError:
-        if not isinstance(runtime, TokenizingRuntime):
+        own = runtime.open_tokenizer(published)
+        if own is None:
             raise
-        tokenizer = runtime.open_tokenizer(published)
+        tokenizer = own
     return text_with(tokenizer, published, published.config.vocab_size)
 
 

@@ -16,8 +16,7 @@ from edge_spec.core.entry_points import load_plugin
 from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporter, StreamsLayers
 from edge_spec.core.model import Runtime
 from edge_spec.core.model_info import Checkpoint, ModelInfo, TensorRows
-from edge_spec.core.runtime_protocols import HasOwnKernels, ReadsMoreFormats
-from edge_spec.errors import MissingDependencyError, UnknownArchitectureError
+from edge_spec.errors import MissingDependencyError, UnknownArchitectureError, UsageError
 
 if TYPE_CHECKING:
     from edge_spec.core.heads import HeadMatrix, TrainedHead
@@ -45,8 +44,13 @@ OTHER_ARCHITECTURES = {"onnx": "optimum"}  # who writes a format for models its 
 
 
 def load_runtime(name: str, formats: Container[str] | None = None) -> Runtime:
-    """ "auto" is `auto_runtime`."""
-    runtime: Runtime = load_plugin("runtimes", auto_runtime(formats) if name == "auto" else name)()
+    """ "auto" is `auto_runtime`. Raises UsageError for a class that is no runtime."""
+    runtime = load_plugin("runtimes", auto_runtime(formats) if name == "auto" else name)()
+    if not isinstance(runtime, Runtime):
+        raise UsageError(
+            f"the runtime {name} is of a class that does not inherit from Runtime",
+            remedy="Have it inherit from edge_spec.core.model.Runtime.",
+        )
     return runtime
 
 
@@ -69,8 +73,7 @@ def auto_runtime(formats: Container[str] | None = None) -> str:
 
 def formats_of(runtime: Runtime) -> tuple[str, ...]:
     """Returns all that a runtime's `open` takes; what is converted for it becomes the first."""
-    more = runtime.also_reads if isinstance(runtime, ReadsMoreFormats) else ()
-    return (runtime.reads, *more)
+    return (runtime.reads, *runtime.also_reads)
 
 
 def format_for(runtime: Runtime, formats: Container[str] | None) -> str:
@@ -114,8 +117,7 @@ def own_kernels(runtime: str) -> str:
     """Returns the name of the kernels that a runtime has put in the place of its library's own; ""
     where it has not."""
     with suppress(MissingDependencyError):
-        loaded = load_runtime(runtime)
-        return loaded.kernels() if isinstance(loaded, HasOwnKernels) else ""
+        return load_runtime(runtime).kernels()
     return ""
 
 

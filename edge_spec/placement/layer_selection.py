@@ -6,12 +6,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -22,9 +21,7 @@ from edge_spec.errors import BundleError, UnsupportedModelError
 from edge_spec.models.bundle import PARTS_FILE, Bundle, add_file
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 
-if TYPE_CHECKING:
-    from edge_spec.drafters.draft.self_draft import TargetPart
-
+_WINDOW = 48  # tokens at the end of a text that a choice of layers is judged on
 _CONTEXT = 64  # tokens before the window, which the parts do not read themselves
 _EXITS = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 5 / 6)  # of the layers
 _SKIPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the sublayers
@@ -116,10 +113,8 @@ class _Window:
     """The end of one text, and what the whole model would write after each of its tokens."""
 
     def __init__(self, model: Model, text: Sequence[int], opened: ExitStack) -> None:
-        from edge_spec.drafters.draft.self_draft import WINDOW
-
-        recent = list(text[-_CONTEXT - WINDOW - 1 :])
-        before, self._tokens = recent[: -WINDOW - 1], recent[-WINDOW - 1 : -1]
+        recent = list(text[-_CONTEXT - _WINDOW - 1 :])
+        before, self._tokens = recent[: -_WINDOW - 1], recent[-_WINDOW - 1 : -1]
         session = opened.enter_context(closing(model.open_session()))
         if not isinstance(session, SelfDrafting):
             raise UnsupportedModelError(
@@ -157,23 +152,6 @@ class _Window:
         out = session.forward(TokenTree.chain(self._tokens[0], self._tokens[1:]))
         choices: np.ndarray = out.logits.argmax(axis=1)
         return choices
-
-
-class PartSearch:
-    """Looks for the part that drafts best on a text.
-
-    costs: measures the whole model's rows, once. choose: what to begin with.
-    """
-
-    def __init__(
-        self, costs: Callable[[], RowCosts], choose: Callable[[Judge], ChosenPart]
-    ) -> None:
-        self._costs = costs
-        self._choose = choose
-
-    def first(self, model: Model, text: Sequence[int]) -> TargetPart:
-        with Judge(model, [text], self._costs()) as judge:
-            return self._choose(judge)
 
 
 def best_exit(judge: Judge) -> ChosenPart:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.model import Runtime, RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import GPU, Device, FunctionPlacement
@@ -53,7 +53,7 @@ class OpenedPackage:
         return compute_of(self.specification) or GPU
 
 
-class CoreMlRuntime:
+class CoreMlRuntime(Runtime):
     name = "coreml"
     reads = FORMAT
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.model import Runtime, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo, is_plain
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.runtimes.llamacpp import upstream
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 _UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
 
 
-class LlamaCppRuntime:
+class LlamaCppRuntime(Runtime):
     name = "llamacpp"
     reads = "gguf"
     _library: Callable[[], Library] = staticmethod(upstream.library)
     _screened: ModelInfo | None = None  # that it can run
 
     def kernels(self) -> str:
-        """See `edge_spec.core.runtime_protocols.HasOwnKernels`: those that are put into its
+        """See `edge_spec.core.model.Runtime`: those that are put into its
         library if they fit its build, which is part of the same keys."""
         return wanted()
 
     @property
     def opens_beside(self) -> bool:
-        """See `edge_spec.core.runtime_protocols.OpensBeside`: what llama.cpp logs is dropped on its
-        way to Python where there are kernels of ours."""
+        """See `edge_spec.core.model.Runtime`: what llama.cpp logs is dropped on its way to Python
+        where there are kernels of ours."""
         return bool(wanted())
 
     def open(self, source: ModelInfo, options: RuntimeOptions) -> LlamaCppModel:
@@ -71,8 +71,8 @@ class LlamaCppRuntime:
         self._screened = source
 
     def require_devices(self, providers: Sequence[str]) -> None:
-        """Raises as DeviceScreeningRuntime does, but for what servers may bring: "gpu" and names
-        such as "rpc0" are looked for when a model is opened."""
+        """See `edge_spec.core.model.Runtime`. What servers may bring, "gpu" and names such as
+        "rpc0", is looked for when a model is opened."""
         own = [name for name in providers if not name.lower().startswith(("gpu", "rpc"))]
         if own:
             choose_devices(own, self._library().devices())

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.model import Runtime, RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, GPU, NPU, Device, processor
@@ -73,7 +73,7 @@ def listed(core: Any) -> Iterator[Device]:
         yield Device(_RUNTIME, name, kind, full_name, total_bytes, shares_memory=shares)
 
 
-class OpenVinoRuntime:
+class OpenVinoRuntime(Runtime):
     name = "openvino"
     reads = "onnx-static"  # bundles of graphs whose shapes are fixed
 
@@ -85,7 +85,7 @@ class OpenVinoRuntime:
         return open_static(source, options, _device(options.providers, options.threads))
 
     def require_devices(self, providers: Sequence[str]) -> None:
-        """Raises as DeviceScreeningRuntime does."""
+        """See `edge_spec.core.model.Runtime`."""
         _device(providers)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:

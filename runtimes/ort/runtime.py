@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from edge_spec.core.model import Runtime
 from edge_spec.runtimes.ort.library import import_onnxruntime
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ STATIC = "onnx-static"  # bundles of graphs whose shapes are fixed
 COMPILED = "qnn"  # and of those that were compiled for an NPU
 
 
-class OrtRuntime:
+class OrtRuntime(Runtime):
     name = "ort"
     reads = "onnx"
     also_reads = (STATIC, COMPILED)
@@ -32,7 +33,7 @@ class OrtRuntime:
         import_onnxruntime()
 
     def kernels(self) -> str:
-        """See `edge_spec.core.runtime_protocols.HasOwnKernels`."""
+        """See `edge_spec.core.model.Runtime`."""
         from edge_spec.runtimes.ort import rows
 
         return rows.wanted()
@@ -48,7 +49,7 @@ class OrtRuntime:
         return open_bundle(source, options)
 
     def require_devices(self, providers: Sequence[str]) -> None:
-        """Raises as DeviceScreeningRuntime does."""
+        """See `edge_spec.core.model.Runtime`."""
         from edge_spec.runtimes.ort.opening import choose_devices
 
         choose_devices(providers)

@@ -16,6 +16,7 @@ from edge_spec.core.features import OnPrefilled, require_layers
 from edge_spec.core.model import (
     Capabilities,
     Forward,
+    Runtime,
     RuntimeOptions,
     require_rollback,
     require_room,
@@ -316,7 +317,7 @@ class ReferenceModel(Arithmetic):
         self._weights.clear()
 
 
-class ReferenceRuntime:
+class ReferenceRuntime(Runtime):
     name = "reference"
     reads = "checkpoint"
 

@@ -370,18 +370,6 @@ def test_a_damaged_head_does_not_draft_and_is_told(
         assert engine.chat("tell me", max_tokens=10).tokens
 
 
-def test_what_an_earlier_version_kept_is_dropped(target: Path) -> None:
-    with learning_engine(target) as (_, learner):
-        path = learner._folder.path
-    learner._folder.forget()
-    (path / "texts").mkdir(parents=True)
-    (path / "texts" / "00000000-9.text").write_bytes(b"a text")
-    (path / "state.json").write_text("{}")
-    assert idle_learning.document(path)["bytes"] == 8
-    with learning_engine(target):
-        assert idle_learning.document(path)["bytes"] == 0
-
-
 def test_an_answer_ends_the_process_that_learns(target: Path) -> None:
     begun, ended = threading.Event(), threading.Event()
 

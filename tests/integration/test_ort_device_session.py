@@ -30,6 +30,7 @@ from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
+from edge_spec.placement.layer_selection import ChosenPart
 from edge_spec.runtimes.ort.device_memory import Place
 from edge_spec.runtimes.ort.graph_forms import GraphForm
 from edge_spec.runtimes.ort.model import OrtModel
@@ -206,6 +207,8 @@ def test_an_engine_writes_the_same_with_drafts_and_without(
             result = engine.generate(prompt, max_tokens=40)
             texts[name] = [token.id for token in result.tokens]
             assert name == "none" or result.stats.draft_n > 0
+            parts: Any = engine.parts.speculation_factory.setting.parts
+            parts["early-exit"] = ChosenPart(1)
             with pytest.raises(UnsupportedModelError, match="ort on the CPU"):
                 engine.set_drafter("early-exit")
     assert texts["none"] == texts["lookahead"] == texts["draft-model"]

@@ -25,6 +25,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.placement.layer_selection import ChosenPart
 from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.axes import pairwise
@@ -108,6 +109,8 @@ def test_conversations_at_once_write_what_each_writes_alone(open_engine: Open) -
     ways = ["none", "cascade", "recycling,answers", "suffix"]
     if engine.parts.runtime == "ort":
         ways.append("early-exit")
+        parts: Any = engine.parts.speculation_factory.setting.parts
+        parts["early-exit"] = ChosenPart(1)
     asked = [*prompts(5), "the cat sat on the mat, the cat sat", "Über 7 Brücken 😀"]
     engine.set_drafter("none")
     alone = [answer(engine, prompt) for prompt in asked]

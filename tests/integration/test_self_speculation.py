@@ -19,7 +19,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.placement.layer_selection import saved_parts
+from edge_spec.placement.layer_selection import save_parts, saved_parts
 from edge_spec.scheduler.policy import FixedPolicy
 
 LAYERS = 6
@@ -64,12 +64,10 @@ def test_what_adds_nothing_is_found_kept_and_left_out(
     assert "early-exit: exit at layer" in said and "layer-skip: " in said
     part = saved_parts(open_bundle(bundle))["layer-skip"]
     assert set(part.skipped) & STILL
+    # What a part promises here depends on the machine; that it is asked does not.
+    part = replace(part, skipped=tuple(sorted(STILL)), forecast=2.0)
+    save_parts(open_bundle(bundle), {"layer-skip": part})
     with opened(bundle, "layer-skip") as engine:
-        # What a part promises here depends on the machine; that it is asked does not.
-        drafter: Any = engine._drafting.speculation.drafters[0]
-        drafter._drafter.close()
-        drafter._drafter._part = replace(part, skipped=tuple(STILL), forecast=2.0)
-        drafter._drafter._open()
         assert text(engine) == plain
         stats = engine.last.stats if engine.last else None
         assert stats is not None and stats.draft_n_accepted > 20
@@ -85,6 +83,11 @@ def test_an_exit_that_was_asked_for_leaves_the_text_as_it_is(bundle: Path, layer
         assert engine.last is not None and engine.last.stats.draft_n > 0
         engine.set_drafter("none")
         assert text(engine) == plain
+
+
+def test_without_a_part_a_line_says_how_to_find_one(bundle: Path) -> None:
+    with pytest.raises(UsageError, match=r"drafter early-exit leaves out.*tune-skip"):
+        opened(bundle, "early-exit")
 
 
 @pytest.mark.parametrize("layer", [0, LAYERS, -1])

@@ -143,6 +143,14 @@ def test_a_plugin_without_its_library_says_what_to_install(monkeypatch: pytest.M
         runtimes.load_runtime("heavy")
 
 
+def test_a_runtime_that_does_not_inherit_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    declare(monkeypatch, ("runtimes", "mine", "types:SimpleNamespace"))
+    with pytest.raises(UsageError, match="the runtime mine is of a class that does not inherit"):
+        runtimes.load_runtime("mine")
+
+
 def test_a_draft_is_asked_for_by_name_or_by_being_there() -> None:
     draft = Draft(ScriptedModel(random_logits(9), 9), 9)
     for chosen, expected in (

@@ -1,17 +1,15 @@
 """A draft with another tokenizer drafts text, which the target's tokenizer makes tokens of.
 
 Universal assisted generation (Timor et al. 2025, "Accelerating LLM Inference with Lossless
-Speculative Decoding Algorithms for Heterogeneous Vocabularies", string-level exact match; Hugging
-Face's assisted generation across tokenizers). The tokens are deterministic candidates: the draft's
-distribution is over other tokens, so nothing is known of theirs.
-
-Only the end of the text is encoded again when it grows: everything before the last place where
-both tokenizations have a boundary, and from which both encode the rest as before, is settled.
+Speculative Decoding Algorithms for Heterogeneous Vocabularies", string-level exact match). The
+tokens are deterministic candidates: nothing is known of their distribution. When the text grows,
+only its end is encoded again: what is before the last words is settled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
@@ -35,39 +33,31 @@ from edge_spec.drafters.tree_builder import OutcomeRate
 
 MAX_OPEN = 48  # characters at the end of a text that may be encoded again each round
 _KEPT_OPEN = 16  # of them that stay open: what follows can still change how they are encoded
-_FORCED = 4 * MAX_OPEN  # from here on any boundary will do
-_MAX_TRIES = 3
 
 
 class PartCodec:
-    """A tokenizer that is asked for parts of a text, where it knows only whole ones.
-
-    Tokenizers that put a space before every text would put it before a part as well: `middle` is
-    what such parts are encoded after.
-    """
+    """A tokenizer that is asked for parts of a text. middle: what such parts are encoded after,
+    where the tokenizer puts a space before every text."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
-        self.begin = codec.encode("")  # BOS, where the model wants one
-        self._heads = {"": self.begin}
-        self._markers: dict[int, bool] = {}
+        self._head = cache(codec.encode)
+        self.is_marker = cache(self._has_no_text)
+        self.begin = self._head("")  # BOS, where the model wants one
         letter = self.after("", "a")
         self._anchor = letter[-1:]
         self.middle = "" if codec.encode("\na")[-len(letter) :] == letter else "\n"
 
     def after(self, head: str, part: str) -> list[int]:
         """Encodes `part` as after `head`, where nothing joins the two; otherwise alone."""
-        known = self._heads.get(head)
-        if known is None:
-            known = self._heads[head] = self._codec.encode(head)
+        known = self._head(head)
         ids = self._codec.encode(head + part)
         if head and ids[: len(known)] != known:
             return self.after("", part)
         return ids[len(known) :]
 
     def stream(self, inside: bool = True) -> TextPieces:
-        """Opens a stream of a text's beginning, or `inside` a text, where no leading space is left
-        out."""
+        """Opens a stream of a text; inside: it leaves out no leading space."""
         stream = self._codec.stream()
         for token in self._anchor if inside else ():
             stream.push(token)
@@ -80,13 +70,10 @@ class PartCodec:
             stream.push(token)
         return [stream.push(token) for token in tokens]
 
-    def is_marker(self, token: int) -> bool:
+    def _has_no_text(self, token: int) -> bool:
         """Says whether the token has no text at all, as special tokens have none."""
-        known = self._markers.get(token)
-        if known is None:
-            stream = self.stream()
-            known = self._markers[token] = not (stream.push(token) or stream.finish())
-        return known
+        stream = self.stream()
+        return not (stream.push(token) or stream.finish())
 
     def spelling(self, token: int) -> str:
         return self._codec.token_text(token)
@@ -99,7 +86,7 @@ class PartCodec:
 
 
 class _Boundary(NamedTuple):
-    """A place that both tokenizations have; what follows is encoded after these heads."""
+    """A place between tokens of the target; what follows is encoded after these heads."""
 
     num_tokens: int
     num_ids: int
@@ -110,9 +97,8 @@ class _Boundary(NamedTuple):
 class TokenAlignment:
     """A text that the target writes in tokens and the draft reads in ids of its own.
 
-    `ids` are the draft's that are settled, `open_ids` those that follow for now; both are brought
-    up to date by `read`. Special tokens of the target become those of the draft that are spelt
-    alike; the others are left out. A character that is not complete yet has no ids.
+    `read` brings up to date the draft's settled `ids` and the `open_ids` after them. Special tokens
+    become those that the draft spells alike; the others, and incomplete characters, are left out.
     """
 
     def __init__(self, target: PartCodec, draft: PartCodec) -> None:
@@ -152,24 +138,14 @@ class TokenAlignment:
             self._settle(text)
 
     def translate(self, candidate: str) -> list[int]:
-        """The tokens that the target's tokenizer makes of `candidate` after the text.
-
-        As much of the open end as is encoded to the tokens that it has is encoded with it; of a
-        text that was written in other tokens that may be nothing. Empty where the text ends with
-        a part of a character and `candidate` does not begin with that character.
-        """
-        start, head = self._boundaries[-1].num_tokens, self._boundaries[-1].target_head
-        end = len(self.tokens)
-        for _ in range(_MAX_TRIES):
-            tail = self.tokens[start:]
-            tokens = self._target.after(head, "".join(self._pieces[start:]) + candidate)
-            if tokens[: len(tail)] == tail:
-                return tokens[len(tail) :]
-            start, head = start + num_shared(tokens, tail) + 1, self._target.middle
-            while start < end and not self._pieces[start - 1]:
-                start += 1
-            if start == end:
-                break
+        """The target's tokens of `candidate` after the text: encoded with the open end where that
+        keeps its tokens, else alone; none after an unfinished character that it does not finish."""
+        last = self._boundaries[-1]
+        tail = self.tokens[last.num_tokens :]
+        text = "".join(self._pieces[last.num_tokens :]) + candidate
+        tokens = self._target.after(last.target_head, text)
+        if tokens[: len(tail)] == tail:
+            return tokens[len(tail) :]
         return [] if self._unfinished() else self._target.after(self._target.middle, candidate)
 
     def target_pieces(self, tokens: Sequence[int]) -> list[str]:
@@ -207,46 +183,30 @@ class TokenAlignment:
         self._stream = self._target.stream()
 
     def _settle(self, text: str) -> None:
-        """Moves the boundary towards the end of `text`, which is what is open."""
-        places = list(self._places(text))
-        chosen = next(
-            (place for place in places[:_MAX_TRIES] if self._is_stable(text, *place)), None
-        )
-        if chosen is None:
-            if len(text) <= _FORCED:
-                return
-            whole = (len(text), len(self.tokens) - len(self._unfinished()), len(self.open_ids))
-            chosen = places[0] if places else whole
-        _, num_tokens, num_ids = chosen
-        self.ids += self.open_ids[:num_ids]
-        del self.open_ids[:num_ids]
+        """Moves the boundary on in the open `text`: to before a word, since hardly any tokenizer
+        joins words, else between any two of the target's tokens."""
+        first = self._boundaries[-1].num_tokens
+        ends = accumulate(map(len, self._pieces[first:]), initial=0)
+        places: dict[int, int] = {}  # characters -> tokens before them, parts of one after them
+        for count, end in enumerate(ends):
+            if 0 < end <= len(text) - _KEPT_OPEN:
+                places.setdefault(end, first + count)
+        if not places:
+            return
+        within = [at for at in places if text[at] != "\n"]  # which may be joined to `middle`
+        words = [at for at in within if text[at].isspace() and not text[at - 1].isspace()]
+        at = max(words or within or places)
+        rest = self._draft.after(self._draft.middle, text[at:])
+        count = len(self.open_ids) - len(rest)
+        is_same = count >= 0 and self.open_ids[count:] == rest
+        last = self._boundaries[-1]
+        settled = self.open_ids[:count]
+        if not is_same:
+            settled = self._draft.after(last.draft_head, text[:at])
+        self.ids += settled
+        self.open_ids = rest
         self._boundaries.append(
-            _Boundary(num_tokens, len(self.ids), self._target.middle, self._draft.middle)
-        )
-
-    def _places(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Boundaries of both tokenizations: characters of `text`, tokens, and open ids before
-        them; the last come first."""
-        start = max(self._boundaries[-1].num_tokens, len(self._pieces) - 2 * MAX_OPEN)
-        of_target = _ends(self._pieces[start:], len(text))
-        first_id = max(0, len(self.open_ids) - 2 * MAX_OPEN)
-        pieces = self._draft.pieces(self.open_ids[first_id:])
-        while not text.endswith("".join(pieces)):  # the first may be a part of a character
-            first_id += 1
-            del pieces[0]
-        of_draft = _ends(pieces, len(text))
-        common = of_target.keys() & of_draft.keys()
-        for offset in sorted(common, reverse=True):
-            if 0 < offset <= len(text) - _KEPT_OPEN:
-                yield offset, start + of_target[offset], first_id + of_draft[offset]
-
-    def _is_stable(self, text: str, offset: int, num_tokens: int, num_ids: int) -> bool:
-        """Says whether both tokenizers make of what follows alone what they made in the text."""
-        rest = text[offset:]
-        end = len(self.tokens) - len(self._unfinished())
-        return (
-            self._draft.after(self._draft.middle, rest) == self.open_ids[num_ids:]
-            and self._target.after(self._target.middle, rest) == self.tokens[num_tokens:end]
+            _Boundary(places[at], len(self.ids), self._target.middle, self._draft.middle)
         )
 
 
@@ -254,15 +214,6 @@ def num_shared(left: Sequence[int], right: Sequence[int]) -> int:
     """Counts the tokens that both begin with."""
     pairs = zip(left, right, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _ends(pieces: Sequence[str], length: int) -> dict[int, int]:
-    """offset in a text of this length, which the pieces end -> how many of them are before it."""
-    ends = {length: len(pieces)}
-    for index in range(len(pieces) - 1, -1, -1):
-        length -= len(pieces[index])
-        ends[length] = index
-    return ends
 
 
 # How often the last token of a draft token is right where all its text is, before anything is
@@ -291,11 +242,8 @@ class _Drafted(NamedTuple):
 
 
 class CrossTokenizerDrafter(Drafter):
-    """Another drafter, which reads and drafts in the draft's ids, for a target with others.
-
-    inner: hears of rounds in its own ids, without scores. What it drafts is cut before its
-    special tokens.
-    """
+    """Drafts in the draft's ids for a target with others. inner: hears of rounds in its own ids,
+    without scores. What it drafts is cut before its special tokens."""
 
     name = "draft-model"
     traits = DrafterTraits(cost=Cost.PASS, draft_model=True)
@@ -387,8 +335,8 @@ class CrossTokenizerDrafter(Drafter):
         return _Drafted("".join(pieces), starts[:-1], confidence[:end], end < len(ids))
 
     def _tell(self) -> None:
-        """Brings the inner drafter up to date: what it read goes on, or begins again where the
-        draft's tokenizer makes other ids of the longer text."""
+        """Tells the inner drafter what was written, or begins it again where the draft's tokenizer
+        makes other ids of the longer text."""
         text = self._text
         asked, self._asked = self._asked, None
         new = None if self._told is None else self._new_ids(*self._told)
@@ -406,10 +354,9 @@ class CrossTokenizerDrafter(Drafter):
     def _tell_outcome(self, asked: TokenTree | None, new: list[int]) -> None:
         """`new` as what became of the draft token, and of rounds in which others were right."""
         if asked is not None:
-            draft_tokens = asked.tokens[1:].tolist()
-            right = num_shared(draft_tokens, new)
+            right = num_shared(asked.tokens[1:].tolist(), new)
             rows = tuple(range(1, right + 1))
-            verdict = Verdict(tuple(new[: right + 1]), rows, right == len(draft_tokens))
+            verdict = Verdict(tuple(new[: right + 1]), rows, right == len(asked) - 1)
             self._inner.observe(asked, _NO_SCORES, verdict)
             self._last, new = verdict.next_token, new[right + 1 :]
         if new:
@@ -419,11 +366,8 @@ class CrossTokenizerDrafter(Drafter):
 
 
 def _confidence_of(candidate: _Drafted, pieces: Sequence[str]) -> list[float]:
-    """Returns for each target token the product over the draft's tokens that begin in it.
-
-    A token that only goes on with what was begun before it is as certain as that. Of tokens that
-    share a character the first has the whole chance.
-    """
+    """Returns for each target token the product over the draft's tokens that begin in it: 1 where
+    none does. Of tokens that share a character the first has the whole chance."""
     confidence, start, at = [], 0, 0
     for piece in pieces:
         end = start + len(piece)

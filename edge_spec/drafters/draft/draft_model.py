@@ -1,13 +1,12 @@
-"""A smaller model writes ahead (Leviathan et al. 2023; Chen et al. 2023).
+"""A smaller model drafts (Leviathan et al. 2023; Chen et al. 2023).
 
-Its tokens are chosen as the target chooses: greedily, or in the same races of random numbers
+Its tokens are chosen as the target chooses, greedily or in the same races of random numbers
 (sampling.Sampler), as deterministic candidates; or they are sampled from its own distribution,
 which then goes with them. It stops where the chance that all of them are right falls below what
-the round allows. Where draft tokens may branch, the likeliest rows are written on first (Li et al.
-2024, EAGLE-2), with siblings wherever these are likely enough.
+the round allows. Trees grow from their likeliest rows (Li et al. 2024, EAGLE-2).
 
-Other drafters may write ahead for this one, and others for them: a cascade (Chen et al. 2024,
-Cascade Speculative Drafting). Each level verifies what the level below drafts.
+Other drafters may draft for this one, in turn: a cascade (Chen et al. 2024, Cascade Speculative
+Drafting), in which each level verifies what the level below drafts.
 """
 
 from __future__ import annotations
@@ -63,11 +62,10 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
     """Keeps a session of the draft in step with the text.
 
     vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
-    proposed, and where the target writes one the draft reads another token in its place.
-    level: what drafts for the draft. shared: the session reads its target's own cache.
-    anticipates: it reads on while the target verifies, on a session that nobody else needs
-    meanwhile; not the trees that it samples level by level. reopened: opens a session in the place
-    of one that has failed, or raises.
+    proposed, and where the target writes one, the draft reads another token. level: drafts for the
+    draft. shared: the session reads its target's own cache. anticipates: it reads on while the
+    target verifies, on a session that nobody else needs meanwhile, except after trees of samples.
+    reopened: opens a session in the place of one that has failed, or raises.
     """
 
     traits = TRAITS["draft-model"]
@@ -281,14 +279,13 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
 
 
 class Draft:
-    """A draft that is open beside its target: one model with one session, until `close`, or
-    `close_session` where others go on with the model. Its passes are watched: see watchdog.py.
+    """An open draft: one model with one session, until `close`, or `close_session` where others go
+    on with the model. Its passes are watched (watchdog.py).
 
-    vocab_size: of what it drafts for. step_s: seconds of one of its passes, as far as known.
-    level: makes a level of what drafts for the draft in turn. translated: makes a drafter whose
-    draft tokens the target can read, where the draft has other tokens. anticipates: it reads on
-    while the target verifies. identity: changes with the model's files and with whatever may change
-    a bit of its cache.
+    vocab_size: of what it drafts for. step_s: seconds of a pass, as far as known. level: makes what
+    drafts for the draft. translated: makes a drafter with the target's tokens, where the draft has
+    others. anticipates: it reads on while the target verifies. identity: changes with whatever may
+    change a bit of its cache.
     """
 
     def __init__(

@@ -79,8 +79,7 @@ def ranked(preference: np.ndarray) -> list[tuple[int, int]]:
 
 
 def kinds_of(tokens: np.ndarray, shares: np.ndarray) -> list[tuple[int, int]]:
-    """(token, kind of draft token) of tokens with these shares of what is preferred, in falling
-    order; none that is not preferred at all."""
+    """(token, kind of draft token) of tokens with these shares, in falling order, but for 0."""
     return [
         (token, kind_of(OTHER if rank else FIRST, share))
         for rank, (token, share) in enumerate(zip(tokens.tolist(), shares.tolist(), strict=True))
@@ -97,11 +96,8 @@ def kind_of(table: int, share: float) -> int:
 
 
 class DraftChooser:
-    """Chooses greedily, or in the target's races of random numbers, or samples: as `use_sampler`
-    says.
-
-    draft_vocab, target_vocab: numbers of ids. What the draft does not know cannot be next.
-    """
+    """Chooses as `use_sampler` says: greedily, in the target's races of random numbers, or by
+    sampling. draft_vocab, target_vocab: numbers of ids; only those of both can be next."""
 
     def __init__(self, draft_vocab: int, target_vocab: int) -> None:
         self._vocab_size = min(draft_vocab, target_vocab)
@@ -140,8 +136,7 @@ class DraftChooser:
         return Draw(tokens, SIBLING_KINDS[: len(tokens)], probs)
 
     def fitted(self, logits: np.ndarray) -> np.ndarray:
-        """Returns [vocab of the target] logits. Raises ValueError for those that no choice can be
-        made by."""
+        """Returns [vocab of the target] logits. Raises ValueError where they are not finite."""
         logits = logits[: self._vocab_size]
         if not np.isfinite(logits.max()):  # NaN, where any of them is
             raise ValueError("logits that are not finite")
@@ -181,12 +176,8 @@ def sample_shape(
     max_rows: int,
     draw: Callable[[np.ndarray, Path, int], Draw],
 ) -> Growth:
-    """Fills the budget's shape, as far as it fits, with samples. score: of a tree of at most
-    `max_rows` rows.
-
-    Where a distribution has fewer tokens than the shape has children, the others and what is
-    below them are left out.
-    """
+    """Fills the budget's shape, as far as it fits, with samples; rows for which a distribution has
+    too few tokens are left out. score: of a tree of at most `max_rows` rows."""
     children = _fitting(budget, max_rows)
     tokens, parents, confidence = [pending], [-1], [1.0]
     kinds: list[int | None] = [None]
@@ -224,8 +215,7 @@ def sample_shape(
 
 
 def _fitting(budget: Budget, max_read: int) -> dict[int, list[int]]:
-    """The children of each node of the budget's shape that has any, within the budget and
-    `max_read` nodes that have children."""
+    """The children of the nodes of the budget's shape, `max_read` of which may have any."""
     children: dict[int, list[int]] = {}
     depths = {0: 0}
     for node, parent in enumerate(budget.shape[1:], start=1):

@@ -1,18 +1,14 @@
 """A session of a draft that is kept in step with a text which others write.
 
-The draft may also read ahead, so that it goes on while the target verifies. Drafting and verifying
-at the same time, on devices of their own, for the outcomes that are likely (Bhendawade et al. 2025,
-Mirror Speculative Decoding, arXiv 2510.13161; Liu et al. 2024, PEARL, arXiv 2408.11850). An outcome
-is a path of tokens: draft tokens that are accepted and one more token, or none and another token.
-What the draft says after a path depends on the path alone, so it may be asked before the outcome is
-known and is as good a draft token afterwards.
+The draft may also read ahead while the target verifies, on a device of its own, for the outcomes
+that are likely (Bhendawade et al. 2025, Mirror Speculative Decoding; Liu et al. 2024, PEARL). An
+outcome is a path of tokens: accepted draft tokens and one more. What the draft says after a path
+depends on the path alone, so it is as good a draft token once the outcome is known.
 
-Samples, too. After each path the draft samples at most once, with a number that nothing else
-uses, and whether a sample is ever proposed is decided by the text up to it: by the outcome, whose
-random numbers are of other streams (sampling.Purpose), and by time. Given the text before it, a
-sample that is proposed is therefore distributed as its draft_probs say and independent of what
-decides it, which is all that verification asks for. It is proposed once at most: the text that it
-follows is left behind by the round that verifies it.
+Samples, too: after each path the draft samples once, with a number that nothing else uses. Whether
+a sample is ever proposed is decided by the text before it, whose random numbers are of other
+streams (sampling.Purpose), and by time. So it is distributed as its draft_probs say and independent
+of what decides it, which is all that verification asks for. It is proposed once at most.
 """
 
 from __future__ import annotations
@@ -32,12 +28,9 @@ MAX_CATCH_UP = 8  # tokens that a pass may score before the rows asked for; more
 
 
 class SyncedSession:
-    """Follows a text and the draft tokens after it: the session is rolled back to where it agrees
-    with them, and caught up, when it is next asked.
-
-    max_rows: of one pass. shared: the session reads its target's own cache, which holds the text
-    without its last token whenever the draft is asked.
-    """
+    """Follows a text and the draft tokens after it; when it is asked, the session is rolled back to
+    where it agrees with them, and caught up. max_rows: of one pass. shared: the session reads its
+    target's own cache, which then holds the text without its last token."""
 
     def __init__(
         self, session: Session, context_length: int, max_rows: int, shared: bool = False
@@ -99,11 +92,9 @@ class SyncedSession:
     def score(self, tree: TokenTree) -> np.ndarray:
         """[rows, vocab] logits of a tree whose row 0 holds the last token; valid until the next
         pass. Raises ContextFullError where it does not fit."""
-        self._synchronize()
-        missing = self._tokens[self._agreed : -1]
+        missing = self._missing()
         if len(missing) > min(MAX_CATCH_UP, self._max_rows - len(tree)):
-            self._session.prefill(missing)
-            self._held += missing
+            self._prefill(missing)
             missing = []
         out = self._session.forward(tree.prepend(missing))
         self._before = len(missing)
@@ -112,11 +103,8 @@ class SyncedSession:
 
     def catch_up(self) -> None:
         """Reads all of the text and the draft tokens but their last token."""
-        self._synchronize()
-        missing = self._tokens[self._agreed : -1]
-        if missing:
-            self._session.prefill(missing)
-            self._held += missing
+        if missing := self._missing():
+            self._prefill(missing)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Puts these rows of the last tree, a path from row 0, into the cache."""
@@ -125,8 +113,7 @@ class SyncedSession:
         self._held += [self._scored[row] for row in kept]
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Returns what the cache holds of the text; nothing where the session cannot tell it, or
-        shares its cache."""
+        """Returns what the cache holds of the text, where it is its own and can be told."""
         if self._shared or not isinstance(self._session, Restorable):
             return {}
         self.retract()
@@ -135,8 +122,7 @@ class SyncedSession:
         return {"held": np.array(self._held, np.int32), **named("session", state)} if state else {}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises KeyError or ValueError for what is no snapshot of such a session, and changes
-        nothing then."""
+        """Raises KeyError or ValueError, and changes nothing, for what is no such snapshot."""
         if not state or not isinstance(self._session, Restorable):
             return
         held = list(restored_prompt(state["held"]))
@@ -144,18 +130,20 @@ class SyncedSession:
         self._held = held
         self.begin(held)
 
-    def close(self) -> None:
-        self._session.close()
-
     def _text_ends(self) -> None:
         self._num_text = len(self._tokens)
         if self._shared:
             self._given = self._agreed = self._num_text - 1
             self._held = []
 
-    def _synchronize(self) -> None:
-        """Drops what the cache holds beyond its agreement with all tokens but the last."""
+    def _missing(self) -> list[int]:
+        """Drops what differs from all tokens but the last; returns those that the cache lacks."""
         self._drop_beyond(len(self._tokens) - 1)
+        return self._tokens[self._agreed : -1]
+
+    def _prefill(self, tokens: list[int]) -> None:
+        self._session.prefill(tokens)
+        self._held += tokens
 
     def _drop_beyond(self, limit: int) -> None:
         """Drops what the cache holds beyond its agreement with the first `limit` tokens."""
@@ -177,8 +165,7 @@ _MOST_READ = 64  # paths at a time: each may hold a distribution
 
 
 class AheadChoice(NamedTuple):
-    """A token that may follow, the kind of draft token it is, and what it was sampled from,
-    [vocab]."""
+    """A token that may follow, its kind of draft token, and what it was sampled from, [vocab]."""
 
     token: int
     kind: int
@@ -189,8 +176,8 @@ Ranks = Sequence[tuple[int, int]]  # token and kind of what may follow, the like
 
 
 class Reading:
-    """Holds what the draft says after a path: its draft token, and what is likeliest there, which
-    is looked for when it is first asked for: not while a target waits for draft tokens."""
+    """What the draft says after a path: its draft token, and what is likeliest there, looked for
+    when it is first asked for."""
 
     def __init__(self, candidate: AheadChoice, rank: Callable[[], Ranks]) -> None:
         self.candidate = candidate
@@ -220,11 +207,9 @@ class DraftAheadCache(dict[Path, Reading]):
         max_length: int,
         stopped: Callable[[], bool],
     ) -> None:
-        """Reads the paths that the text is likeliest to take, until no likely one is left, there
-        are too many, or `stopped`, which is asked before each.
-
-        estimate: the chance that a draft token of a kind is right. max_length: of a path.
-        """
+        """Reads the likeliest paths, until none is likely, there are too many, or `stopped`, asked
+        before each. estimate: of a kind of draft token, how often it is right. max_length: of a
+        path."""
         paths: list[tuple[float, int, Path]] = [(-1.0, 0, ())]
         pushed = 0
         while paths and len(self) < _MOST_READ and not stopped():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -15,9 +13,10 @@ from edge_spec.core.model import Forward, Session
 from edge_spec.core.tree import Verdict
 from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores
-from edge_spec.drafters.heads.features import LastState
+from edge_spec.drafters.heads.features import LastState, readers
 from edge_spec.drafters.heads.layers import (
     FloatProducts,
+    HeadNetwork,
     Heads,
     attend,
     one_blas_thread,
@@ -32,18 +31,17 @@ from edge_spec.errors import UnsupportedModelError
 KeysValues = Sequence[tuple[np.ndarray, np.ndarray]]  # [kv_heads, tokens, head_dim] each
 
 
-class AssistantNetwork:
-    """It keeps no text. tables: the target's."""
+class AssistantNetwork(HeadNetwork):
+    """tables: the target's."""
 
     kind = AssistantHead.drafted_by
-    reported_acceptance: Sequence[float] = ()  # see Drafter
 
     def __init__(self, head: AssistantHead, tables: TargetTables) -> None:
-        self.head, self.vocab_size = head, head.config.vocab_size
+        super().__init__(head.config.vocab_size, head.token_ids)
+        self.head = head
         self.sources = tuple(dict.fromkeys(layer.source for layer in head.layers))
         self._embed = tables.embed
-        matrices = assistant_matrices(head)
-        self._products = FloatProducts(matrices)
+        self._products = FloatProducts(_matrices(head))
         self._vectors = {n: head.tensors[n] for n in head.tensors if n.endswith(("norm", "scale"))}
 
     def near(self, seen: KeysValues, position: int) -> KeysValues:
@@ -65,9 +63,8 @@ class AssistantNetwork:
     def draft(
         self, tokens: np.ndarray, states: np.ndarray, position: int, near: KeysValues
     ) -> RowScores:
-        """tokens: [1], in the place of the pending one. states: [1, target_size], that came with
-        the token before it. near: as `near` returns them. The state of what is returned, of the
-        same size, is what the next row goes on from."""
+        """tokens: [1], in the place of the pending one. states: [1, target_size], of the token
+        before it. near: of `near`. The next row goes on from the state of what is returned."""
         embedded = self._embed(tokens) * np.float32(self.head.embedding_scale)
         stream = self._products("pre", np.concatenate([embedded, states], axis=1))
         for index, (layer, seen) in enumerate(zip(self.head.layers, near, strict=True)):
@@ -109,8 +106,7 @@ class AssistantNetwork:
         centroids, rows = self.head.centroids, self.head.output_rows
         if centroids is None:
             scores = self._products("head", normed)
-            ids = self.head.token_ids
-            ids = np.arange(scores.shape[1]) if ids is None else ids
+            ids = np.arange(scores.shape[1]) if self.token_ids is None else self.token_ids
             return scores, np.broadcast_to(ids, scores.shape)
         assert rows is not None
         found = self._products("centroids", normed)
@@ -122,7 +118,7 @@ class AssistantNetwork:
         return np.stack(each), tokens
 
 
-def assistant_matrices(head: AssistantHead) -> dict[str, HeadMatrix]:
+def _matrices(head: AssistantHead) -> dict[str, HeadMatrix]:
     """Returns what an assistant multiplies with, but for the rows that clusters choose."""
     matrices = {name: own_matrix(head.tensors, [name]) for name in ("pre", "post")}
     for layer in range(len(head.layers)):
@@ -153,14 +149,8 @@ def _frequencies(layer: AssistantLayer) -> np.ndarray:
     return layer.kind.rope.frequencies(layer.head_dim)
 
 
-# Who reads a session's keys and values: the drafter that was attached last. One that takes its
-# place is attached before it is closed.
-_readers: WeakKeyDictionary[Any, TargetCache] = WeakKeyDictionary()
-
-
 class TargetCache(LastState):
-    """What an assistant reads: its target's keys and values of all tokens before the pending one,
-    and the state of the last of these."""
+    """An assistant's view: its target's keys and values of the text, and the last state."""
 
     near: KeysValues = ()  # that rows see in this round
     num_tokens = 0  # of the text
@@ -190,7 +180,7 @@ class TargetCache(LastState):
                 remedy="Use --runtime ort, or another drafter.",
             )
         session.share_keys_values(self._network.sources)
-        self._session, _readers[session], self.state = session, self, None
+        self._session, readers[session], self.state = session, self, None
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
@@ -202,19 +192,19 @@ class TargetCache(LastState):
 
     def close(self) -> None:
         session, self._session = self._session, None
-        if session is not None and _readers.get(session) is self:
+        if session is not None and readers.get(session) is self:
             session.share_keys_values(())
 
 
 class AssistantDrafter(HeadDrafter):
-    """Has no cache of its own. Drafts nothing in an answer's first round, before which no state is
-    known. network: of the assistant; drafters of several conversations share it."""
+    """Drafts nothing in an answer's first round, before which no state is known. network: of the
+    assistant; drafters of several conversations share it."""
 
     traits = TRAITS["assistant"]
     _target: TargetCache
 
-    def __init__(self, network: AssistantNetwork, name: str = "assistant") -> None:
-        super().__init__(network, name, TargetCache(network))
+    def __init__(self, network: AssistantNetwork) -> None:
+        super().__init__(network, TargetCache(network))
         self._network = network
 
     def _score(self, path: Path) -> RowScores:

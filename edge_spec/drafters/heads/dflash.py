@@ -14,13 +14,11 @@ from edge_spec.core.heads import (
     BindsBlocks,
     BlockRows,
     BlockStep,
-    Confidence,
     DFlashHead,
     FollowsBy,
     HeadBackend,
     HeadScores,
     TargetTables,
-    Transitions,
 )
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_tree import FIRST, SIBLINGS, kind_of
@@ -41,20 +39,12 @@ _KEPT_ROWS = 1024  # of tokens: 1 MB
 
 
 class TransitionWeights:
-    """The parts of a head that conversations share. They are read from the head's file as they are
-    asked for, a few rows for each draft token."""
+    """What conversations share: read from the head's file, a few rows for each draft token."""
 
-    def __init__(self, transitions: Transitions | None, confidence: Confidence | None) -> None:
-        self.kind = None if transitions is None else transitions.kind
-        self._transitions, self._confidence = transitions, confidence
+    def __init__(self, head: DFlashHead) -> None:
+        self._transitions, self._confidence = head.transitions, head.confidence
+        self.kind = None if head.transitions is None else head.transitions.kind
         self._row = lru_cache(_KEPT_ROWS)(self._read)
-
-    @classmethod
-    def of(cls, head: DFlashHead) -> TransitionWeights | None:
-        """Returns None for a head that has none of this."""
-        if head.transitions is None and head.confidence is None:
-            return None
-        return cls(head.transitions, head.confidence)
 
     def step(
         self, memory: np.ndarray | None, token: int, state: np.ndarray | None
@@ -89,8 +79,7 @@ class TransitionWeights:
         return row._replace(likeliest=row.likeliest[order], shares=shares[order]), biases
 
     def chance(self, token: int, state: np.ndarray | None) -> float | None:
-        """Returns how likely the draft token after this one is to be accepted, as the head says;
-        None where it does not."""
+        """Returns how likely the draft token after this one is to be accepted, if the head says."""
         if self._confidence is None or state is None:
             return None
         weight = self._confidence.weight
@@ -114,7 +103,8 @@ class DFlashNetwork(LayersNetwork):
     ) -> None:
         super().__init__(head, tables)
         self.scored = head.scored
-        self.transitions = TransitionWeights.of(head)
+        weighs = head.transitions is not None or head.confidence is not None
+        self.transitions = TransitionWeights(head) if weighs else None
         matrices = matrices_of(head, tables)
         step: BindsBlocks = (
             DFlashFormulas(head, FloatProducts(matrices))
@@ -171,8 +161,8 @@ class DFlashDrafter(HeadDrafter):
     traits = TRAITS["dflash"]
     _target: TextEntries[BlockStep]
 
-    def __init__(self, network: DFlashNetwork, name: str = "dflash") -> None:
-        super().__init__(network, name, TextEntries(network), len(network.scored))
+    def __init__(self, network: DFlashNetwork) -> None:
+        super().__init__(network, TextEntries(network), len(network.scored))
         self._network = network
         self._memories: dict[Path, np.ndarray | None] = {}  # after the token that ends a path
 

@@ -1,16 +1,15 @@
 """Drafts with a trained head: a chain, a tree of its likeliest tokens, or samples.
 
-A head scores what follows a path of draft tokens. Serial heads, as EAGLE's and assistants, go on
-from what they made of the path without its last token. Independent heads know nothing of a path but
-its length, so that any of a head's tokens may follow any of those before: the tree holds the
-likeliest paths, by the product of the heads' own chances.
+Serial heads (EAGLE's, assistants) go on from what they made of a path without its last token.
+Independent heads know only the length of a path: any of a head's tokens may follow any of those
+before, and the tree holds the likeliest paths, by the product of the heads' chances.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from edge_spec.drafters.draft.draft_tree import (
 )
 from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.features import LastState, TextEntries
+from edge_spec.drafters.heads.layers import HeadNetwork
 from edge_spec.drafters.lookup.recycling import top_tokens
 from edge_spec.drafters.protocol import GREEDY, Budget
 from edge_spec.drafters.tree_builder import Candidate, Growth, LearningDrafter, grow, nothing
@@ -39,8 +39,7 @@ _MAX_ROWS = 64  # of a tree of samples that have children
 
 
 class RowScores(NamedTuple):
-    """Holds what a head says of one draft token. likeliest: see `HeadScores`; None: nobody has
-    looked for them yet."""
+    """What a head says of one draft token. likeliest: see HeadScores; None: not looked for yet."""
 
     logits: np.ndarray  # [scored tokens]
     ids: np.ndarray | None = None  # [scored tokens] of the target; None: the same
@@ -58,7 +57,7 @@ class RowScores(NamedTuple):
 
     def ranked(self) -> list[tuple[int, int]]:
         """(token of the target, kind of draft token) of what is likeliest, in falling order. Raises
-        ValueError for scores that no choice can be made by."""
+        ValueError where logits are not finite."""
         if self.likeliest is None or self.shares is None:
             peak = self.logits.max()
             if not np.isfinite(peak):  # NaN, where any of them is
@@ -69,30 +68,23 @@ class RowScores(NamedTuple):
         return found if self.ids is None else [(int(self.ids[at]), kind) for at, kind in found]
 
 
-class HeadWeights(Protocol):
-    """What drafters of several conversations share."""
-
-    vocab_size: int  # of the target
-    reported_acceptance: Sequence[float]  # see Drafter
-
-
 class HeadDrafter(LearningDrafter):
-    """target: what the head has read of it. num_heads: independent ones, one for each draft token
-    after the pending one; None: each draft token is made of the one before. in_one_pass: all of
-    them that the budget has room for are asked together, else one when the tree first gets to its
-    depth.
+    """Drafts with the weights of a trained head.
+
+    target: what the head has read of it. num_heads: independent ones, one for each draft token
+    after the pending one; None: each draft token is made of the one before. in_one_pass: all that
+    the budget has room for are asked together, else one when the tree first gets to its depth.
     """
 
     def __init__(
         self,
-        network: HeadWeights,
-        name: str,
+        network: HeadNetwork,
         target: TextEntries[Any] | LastState,
         num_heads: int | None = None,
         in_one_pass: bool = True,
     ) -> None:
         super().__init__(PRIORS)
-        self.name, self.reported_acceptance = name, network.reported_acceptance
+        self.name, self.reported_acceptance = self.traits.head, network.reported_acceptance
         self.passes: int = 0
         self._vocab_size, self._target = network.vocab_size, target
         self._chooser = DraftChooser(network.vocab_size, network.vocab_size)
@@ -192,26 +184,22 @@ class HeadDrafter(LearningDrafter):
         return self._said[place]
 
     def _score(self, path: Path) -> RowScores:
-        """Returns what a serial head says, by a pass that goes on from those of the path without
-        its last token."""
+        """Returns what a serial head says, by a pass after those of the path without its end."""
         raise NotImplementedError
 
     def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
-        """Returns what these independent heads say after the pending token; in one pass, they are
-        the first ones."""
+        """Returns what these independent heads say; in one pass, they are the first ones."""
         raise NotImplementedError
 
     def _ranked(self, row: RowScores, path: Path) -> list[tuple[int, int]]:
-        """(token, kind of draft token) of a row's likeliest tokens, in falling order. The scores of
-        the tokens that a head scores are read alone where these decide."""
+        """(token, kind of draft token) of a row's likeliest tokens, in falling order."""
         if self._chooser.reads_logits_alone:
             return row.ranked()
         return self._chooser.ranked(row.spread(self._vocab_size), path)
 
 
 def head_scores(logits: np.ndarray, count: int = SIBLINGS) -> HeadScores:
-    """logits: [heads, scored tokens]; count: of the likeliest ones. Shares are NaN where logits
-    are."""
+    """logits: [heads, scored tokens], NaN where shares will be. count: of the likeliest ones."""
     likeliest = top_tokens(logits, min(count, logits.shape[1]))
     with np.errstate(invalid="ignore"):
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))

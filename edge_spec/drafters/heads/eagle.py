@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_spec.core.heads import EagleStep, EntryRows, MaskedRows
+from edge_spec.core.heads import EagleStep, EntryRows
 from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, head_scores, rows_of
 from edge_spec.drafters.heads.features import WINDOW, TextEntries
@@ -25,58 +25,17 @@ from edge_spec.drafters.protocol import TRAITS
 _FIRST = np.zeros(1, np.int64)  # of one row
 
 
-class EagleEntries(TextEntries[EagleStep]):
-    """The entry of feature i, which token i + 1 is read beside, lies at position i + 1 of the
-    text."""
-
-    def __init__(self, network: EagleNetwork) -> None:
-        window = min(WINDOW, network.window or WINDOW)
-        super().__init__(network, window, tokens_after=1)
-        self._network = network
-
-    def read_text(
-        self, masks: MaskedRows | None = None, count: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Reads all of the text, and as many masks after it. Returns the states of the last pass's
-        rows and the logits of the pending token's and of masks."""
-        text, store = self.text, self.store
-        self.forget(len(text) - 2)  # the pending token's entry is scored anyway
-        for start, end in self.missing(count):
-            more = count if end == len(text) - 1 else 0
-            tokens = [*text[start + 1 : end + 1]]
-            features = store.get(start, end)
-            if masks is not None:
-                tokens += [masks.token] * more
-                features = np.concatenate([features, np.repeat(masks.features[None], more, axis=0)])
-            num_rows, first_slot = len(tokens), start - self.first
-            slots = np.arange(first_slot, first_slot + num_rows)[:, None]
-            seen = np.arange(first_slot + num_rows)
-            sees = (seen <= slots) & (seen > slots - self.window)
-            found = self.step(
-                EntryRows(
-                    self._network.embed(np.array(tokens)),
-                    features,
-                    np.empty((0, self._network.config.hidden_size), np.float32),
-                    np.arange(num_rows),
-                    np.arange(start + 1, start + 1 + num_rows),
-                    first_slot,
-                    None if sees.all() else sees,
-                    np.arange(num_rows - more - 1, num_rows),  # a step scores something
-                )
-            )
-        return found
-
-
 class EagleDrafter(HeadDrafter):
-    """network: of the head; drafters of several conversations share it."""
+    """network: of the head; drafters of several conversations share it. The entry of feature i,
+    which token i + 1 is read beside, lies at position i + 1 of the text."""
 
     traits = TRAITS["eagle"]
-    _target: EagleEntries
+    _target: TextEntries[EagleStep]
 
-    def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
-        self._network, self._masks = network, network.masks
-        count = None if network.masks is None else network.masks.count
-        super().__init__(network, name, EagleEntries(network), count)
+    def __init__(self, network: EagleNetwork) -> None:
+        entries = TextEntries(network, min(WINDOW, network.window or WINDOW), tokens_after=1)
+        super().__init__(network, entries, None if network.masks is None else network.masks.count)
+        self._network = network
         self._made: dict[Path, tuple[int, np.ndarray]] = {}  # slot and state of draft tokens
 
     def take_features(self, position: int, features: np.ndarray) -> None:
@@ -84,13 +43,13 @@ class EagleDrafter(HeadDrafter):
         self._target.store.put(position, features)
 
     def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
-        _, logits = self._target.read_text(self._masks, len(heads) - 1)
+        _, logits = self._read_text(len(heads) - 1)
         return rows_of(head_scores(logits), self._network.token_ids)
 
     def _score(self, path: Path) -> RowScores:
         entries, ids = self._target, self._network.token_ids
         if not path:
-            states, logits = entries.read_text()
+            states, logits = self._read_text()
             self._made = {(): (entries.num_slots - 1, states[-1])}
             return RowScores(logits[0], ids)
         entries.make_room(len(self._made))
@@ -114,3 +73,33 @@ class EagleDrafter(HeadDrafter):
         )
         self._made[path] = slot, states[0]
         return RowScores(logits[0], ids)
+
+    def _read_text(self, num_masks: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Reads all of the text, and as many masks after it. Returns the states of the last pass's
+        rows and the logits of the pending token's and of masks."""
+        entries, network = self._target, self._network
+        text, masks = entries.text, network.masks
+        entries.forget(len(text) - 2)  # the pending token's entry is scored anyway
+        for start, end in entries.missing(num_masks):
+            more = num_masks if end == len(text) - 1 else 0
+            tokens, features = text[start + 1 : end + 1], entries.store.get(start, end)
+            if masks is not None:
+                tokens += [masks.token] * more
+                features = np.concatenate([features, np.repeat(masks.features[None], more, axis=0)])
+            num_rows, first_slot = len(tokens), start - entries.first
+            slots = np.arange(first_slot, first_slot + num_rows)[:, None]
+            seen = np.arange(first_slot + num_rows)
+            sees = (seen <= slots) & (seen > slots - entries.window)
+            found = entries.step(
+                EntryRows(
+                    network.embed(np.array(tokens)),
+                    features,
+                    np.empty((0, network.config.hidden_size), np.float32),
+                    np.arange(num_rows),
+                    np.arange(start + 1, start + 1 + num_rows),
+                    first_slot,
+                    None if sees.all() else sees,
+                    np.arange(num_rows - more - 1, num_rows),  # a step scores something
+                )
+            )
+        return found

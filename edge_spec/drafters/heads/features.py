@@ -15,18 +15,17 @@ from edge_spec.core.tree import Verdict
 from edge_spec.errors import UnsupportedModelError
 
 WINDOW = 2048  # entries that a row sees: heads are trained on texts of this length
-_GROWTH = 256  # rows that are made room for at once
 _ROWS_AT_ONCE = 256
 Step = TypeVar("Step")
 Step_co = TypeVar("Step_co", covariant=True)
-# Who reads a session's features: the drafter that was attached last. One that takes its place is
+# Who reads what a session computes: the drafter that was attached last. One that takes its place is
 # attached before it is closed.
-_readers: WeakKeyDictionary[Any, TextEntries[Any]] = WeakKeyDictionary()
+readers: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 
 
 class LastState:
-    """The target's state in which it chose the pending token: [hidden_size], after its final norm.
-    It is not known before an answer's first round has ended."""
+    """The target's state in which it chose the pending token: [hidden_size], after its final norm;
+    not known before an answer's first round has ended."""
 
     state: np.ndarray | None = None
 
@@ -52,44 +51,39 @@ class LastState:
 
 
 class FeatureStore:
-    """Keeps rows [size] float32 of positions without a gap, the last `capacity` of them at least.
-
-    A write at a position is the target's: it makes all that was kept from there on obsolete.
-    """
+    """Keeps rows [size] float32 of positions without a gap, the last `capacity` of them at least. A
+    write is the target's: what was kept from there on is obsolete."""
 
     def __init__(self, size: int, capacity: int) -> None:
-        self._capacity = capacity
-        self._first = self._count = 0
-        self._rows = np.empty((0, size), np.float32)  # of which the first `_count` are kept
+        self._size, self._capacity = size, capacity
+        self._rows: dict[int, np.ndarray] = {}  # by position, rising
         self._written: int | None = None  # the lowest position since the last `begin`
 
     @property
     def first(self) -> int:
-        return self._first
+        return next(iter(self._rows), 0)
 
     @property
     def end(self) -> int:
-        return self._first + self._count
+        return self.first + len(self._rows)
 
     def has(self, position: int) -> bool:
-        return self._first <= position < self.end
+        return position in self._rows
 
     def get(self, start: int, end: int) -> np.ndarray:
         """[rows, size] from `start` to before `end`, which are there."""
-        return self._rows[start - self._first : end - self._first]
+        rows = [self._rows[position] for position in range(start, end)]
+        return np.array(rows, np.float32).reshape(-1, self._size)
 
     def put(self, position: int, rows: np.ndarray) -> None:
         """rows: [tokens, size] of the tokens from `position` on."""
         self._written = position if self._written is None else min(self._written, position)
-        if not self._first <= position <= self.end:  # nothing is known of those in between
-            self._first, self._count = position, 0
-        start = position - self._first
-        end = start + len(rows)
-        if end > len(self._rows):
-            self._rows = np.pad(self._rows[:start], [(0, len(rows) + _GROWTH), (0, 0)])
-        self._rows[start:end] = rows
-        self._count = end
-        if end > 2 * self._capacity:
+        if not self.first <= position <= self.end:  # nothing is known of those in between
+            self._rows = {}
+        elif position < self.end:
+            self._keep(self.first, position)
+        self._rows |= enumerate(np.array(rows, np.float32), position)
+        if len(self._rows) > 2 * self._capacity:
             self._keep(self.end - self._capacity, self.end)
 
     def begin(self, agreed: int, length: int) -> None:
@@ -98,22 +92,17 @@ class FeatureStore:
         to, it has told nobody of."""
         written, self._written = self._written, None
         if written is None:
-            self._keep(self._first, agreed)
-        elif written > agreed:
-            self._keep(written, self.end)
-        self._keep(self._first, length)
+            self._keep(self.first, min(agreed, length))
+        else:
+            self._keep(written if written > agreed else self.first, length)
 
     def clear(self) -> None:
-        self._first = self._count = 0
-        self._written = None
+        self._rows, self._written = {}, None
 
     def _keep(self, first: int, end: int) -> None:
         """Forgets what is not from `first` to before `end`."""
-        end = min(max(end, self._first), self.end)
-        first = min(max(first, self._first), end)
-        if first > self._first:
-            self._rows = self._rows[first - self._first : end - self._first].copy()
-        self._first, self._count = first, end - first
+        kept = range(max(first, self.first), min(end, self.end))
+        self._rows = {position: self._rows[position] for position in kept}
 
 
 class ReadsFeatures(Protocol[Step_co]):
@@ -129,11 +118,9 @@ class ReadsFeatures(Protocol[Step_co]):
 
 class TextEntries(Generic[Step]):
     """What a head has read of a text: the target's features, and of each an entry of keys and
-    values, which `step` makes when they are needed. Slot 0 is the entry of feature `first`; after
-    those of the text there is room for more.
-
-    window: entries that a row sees. tokens_after: that an entry reads beside the features of the
-    token before them.
+    values, which `step` makes when it is needed. Slot 0 is the entry of feature `first`; there is
+    room for more after those of the text. window: entries that a row sees. tokens_after: that an
+    entry reads beside the features of the token before them.
     """
 
     def __init__(
@@ -160,7 +147,7 @@ class TextEntries(Generic[Step]):
 
     @property
     def is_ready(self) -> bool:
-        """Says whether the feature of the token before the pending one is known; it is not after a
+        """Says whether the feature of the token before the pending one is known: not after a
         snapshot, until the target's next pass."""
         return self.store.has(len(self.text) - 2)
 
@@ -173,7 +160,7 @@ class TextEntries(Generic[Step]):
                 remedy="Use another --runtime, or another drafter.",
             )
         session.collect_features(self._layers, self._take)
-        self._collecting, _readers[session] = session, self
+        self._collecting, readers[session] = session, self
         self.clear()
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -198,7 +185,7 @@ class TextEntries(Generic[Step]):
 
     def close(self) -> None:
         session, self._collecting = self._collecting, None
-        if session is not None and _readers.get(session) is self:
+        if session is not None and readers.get(session) is self:
             session.collect_features((), lambda position, found: None)
 
     def _take(self, position: int, found: np.ndarray) -> None:
@@ -211,9 +198,8 @@ class TextEntries(Generic[Step]):
             self.first = self.end = 0
 
     def missing(self, extra: int = 0) -> Iterator[tuple[int, int]]:
-        """Yields which entries of the text to make, from and to before, as many as a pass takes, at
-        most the text's last ones, as many as a row sees. extra: slots that the last pass needs
-        after them."""
+        """Yields which entries of the text to make, from and to before, as many as a pass takes, of
+        those that a row sees. extra: slots that the last pass needs after them."""
         store, end = self.store, len(self.text) - 1
         if self.end < max(store.first, end - 2 * self.window):  # nobody knows what is between
             self.first = self.end = max(store.first, end - self.window)

@@ -33,8 +33,8 @@ class MedusaNetwork(HeadNetwork):
 
 
 class MedusaFormulas:
-    """W (z + SiLU(A z + b)) for each head's own A and b, and its own W or one that all share: what
-    drafts where there is no backend, and what its steps are compared with."""
+    """W (z + SiLU(A z + b)) for each head's A and b, and its own W or one that all share: drafts
+    where there is no backend, whose steps are compared with it."""
 
     def __init__(self, head: MedusaHead, products: FloatProducts) -> None:
         self._num_blocks = [len(blocks) for blocks in head.blocks]
@@ -73,8 +73,8 @@ class MedusaDrafter(HeadDrafter):
     traits = TRAITS["medusa"]
     _target: LastState
 
-    def __init__(self, network: MedusaNetwork, name: str = "medusa") -> None:
-        super().__init__(network, name, LastState(), network.num_heads, network.shares_output)
+    def __init__(self, network: MedusaNetwork) -> None:
+        super().__init__(network, LastState(), network.num_heads, network.shares_output)
         self._network = network
 
     def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:

@@ -1,16 +1,12 @@
 """Drafts from other texts, files of the user's or earlier answers: what follows the longest end of
-the text that occurs in one.
+the text that occurs in one (SuffixDecoding, Oliaro et al. 2024; SAM decoding, Hu et al. 2024).
 
-Answers, which the model may write again, are kept in one file a model. Opt-in, for privacy: it
-holds the tokens of answers, each after the last tokens of its prompt; the rest of a prompt is never
-kept.
+Answers are kept in one file a model, which is asked for: it holds their tokens, each answer after
+the last tokens of its prompt; the rest of a prompt is never kept.
 
-SuffixDecoding (Oliaro et al. 2024) drafts by how often each token followed a match, and SAM
-decoding (Hu et al. 2024) looks the text up in a corpus beside the text itself. Here the corpus is
-a suffix array (corpus_index.py). The share of a match's occurrences that a token follows is no
-calibrated chance: one occurrence of two tokens is always unanimous and mostly
-wrong. So confidence is learnt for kinds of draft tokens that differ in the length of the match, its
-occurrences and that share.
+The share of a match's occurrences that a token follows is no calibrated chance: one occurrence of
+two tokens is always unanimous and mostly wrong. So confidence is learnt for kinds of draft tokens
+that differ in the length of the match, its occurrences and that share.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import json
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -52,11 +48,9 @@ _log = logging.getLogger(__name__)
 class KeptAnswers:
     """The answers of a model, in a file that several processes may share. Any thread may call.
 
-    A line of the file is an answer, after a first line that names the vocabulary. Each answer is
-    appended when it has ended; lines that a kill or a disk has damaged are passed over.
-
-    path: its directory is made where it is missing. keeps: whether anything is saved.
-    num_forgotten: how many times the file was found to be removed.
+    Each line of the file is an answer, appended when it has ended, after a first line that names
+    the vocabulary; damaged lines are passed over. keeps: whether anything is saved. num_forgotten:
+    how many times the file was found to be removed.
     """
 
     def __init__(self, path: Path, vocabulary: Vocabulary, keeps: bool = True) -> None:
@@ -79,8 +73,8 @@ class KeptAnswers:
                 self.num_forgotten += 1
 
     def add(self, answer: Sequence[int], begun_after: int) -> None:
-        """Keeps an answer that is not known yet. begun_after: `num_forgotten` when it began: one of
-        before is forgotten, too. What cannot be saved drafts until this process ends."""
+        """Keeps an answer that is new, and was begun after the last time that all were forgotten.
+        What cannot be saved drafts until this process ends."""
         self.look_for_file()
         with self._lock:
             new = list(answer)[-MAX_NEW_TOKENS:]
@@ -100,7 +94,7 @@ class KeptAnswers:
         """Begins with what the file holds, without its oldest answers where these are too many."""
         self._old, self._new = [], []
         try:
-            found = list(self._answers())
+            found = self._answers()
             self._old = _newest(found, MAX_TOKENS)
             if len(self._old) < len(found):
                 with locked(self._path, LOCK_TIMEOUT_S), atomic_file(self._path, _PRIVATE) as work:
@@ -117,16 +111,22 @@ class KeptAnswers:
         self._is_saved = bool(self._old)
         self._index()
 
-    def _answers(self) -> Iterator[list[int]]:
-        """Yields those of the file. Raises DamagedError, OSError."""
-        first_line, *lines = _lines(self._path)
+    def _answers(self) -> list[list[int]]:
+        """Returns those of the file, but for damaged lines. Raises DamagedError, OSError."""
+        with self._path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+        if len(raw) > _MAX_BYTES:
+            raise DamagedError(f"it has more than {_MAX_BYTES:,} bytes")
+        first_line, *lines = raw.decode(errors="replace").split("\n")
         if first_line != self._first_line:
-            raise DamagedError("it is of another tokenizer")
+            raise DamagedError("it holds no answers in the tokens of this model")
+        found = []
         for line in lines:
             with suppress(ValidationError):
                 answer = _ANSWER.validate_json(line)
                 if answer and 0 <= min(answer) <= max(answer) < self._vocabulary.size:
-                    yield answer
+                    found.append(answer)
+        return found
 
     def _append(self, answer: Sequence[int]) -> bool:
         """Returns whether the answer was saved. Why not is logged once."""
@@ -156,18 +156,6 @@ class KeptAnswers:
         self.indexes = [index_of(each, self._vocabulary.size) for each in kept if each]
 
 
-def _lines(path: Path) -> list[str]:
-    """Returns the lines of a file of answers. Raises DamagedError for another one, OSError."""
-    with path.open("rb") as file:
-        raw = file.read(_MAX_BYTES + 1)
-    if len(raw) > _MAX_BYTES:
-        raise DamagedError(f"it has more than {_MAX_BYTES:,} bytes")
-    lines = raw.decode(errors="replace").split("\n")
-    if not lines[0].startswith('{"answers": 2, '):
-        raise DamagedError("it holds no answers of this version")
-    return lines
-
-
 def _newest(answers: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
     """The last ones of `max_tokens` in all, separators included."""
     found: list[list[int]] = []
@@ -186,8 +174,8 @@ def kept_files() -> list[Path]:
 
 
 def forget(path: Path) -> int:
-    """Removes a file, also while models are open that draft from it, which then draft no more of
-    it; returns how many bytes that were. Raises OSError, TimeoutError."""
+    """Removes a file, from which open models then draft no more; returns how many bytes that were.
+    Raises OSError, TimeoutError."""
     with locked(path, LOCK_TIMEOUT_S):
         num_bytes = path.stat().st_size
         path.unlink()

@@ -1,10 +1,9 @@
 """Look-ups in the suffix array of a corpus (Manber & Myers 1990).
 
-All suffixes of the corpus in sorted order: those that begin with one token sequence are
-neighbours, so a sequence's occurrences are an interval, found by bisection, and each token that
-follows them has an interval inside it. SAM decoding (Hu et al. 2024) and SuffixDecoding (Oliaro
-et al. 2024) keep automata and trees for this; an array takes eight bytes a token, with the token.
-After each document comes a separator, which no text holds, so that matches never span documents.
+Suffixes that begin with one token sequence are neighbours in sorted order, so its occurrences are
+an interval, found by bisection, and each token that follows them has an interval inside it. An
+array takes eight bytes a token, with the token. After each document comes a separator, which no
+text holds, so that matches never span documents.
 """
 
 from __future__ import annotations
@@ -82,11 +81,8 @@ class CorpusIndex:
         return CorpusMatch(longest, low, high)
 
     def following(self, match: CorpusMatch) -> list[tuple[int, CorpusMatch]]:
-        """The tokens that occur after `match`, each with the match that is longer by it.
-
-        No more than MAX_FOLLOWING, the most frequent; of a match with over _SAMPLE occurrences,
-        those of an evenly spread sample. The longer matches have all their occurrences even so.
-        """
+        """The MAX_FOLLOWING tokens that occur most often after `match`, each with the match that is
+        longer by it; of more than _SAMPLE occurrences, those of an evenly spread sample."""
         low, count = match.low, match.num_occurrences
         sampled = min(count, _SAMPLE)
         places = [low + i * count // sampled for i in range(sampled + 1)]
@@ -114,11 +110,8 @@ class CorpusIndex:
         return None
 
     def _reader(self, skipped: int, count: int) -> Callable[[int], bytes]:
-        """Reads `count` tokens of a suffix after the `skipped` first ones.
-
-        Where that ends beyond the corpus it reads whatever lies there: no look-up depends on
-        what comes after a separator, and the last token is one.
-        """
+        """Reads `count` tokens of a suffix after the `skipped` first ones. No look-up depends on
+        what is beyond a separator, which the last token is."""
         data, offset = self._tokens, TOKEN_BYTES * skipped
         width = TOKEN_BYTES * count
 
@@ -142,10 +135,8 @@ def _runs(values: list[bytes]) -> list[tuple[bytes, int, int]]:
 
 
 def index_of(documents: Iterable[Tokens], vocab_size: int) -> CorpusIndex:
-    """Build the index of these token sequences.
-
-    Raises ValueError where there is no token, or one that the vocabulary does not have.
-    """
+    """Build the index of these token sequences. Raises ValueError where there is no token, or one
+    that the vocabulary does not have."""
     tokens = _joined(documents, vocab_size)
     return CorpusIndex(tokens.astype(">u4").tobytes(), sorted_suffixes(tokens), vocab_size)
 
@@ -154,10 +145,9 @@ def sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
     """Returns the suffix array of `tokens` [num_tokens] uint32: [num_tokens] int32, the places
     where suffixes begin, in the order of the suffixes.
 
-    Prefix doubling (Manber & Myers 1990): once suffixes are sorted by their first `width` tokens,
-    the order of the suffixes that begin `width` further on sorts them by twice as many. Only
-    those that still equal a neighbour are sorted again (Larsson & Sadakane 2007), each time with
-    one sort of integers, so repetitive text costs a pass for each doubling and no more.
+    Prefix doubling (Manber & Myers 1990): suffixes that are sorted by their first `width` tokens
+    are sorted by twice as many by the order of those that begin `width` further on. Only those that
+    still equal a neighbour are sorted again (Larsson & Sadakane 2007).
     """
     num_tokens = len(tokens)
     suffixes = np.arange(num_tokens, dtype=np.int32)
@@ -206,13 +196,9 @@ _log = logging.getLogger(__name__)
 
 
 def open_corpus(path: Path, tokenizer: TextCodec, progress: Progress) -> CorpusIndex:
-    """A UTF-8 text, or a directory: every text below it, each a document.
-
-    Hidden files and symbolic links in a directory are left out, other files that are not UTF-8
-    text with a warning.
-
-    Raises UsageError for what cannot be a corpus, ModelFileError for what cannot be read.
-    """
+    """A UTF-8 text, or a directory: every text below it, each a document, but for hidden files and
+    symbolic links. Files that are no UTF-8 text are left out with a warning. Raises UsageError for
+    what cannot be a corpus, ModelFileError for what cannot be read."""
     path = expanded(path)
     try:
         if not (path.is_file() or path.is_dir()):
@@ -298,10 +284,8 @@ def text_tokens(text: str, tokenizer: TextCodec, around: Sequence[int]) -> list[
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Pieces of whole lines, where lines are not too long.
-
-    Tokenizers want much memory for a long text; a few tokens at the cuts are other ones for it.
-    """
+    """Pieces of whole lines, where lines are not too long: tokenizers want much memory for a long
+    text."""
     begin = 0
     while begin < len(text):
         end = begin + _PIECE_CHARACTERS

@@ -1,14 +1,13 @@
 """Suffix lookup: what followed the longest earlier occurrence of the text's end.
 
-The index is a suffix automaton (Blumer et al. 1985) over prompt and output, grown token by token
-in amortised constant time, as in SAM decoding (Hu et al. 2024). Confidence comes from the length
-of the match and from how often it was continued this way before, as in SuffixDecoding (Oliaro et
-al. 2024), and is learnt from the outcomes.
+The index is a suffix automaton (Blumer et al. 1985) over prompt and output, grown in amortised
+constant time a token, as in SAM decoding (Hu et al. 2024). Confidence comes from the length of the
+match and from how often it was continued this way (SuffixDecoding, Oliaro et al. 2024), and is
+learnt from the outcomes.
 
-Where whoever asks expects a text as the answer, such as a file before a small change or a form with
-its usual values, the answer is followed through the prediction. While both agree, what comes next
-there is drafted; where they part, the answer's last tokens are looked up, first a little further
-on, since most changes leave what follows them as it was.
+A text that is predicted as the answer, such as a file before a small change, is followed beside it:
+what comes next there is drafted. Where both part, the answer's last tokens are looked up, first a
+little further on, since most changes leave what follows them as it was.
 """
 
 from __future__ import annotations
@@ -69,9 +68,8 @@ class SuffixIndex:
         self.is_whole = True
 
     def continuations(self, match: SuffixMatch) -> list[Continuation]:
-        """Returns what followed the occurrences of a match, the likeliest first: most often, then
-        most lately. Where the match ends only at the text's end, the text is taken to repeat
-        itself."""
+        """Returns what followed the occurrences of a match, most often and most lately first. Where
+        the match ends only at the text's end, the text is taken to repeat itself."""
         length, state = match
         if length and not self._next[state]:
             state = self._link[state]
@@ -298,8 +296,7 @@ class PredictedText:
             self._parted = place.next
 
     def _searched(self, token: int) -> _Place | None:
-        """The place after an occurrence of the answer's end: of the longest, and of several of a
-        length the nearest one further on."""
+        """The place after the longest occurrence of the answer's end, the nearest further on."""
         places = self._places.get(token, [])
         middle = bisect_left(places, self._parted)
         before = places[max(0, middle - _TRIED) : middle]

@@ -16,8 +16,9 @@ from edge_spec.models.options import LoadOptions
 
 RUNTIMES = """
 import os
+from edge_spec.core.model import Runtime
 
-class Silent:
+class Silent(Runtime):
     name, reads = "silent", "gguf"
 
 class Crashing(Silent):

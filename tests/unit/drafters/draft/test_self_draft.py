@@ -82,22 +82,10 @@ def text(length: int = 150) -> list[int]:
     return np.random.default_rng(3).integers(0, VOCAB, length).tolist()
 
 
-class Fixed:
-    """A search that always finds the same."""
-
-    def __init__(self, part: ChosenPart) -> None:
-        self.part = part
-        self.calls: list[str] = []
-
-    def first(self, model: Any, text: Sequence[int]) -> ChosenPart:
-        self.calls.append(f"first {len(text)}")
-        return self.part
-
-
-def attached(search: Any, part: ChosenPart | None = None, **options: Any) -> Any:
+def attached(part: ChosenPart) -> Any:
     model = Layered()
     session = model.open_session()
-    drafter = SelfDrafter("layer-skip", search, part, **options)
+    drafter = SelfDrafter("layer-skip", part)
     drafter.attach(model, session)
     return drafter, model, session
 
@@ -107,12 +95,11 @@ def test_a_runtime_without_parts_says_so() -> None:
     with pytest.raises(UnsupportedModelError, match="cannot run a model in part"):
         Judge(model, [text()], COSTS)
     with pytest.raises(UnsupportedModelError, match="needs a runtime"):
-        SelfDrafter("early-exit", Fixed(PAYS)).attach(model, model.open_session())
+        SelfDrafter("early-exit", PAYS).attach(model, model.open_session())
 
 
-@pytest.mark.parametrize("part", [PAYS, None])
-def test_the_text_is_the_targets_own(part: ChosenPart | None, decode: Any, greedy: Any) -> None:
-    drafter, model, session = attached(Fixed(PAYS), part)
+def test_the_text_is_the_targets_own(decode: Any, greedy: Any) -> None:
+    drafter, model, session = attached(PAYS)
     prompt = text(60)
     model.open_session = lambda: session
     run = decode(model, prompt, [drafter], max_tokens=60)
@@ -124,11 +111,22 @@ def test_the_text_is_the_targets_own(part: ChosenPart | None, decode: Any, greed
 def test_a_part_that_gains_nothing_draft_tokens_nothing_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    drafter, _, _ = attached(Fixed(GAINS_NOTHING))
     with caplog.at_level(logging.WARNING):
-        drafter.begin(text())
+        drafter, _, _ = attached(GAINS_NOTHING)
+    drafter.begin(text())
     assert "agrees on 10% of tokens" in caplog.text and "gains nothing" in caplog.text
     assert len(drafter.propose(text()[-1], Budget(4, 5))) == 1
+
+
+def test_a_part_that_failed_is_opened_again() -> None:
+    drafter, _, session = attached(PAYS)
+    session.prefill(text()[:-1])
+    opened = drafter._view
+    for fault in (None, "OSError: the device was removed"):
+        drafter.fault = fault
+        drafter.begin(text())
+        assert len(drafter.propose(text()[-1], Budget(4, 5, branches=False))) > 1
+        assert (drafter._view is opened) == (fault is None)
 
 
 @pytest.fixture

