@@ -26,23 +26,6 @@ from edge_spec.text.parts.thought_constraint import ThoughtConstraint
 
 GREEDY = SamplingParams()
 MAX_ALTERNATIVES = 20
-# Names in other libraries.
-OTHER_ANSWER_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "num_predict": "max_tokens",
-    "n_predict": "max_tokens",
-    "stop_sequences": "stop",
-    "stop_strings": "stop",
-    "top_logprobs": "logprobs",
-    "response_format": "grammar",
-    "json_schema": "grammar",
-    "temp": "temperature",
-    "repeat_penalty": "repetition_penalty",
-    "chat_template_kwargs": "template_kwargs",
-    **dict.fromkeys(("closes_thought", "enable_thinking", "reasoning_effort"), "reasoning"),
-    **dict.fromkeys(("thinking", "thinking_budget", "reasoning_budget"), "reasoning"),
-}
 _HELP = {
     "max_tokens": "Without it, an answer goes on until its end, or until the context is full.",
     "stop": "The text ends before the first of these.",
@@ -187,7 +170,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
             continue
         loading = [each.name for each in fields(AskedOptions)]
         names = [*ANSWER_NAMES, *ChatOptions.__annotations__, *loading]
-        found = meant(name, names, OTHER_ANSWER_NAMES)
+        found = meant(name, names, {})
         if found is None:
             remedy = f"There are {', '.join(taken)}."
         elif found in loading:

@@ -21,7 +21,7 @@ from typing import ParamSpec
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
+from edge_spec.engine.request import ANSWER_NAMES, how_to_give
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, UsageError
 from edge_spec.loader.open import (
     StartLearning,
@@ -204,7 +204,7 @@ def _unknown(name: str) -> UsageError:
     options = declared_options(AskedOptions)
     flags = {each.flag.removeprefix("--"): known for known, each in options.items()}
     names = [*options, "model", "progress", *ANSWER_NAMES]
-    found = meant(name, names, flags | OTHER_ANSWER_NAMES)
+    found = meant(name, names, flags)
     remedy = "help(edge_spec.load) lists its options."
     if found is not None and found in options:
         remedy = f"Did you mean {found}, which is {options[found].flag} on the command line?"

@@ -164,6 +164,16 @@ def _failing() -> dict[str, np.ndarray]:
     raise RuntimeError("disk on fire")
 
 
+def test_nobody_waits_for_what_it_holds(sharing: PromptCache, model: ScriptedModel) -> None:
+    answer(sharing, model.open_session(), prompt(1))
+    first, second = (conversation(sharing, model.open_session()) for _ in range(2))
+    with first.reading(prompt(3, 900)), second.reading(prompt(2)):
+        first.recall()
+        asked = iter([False])  # whether it was cancelled, before it looks for somebody
+        second.recall(lambda: next(asked))
+        assert second.num_whole == WHOLE
+
+
 def test_who_waits_can_be_cancelled(sharing: PromptCache, model: ScriptedModel) -> None:
     reader = conversation(sharing, model.open_session())
     with reader.reading(prompt(1)):

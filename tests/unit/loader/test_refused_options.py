@@ -75,7 +75,6 @@ def test_model_and_progress_are_looked_at_too() -> None:
     ("name", "told"),
     [
         ("temperature", "sampling=SamplingParams(temperature=...)."),
-        ("temp", "sampling=SamplingParams(temperature=...)."),
         ("top_p", "sampling=SamplingParams(top_p=...)."),
         ("seed", "sampling=SamplingParams(seed=...)."),
         ("max_tokens", "max_tokens=..., as chat and generate take it."),
@@ -109,7 +108,6 @@ def test_an_answers_option_of_another_type_is_refused(name: str, value: Any) -> 
         ("maxTokens", "Give each answer max_tokens=..., as chat and generate take it."),
         ("temperature", "Give each answer sampling=SamplingParams(temperature=...)."),
         ("temprature", "Give each answer sampling=SamplingParams(temperature=...)."),
-        ("response_format", "Give each answer grammar=..., as chat and generate take it."),
         ("threads", "edge_spec.load takes threads."),
         (
             "zzz",
