@@ -73,15 +73,6 @@ class ScreeningExporter(Protocol):
         """Raises UnsupportedModelError. checkpoint: what `export` takes, with unread weights."""
 
 
-@runtime_checkable
-class Requantizes(Protocol):
-    """An exporter that writes a file of its format again with other types of weights."""
-
-    def requantize(self, source: Path, out: Path, quantization: str, progress: Progress) -> None:
-        """Gives every matrix this type, embeddings and outputs, too; nothing is compared. Raises
-        ExportError, MissingDependencyError."""
-
-
 # The name of a matrix in Hugging Face's layout, and [rows, in] float32 that it is multiplied with.
 Observe = Callable[[str, np.ndarray], None]
 

@@ -109,11 +109,10 @@ def begin_opening(prepared: PreparedEngine, opened: ExitStack) -> Callable[[], M
 def _opens_beside(prepared: PreparedEngine) -> bool:
     """Say whether there is no reason to wait with it."""
     runtime = prepared.target.runtime
-    if not runtime.opens_beside:
+    if not runtime.opens_beside or _is_left(_mark(prepared)):
         return False
     free, size = free_bytes(), prepared.target.source.path.stat().st_size
-    has_room = size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
-    return has_room and not _is_left(_mark(prepared))
+    return size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
 
 
 def open_target(prepared: PreparedEngine) -> Model:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.export import Requantizes
 from edge_spec.core.model import Progress, ScoredTokens
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.drafters import factory
@@ -237,11 +236,18 @@ def _in_four_bits(
     kept = cache_directory() / "drafts" / f"{source.name}-{source.identity}-Q4_0.gguf"
     if not (makes or kept.is_file()):
         return draft
-    exporter = runtimes.load_exporter("gguf")
-    if not isinstance(exporter, Requantizes):
-        return draft
+    exporter: Any = runtimes.load_exporter("gguf")
+
+    def make() -> None:
+        with atomic_file(kept) as unfinished:
+            exporter.requantize(info.path, unfinished, "Q4_0", progress)
+        remove_oldest(kept.parent.glob("*.gguf"), _MOST_BYTES, kept)
+
+    waiting = partial(progress, "Waiting for another process that makes a copy", 0.0)
     try:
-        _make(kept, info.path, exporter, progress)
+        make_once(kept, lambda: kept if kept.is_file() else None, make, waiting)
+        with suppress(OSError):
+            kept.touch()  # the last one to go
         copied = runtimes.open_model_info(kept)
     except (EdgeSpecError, OSError) as error:
         _log.warning("the draft %s stays as it is: %s", draft.name, error)
@@ -266,17 +272,3 @@ def _is_large(info: ModelInfo) -> bool:
         small = _LEAST_SAVED * _FOUR_BITS * info.config.num_parameters
         return info.path.stat().st_size > max(_LEAST_BYTES, small)
     return False
-
-
-def _make(copy: Path, path: Path, exporter: Requantizes, progress: Progress) -> None:
-    """Makes the copy of a file where there is none. Raises an EdgeSpecError, OSError."""
-
-    def make() -> None:
-        with atomic_file(copy) as unfinished:
-            exporter.requantize(path, unfinished, "Q4_0", progress)
-        remove_oldest(copy.parent.glob("*.gguf"), _MOST_BYTES, copy)
-
-    waiting = partial(progress, "Waiting for another process that makes a copy", 0.0)
-    make_once(copy, lambda: copy if copy.is_file() else None, make, waiting)
-    with suppress(OSError):
-        copy.touch()  # the last one to go

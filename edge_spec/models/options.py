@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from edge_spec.core.endpoint import Endpoint
@@ -24,10 +24,9 @@ from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.storage.atomic import cache_directory, expanded
 
-_NUMBERED = re.compile(r"(.*?):?(\d*)")
-_PROVIDERS = ("openvino-", "coreml-")  # of onnxruntime, before the kind of their devices
 _NPUS = ("npu", "qnn", "ane")  # of which no machine has two
 _ALL_GPUS = "gpu"  # llama.cpp's name of all that are no processor, and the first one of others
+_NO_GPUS = {"cpu", "npu"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +84,7 @@ class LoadOptions(AskedOptions):
     def drafts_elsewhere(self) -> bool:
         """Says whether drafts run on a device that the target does not use, judging by names."""
         targets = set(self.providers) or {"gpu" if self.num_gpu_layers or self.rpc else "cpu"}
-        return bool(self.drafts) and not share_chip(targets, self.draft_providers or ("cpu",))
+        return bool(self.drafts) and not _share_chip(targets, self.draft_providers or ("cpu",))
 
     @property
     def overlap(self) -> DraftOverlap:
@@ -248,24 +247,19 @@ def _draft_problems(options: LoadOptions) -> Iterator[_Problem]:
             raise missing_head(name)
 
 
-def share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
-    """Says whether models on these devices, by names of any runtime, take turns on a chip. A GPU
-    has another number with each interface, so two interfaces count as two chips."""
-    others = [_chip(name) for name in other]
-    return any(_may_be_one(_chip(name), each) for name in one for each in others)
-
-
-def _may_be_one(one: tuple[str, int], other: tuple[str, int]) -> bool:
-    kinds = {one[0], other[0]}
-    return not kinds & {"cpu", "npu"} if _ALL_GPUS in kinds else one == other
+def _share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
+    """Say whether models on these devices, by names of any runtime, take turns on a chip. A GPU has
+    another number with each interface, so two interfaces count as two chips."""
+    pairs = product(map(_chip, one), map(_chip, other))
+    return any(
+        a == b or (_ALL_GPUS in (a[0], b[0]) and not {a[0], b[0]} & _NO_GPUS) for a, b in pairs
+    )
 
 
 def _chip(name: str) -> tuple[str, int]:
-    """Returns "cpu", "npu", "gpu", or the interface that a GPU is reached by, such as "cuda", and
+    """Return "cpu", "npu", "gpu", or the interface that a GPU is reached by, such as "cuda", and
     its number."""
-    base = name.lower()
-    for prefix in _PROVIDERS:
-        base = base.removeprefix(prefix)
-    found = _NUMBERED.fullmatch(base)
-    kind, number = found.groups() if found else (base, "")
-    return ("npu", 0) if kind in _NPUS else (kind, int(number or 0))
+    name = name.lower()
+    base = name.rstrip("0123456789")
+    kind = base.removesuffix(":")
+    return ("npu", 0) if kind in _NPUS else (kind, int(name[len(base) :] or 0))

@@ -135,6 +135,8 @@ class GgufExporter:
         return ExportReport(out, out.stat().st_size, parity)
 
     def requantize(self, source: Path, out: Path, quantization: str, progress: Progress) -> None:
+        """Give every matrix this type, embeddings and outputs, too; nothing is compared. Raises
+        ExportError, MissingDependencyError."""
         require_library(quantization)
         file_type, kind = _types(quantization)
         quantize(source, out, file_type, progress, outputs=kind)

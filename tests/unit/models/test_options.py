@@ -1,0 +1,23 @@
+"""Whether a draft has a chip of its own, by the names of devices alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_spec.models.options import LoadOptions
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "elsewhere"),
+    [
+        *(("cpu", "CPU", False), ("cpu", "cuda0", True), ("gpu", "cpu", True)),
+        *(("cuda", "cuda:0", False), ("cuda0", "cuda1", True), ("cuda0", "vulkan0", True)),
+        *(("gpu", "cuda1", False), ("gpu", "gpu", False), ("gpu", "npu", True)),
+        *(("qnn", "ane", False), ("cuda0,cuda1", "cuda1", False), (None, None, False)),
+    ],
+)
+def test_a_draft_is_elsewhere_where_no_chip_is_shared(
+    target: str | None, draft: str | None, elsewhere: bool
+) -> None:
+    options = LoadOptions(draft="small.gguf", device=target, draft_device=draft)
+    assert options.drafts_elsewhere is elsewhere
