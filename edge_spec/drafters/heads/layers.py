@@ -85,7 +85,7 @@ class EagleNetwork(LayersNetwork):
     def __init__(self, head: EagleHead, tables: TargetTables, backend: HeadBackend) -> None:
         super().__init__(head, tables)
         self.window, self.masks = head.window, head.masks
-        self.bound_to = backend.eagle_step(head, matrices_of(head, tables)).bound_to
+        self.bound_to = backend(head, matrices_of(head, tables)).bound_to
         self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
