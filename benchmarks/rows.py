@@ -26,9 +26,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import real_models
 from common import medians, open_engine, report
 
+from edge_spec.core.export import ExportOptions
 from edge_spec.core.tree import TokenTree
+from edge_spec.models.model_plan import ModelPlan
+from edge_spec.models.source import Source
 
 SETTLE_S = 0.2  # the threads of the process before spin on for a while
 WARM_UP_PASSES = 3
@@ -40,17 +44,17 @@ DEFAULT_CASES = {
 }
 
 
+def _pass_over(what: str, fraction: float) -> None: ...
+
+
 def work(model: str, case: str) -> None:
     """Answers each line {"context"} on stdin with the seconds of a pass of each width, and each
     line {"prompt"} with those of a prompt of this length."""
     runtime, quantization, block_size = [*case.partition("@")[0].split(":"), "", ""][:3]
-    with open_engine(
-        model,
-        runtime=runtime,
-        quantization=quantization or None,
-        block_size=int(block_size) if block_size else None,
-        lossless="ties",
-    ) as engine:
+    export = ExportOptions(quantization or None, int(block_size) if block_size else None)
+    source = Source(real_models.named(model), _pass_over)
+    prepared = ModelPlan(source, runtime, export=export).prepare(_pass_over)
+    with open_engine(str(prepared.source.path), runtime=runtime, lossless="ties") as engine:
         model_ = engine.parts.model
         tokens = np.random.default_rng(0).integers(0, model_.config.vocab_size, 1 << 16).tolist()
         session = model_.open_session()

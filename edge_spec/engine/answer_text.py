@@ -14,8 +14,6 @@ from edge_spec.text.parts.part import (
     CallHead,
     Part,
     PartKind,
-    PartReader,
-    PlainReader,
     StopCutter,
 )
 from edge_spec.text.token_pieces import TokenPiece, TokenPieces
@@ -64,7 +62,7 @@ class AnswerText:
         if prompt and self._tokens.of(prompt[-1]).raw is not None:
             for token in codec.encode("a")[-1:]:
                 self._pieces.push(token)
-        self._reader: PartReader = PlainReader() if form is None else form.reader()
+        self._reader = (form or AnswerForm()).reader()
         self._kind = PartKind.REASONING if form is not None and form.is_opened else PartKind.TEXT
         self._cutter = StopCutter(stops)
         self._has_stops = any(stops)

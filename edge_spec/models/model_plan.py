@@ -292,10 +292,7 @@ class ModelPlan:
 
 
 def ways_to_run(
-    source: Source,
-    runtime: str = "auto",
-    how: RuntimeOptions = _NOTHING,
-    export: ExportOptions = ExportOptions(),  # noqa: B008
+    source: Source, runtime: str = "auto", how: RuntimeOptions = _NOTHING
 ) -> list[ModelPlan]:
     """List the installed runtimes, the usual one first, for "auto" and a model that no format binds
     to one; else the one that was asked for. None of them is loaded yet."""
@@ -304,7 +301,7 @@ def ways_to_run(
     names = [runtime] if is_only else installed
     if names == ["auto"]:
         names = [runtimes.auto_runtime(source.formats)]
-    return [ModelPlan(source, name, how, export, is_only) for name in names]
+    return [ModelPlan(source, name, how, is_only=is_only) for name in names]
 
 
 def choose(
@@ -330,15 +327,11 @@ def choose(
 
 
 def prepare_model(
-    source: Source,
-    runtime: str,
-    progress: Progress,
-    how: RuntimeOptions = _NOTHING,
-    export: ExportOptions = ExportOptions(),  # noqa: B008
+    source: Source, runtime: str, progress: Progress, how: RuntimeOptions = _NOTHING
 ) -> PreparedModel:
     """Choose a runtime, in the usual order, and prepare the model for it. Raises an EdgeSpecError
     where no runtime can have the model."""
-    chosen, _ = choose(ways_to_run(source, runtime, how, export))
+    chosen, _ = choose(ways_to_run(source, runtime, how))
     return chosen.prepare(progress)
 
 

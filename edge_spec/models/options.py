@@ -37,8 +37,6 @@ class LoadOptions(AskedOptions):
     Raises UsageError for values that are out of range or contradict each other.
     """
 
-    quantization: str | None = None  # of a model that no runtime reads as it is
-    block_size: int | None = None
     keeps_answers: bool = True  # for later runs, where answers is a drafter
     head: Path | None = None  # the directory of a trained one, which `draft` named
 

@@ -102,15 +102,6 @@ def library_version(runtime: str) -> str:
     return ""
 
 
-def runs_on_processor(runtime: str) -> bool:
-    """Says whether it is known that the library which a runtime calls has no other device."""
-    if runtime != "ort":
-        return False
-    with suppress(PackageNotFoundError):
-        return not version("onnxruntime-gpu")
-    return True
-
-
 def library_build(runtime: str) -> str:
     """Returns what changes with the files of the library that a runtime calls: another build of one
     version may have other kernels. "" where it is not known."""

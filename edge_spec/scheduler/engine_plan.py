@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters import factory
 from edge_spec.errors import EdgeSpecError, MissingDependencyError, UnsupportedModelError, readable
@@ -165,8 +164,7 @@ def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
     """
     if options.runtime != "auto":
         runtimes.load_runtime(options.runtime)  # nothing is fetched for one that is missing
-    export = ExportOptions(options.quantization, options.block_size)
-    ways = ways_to_run(source, options.runtime, options.runtime_options, export)
+    ways = ways_to_run(source, options.runtime, options.runtime_options)
     ranked, drafts = rank_ways(ways, is_open(options)), _draft_plans(source, options)
     for draft in drafts:
         options = _with_place(options, draft, of="draft_")
@@ -212,10 +210,8 @@ def is_open(options: LoadOptions) -> bool:
     how = replace(options.runtime_options, context_length=None, takes_turns=False)
     draft = options.draft_runtime, options.draft_providers, options.draft_threads
     asked = (options.runtime, how, options.gpu_layers, draft)
-    export = (options.quantization, options.block_size)
     return (
         asked == ("auto", RuntimeOptions(), None, ("auto", (), None))
-        and export == (None, None)
         and not (options.exact or options.draft_overlap != LoadOptions().draft_overlap)
         and len(options.drafts) <= 1
         and options.head is None
@@ -239,11 +235,10 @@ def _with_place(options: LoadOptions, way: ModelPlan, of: str = "") -> LoadOptio
 def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
     """Choose a runtime for each draft. Raises as `choose` does."""
     how = options.draft_runtime_options
-    export = ExportOptions(options.quantization, options.block_size)
     found = []
     for name in options.drafts:
         draft = Source(name, source.progress)
-        ways = ways_to_run(draft, options.draft_runtime, how, export)
+        ways = ways_to_run(draft, options.draft_runtime, how)
         is_free = (options.draft_runtime, options.draft_device, options.draft_threads)
         ranked = rank_ways(ways, is_free == ("auto", None, None) and is_open(options))
         found.append(choose(ranked)[0])
@@ -268,7 +263,7 @@ def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> list[ModelPla
         usual.sort(key=lambda way: not _is_there(way))
     every = [*usual, *(_measured_places(usual, profiles) if may_move else ())]
     known: dict[int, float] = {}  # seconds of a token
-    for i, way in enumerate(every if ways[0].export == ExportOptions() else ()):
+    for i, way in enumerate(every):
         own = [_token_s(profile.costs()) for key, profile in profiles if _is_of(key, way)]
         if own:
             known[i] = min(own)

@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_spec.core.export import ExportOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.loader import load_engine
+from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
 from edge_spec.scheduler.lossless import Promise
 from edge_spec.storage.atomic import cache_directory
+from fixtures.silence import quiet
 
 pytestmark = pytest.mark.model
 
@@ -22,6 +26,12 @@ PROMPTS = [
 ]
 SOME = PROMPTS[4:26:7]
 FREE = ["suffix", "recycling", "lookahead", "jacobi", "answers", "corpus"]
+
+
+@pytest.fixture
+def demo_in_float32(demo_gguf):
+    plan = ModelPlan(Source("smollm2", quiet), "ort", export=ExportOptions("fp32"))
+    return str(plan.prepare(quiet).source.path)
 
 
 @pytest.fixture
@@ -46,10 +56,10 @@ def answer_files():
 
 @pytest.mark.usefixtures("free_rows")
 @pytest.mark.slow  # on tiny models every drafter is asked by default, too
-def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monkeypatch):
+def test_fp32_text_is_equal_with_every_drafter(demo_in_float32, corpus, tmp_path, monkeypatch):
     # One thread waits for no other: another worker shares the cores.
-    options = LoadOptions(runtime="ort", quantization="fp32", corpora=(corpus,), threads=1)
-    with load_engine("smollm2", options, lambda what, fraction: None) as engine:
+    options = LoadOptions(runtime="ort", corpora=(corpus,), threads=1)
+    with load_engine(demo_in_float32, options, quiet) as engine:
         monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))  # its own answers
         texts = {}
         for names in ["none", *FREE, ",".join(FREE)]:
@@ -126,12 +136,12 @@ def test_what_was_written_before_is_drafted_in_the_next_run(edge_spec, answer_fi
     assert edge_spec(*command).stderr == ""
 
 
-def test_draft_tokens_never_change_the_logits_of_the_next_turn(demo_gguf):
+def test_draft_tokens_never_change_the_logits_of_the_next_turn(demo_in_float32):
     """Branches that were committed and cut leave the cache as plain steps do, in float32."""
     logits = []
     for names in ("none", "recycling,lookahead,suffix"):
-        options = LoadOptions(runtime="ort", quantization="fp32", drafter=names, threads=1)
-        with load_engine("smollm2", options, lambda what, fraction: None) as engine:
+        options = LoadOptions(runtime="ort", drafter=names, threads=1)
+        with load_engine(demo_in_float32, options, quiet) as engine:
             result = engine.chat(SOME[0], max_tokens=30)
             prompt = engine.chat_prompt(SOME[0]) + [token.id for token in result.tokens]
             again = engine.generate([*prompt, 198], max_tokens=1)

@@ -27,7 +27,9 @@ from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart
 from edge_spec.runtimes.ort import opening
 from edge_spec.runtimes.ort.caches import Place
@@ -36,6 +38,7 @@ from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.runtimes.ort.session import HostSession
 from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.storage.atomic import CACHE_VARIABLE
+from fixtures.silence import quiet
 
 CONTEXT = 1024
 HERE = Place("cpu", 0)
@@ -185,12 +188,14 @@ def test_an_engine_writes_the_same_with_drafts_and_without(
         "_open",
         lambda bundle, options, form=None: OrtModel(bundle, options, FLOAT32, HERE),
     )
-    options = LoadOptions(runtime="ort", quantization="fp32", drafter="none", threads=1)
+    options = LoadOptions(runtime="ort", drafter="none", threads=1)
+    plan = ModelPlan(Source(str(hf()), quiet), "ort", export=ExportOptions("fp32"))
+    model = str(plan.prepare(quiet).source.path)
     drafting = {"draft": (str(hf()),), "draft_threads": 1}
     prompt, texts = [5, 9, 5, 9, 7, 5, 9], {}
     for name in ("none", "suffix", "draft-model"):
         chosen = replace(options, drafter=name, **(drafting if name == "draft-model" else {}))
-        with load_engine(str(hf()), chosen, lambda what, fraction: None) as engine:
+        with load_engine(model, chosen, quiet) as engine:
             assert not isinstance(engine._session, HostSession)
             if name != "none":  # whether or not it pays on this machine
                 policy = FixedPolicy(branches=False, probes=False)

@@ -146,6 +146,14 @@ def test_the_manifest_binds_the_binary_to_its_processor(compiled: Callable[..., 
     assert "prefill_64_qnn.bin" in manifest["files"] and "tokenizer.json" in manifest["files"]
     found = {path.name for path in bundle.path.iterdir()}
     assert found == {*manifest["files"], "manifest.json"}  # no trace of what it was compiled from
+    load = partial(import_module("onnx").load, load_external_data=False)
+    graphs = [load(bundle.path / f"rows_{rows}.onnx").graph for rows in (4, 8)]
+    places = [
+        {each.name: [item.value for item in each.external_data] for each in graph.initializer}
+        for graph in graphs
+    ]
+    stored = {name for name in places[0].keys() & places[1].keys() if places[0][name]}
+    assert stored and all(places[0][name] == places[1][name] for name in stored)  # once
 
 
 @pytest.mark.parametrize(

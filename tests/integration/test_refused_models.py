@@ -21,7 +21,7 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters.checkpoint import first_layers
 from edge_spec.exporters.families import BY_MODEL_TYPE
-from edge_spec.exporters.gguf_model_info import open_model_info
+from edge_spec.exporters.gguf_model_info import GgufModelInfo, open_model_info
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from fixtures import families
@@ -336,6 +336,15 @@ def test_values_of_an_architecture_that_only_a_library_knows_are_bounded_too(
     path = replaced(f"internlm2.{key}", value, "internlm2")(tmp_path)
     with pytest.raises(ModelFileError, match=r"model\.gguf"):
         open_model_info(path)
+
+
+def test_where_layers_of_such_an_architecture_differ_the_largest_counts(tmp_path: Path) -> None:
+    """As memory is planned for."""
+    model = tiny.build(model_type="internlm2")
+    counts = {"internlm2__attention__head_count_kv": [1, 4]}
+    info = open_model_info(tiny.write_gguf(model, tmp_path / "model.gguf", **counts))
+    assert isinstance(info, GgufModelInfo)
+    assert info.config.num_kv_heads == 4
 
 
 def test_a_draft_of_its_first_layers_keeps_one_with_attention(tmp_path: Path) -> None:
