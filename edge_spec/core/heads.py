@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -201,46 +201,17 @@ class BlockRows:
 # All layers of a DFlash head in one call, for one cache: writes the entries of known tokens, and
 # scores rows of the block.
 BlockStep = Callable[[BlockRows], HeadScores]
-Step_co = TypeVar("Step_co", covariant=True)
-
-
-class Binds(Protocol[Step_co]):
-    """The layers of a head, for any number of caches."""
-
-    def bound_to(self, cache: np.ndarray) -> Step_co:
-        """cache: [layers, 2, kv_heads, slots, head_dim] float32, finite numbers, in whose place the
-        step writes keys and values."""
-
-
-BindsCaches = Binds[EagleStep]
-BindsBlocks = Binds[BlockStep]
-
-
-class HeadBackend(Protocol):
-    """Computes a head's steps in the place of numpy. matrices: all of the head's; of Medusa heads
-    K.B of block B of head K, and output.K, or output.0 for all."""
-
-    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches: ...
-
-    def medusa_step(self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]) -> MedusaStep: ...
-
-    def dflash_step(self, head: DFlashHead, matrices: Mapping[str, HeadMatrix]) -> BindsBlocks: ...
 
 
 @runtime_checkable
 class ComputesHeads(Protocol):
-    """A runtime that computes heads' steps as an exporter has stored them. config: of the head.
-    threads: None: one. All raise ModelFileError for what it cannot read."""
+    """A runtime that computes heads' steps as an exporter has stored them."""
 
-    def open_eagle_step(
-        self, stored: StoredStep, config: ModelConfig, threads: int | None
-    ) -> BindsCaches: ...
-
-    def open_medusa_step(self, stored: StoredStep, threads: int | None) -> MedusaStep: ...
-
-    def open_dflash_step(
-        self, stored: StoredStep, config: ModelConfig, threads: int | None
-    ) -> BindsBlocks: ...
+    def open_head(self, stored: StoredStep, head: TrainedHead, threads: int | None) -> Any:
+        """Return a MedusaStep; of other heads what has `bound_to(cache)`, which returns an
+        EagleStep or a BlockStep. cache: [layers, 2, kv_heads, slots, head_dim] float32, finite
+        numbers, in whose place the step writes keys and values. threads: None: one. Raises
+        ModelFileError for what it cannot read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,3 +370,7 @@ class DFlashHead(LayersHead):
 
 
 TrainedHead = EagleHead | MedusaHead | DFlashHead | AssistantHead
+
+# Opens a head as `ComputesHeads` does, given all of its matrices: K.B of block B of Medusa head K,
+# and output.K, or output.0 for all; of others as their drafters name them.
+HeadBackend = Callable[[TrainedHead, Mapping[str, HeadMatrix]], Any]

@@ -7,22 +7,19 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import numpy as np
 
 from edge_spec.core.heads import (
     WEIGHTS_FILE,
     AssistantHead,
-    BindsBlocks,
-    BindsCaches,
     ComputesHeads,
     DFlashHead,
     EagleHead,
     HeadBackend,
     HeadMatrix,
     MedusaHead,
-    MedusaStep,
     StoredStep,
     TargetTables,
     TrainedHead,
@@ -186,16 +183,9 @@ class StoredBackend:
     threads: int | None = None
     cached: Path | None = None
 
-    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches:
-        stored = self._stored(head, matrices)
-        return self.runtime.open_eagle_step(stored, head.config, self.threads)
-
-    def medusa_step(self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]) -> MedusaStep:
-        return self.runtime.open_medusa_step(self._stored(head, matrices), self.threads)
-
-    def dflash_step(self, head: DFlashHead, matrices: Mapping[str, HeadMatrix]) -> BindsBlocks:
-        stored = self._stored(head, matrices)
-        return self.runtime.open_dflash_step(stored, head.config, self.threads)
+    def __call__(self, head: TrainedHead, matrices: Mapping[str, HeadMatrix]) -> Any:
+        """See HeadBackend."""
+        return self.runtime.open_head(self._stored(head, matrices), head, self.threads)
 
     def _stored(self, head: TrainedHead, matrices: Mapping[str, HeadMatrix]) -> StoredStep:
         """A cache that cannot be written costs only time and memory."""

@@ -6,17 +6,18 @@ than a step has nothing for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import (
     WEIGHTS_FILE,
     BlockRows,
+    DFlashHead,
+    EagleHead,
     EntryRows,
     HeadScores,
     StoredStep,
@@ -50,27 +51,20 @@ class OrtMedusaStep:
         return HeadScores(*(each[rows] for each in found))
 
 
-_Step = TypeVar("_Step", covariant=True)
-
-
-class OrtLayers(Generic[_Step]):
-    """Runs a graph of exporters/heads/step_graph.py. bound: a step over a cache. config: of the
-    head."""
+class OrtLayers:
+    """Runs a graph of exporters/heads/step_graph.py."""
 
     def __init__(
-        self,
-        bound: Callable[[OrtLayers[_Step], np.ndarray], _Step],
-        stored: StoredStep,
-        config: ModelConfig,
-        threads: int | None,
+        self, stored: StoredStep, head: EagleHead | DFlashHead, threads: int | None
     ) -> None:
-        self._bound = bound
+        config = head.config
+        self._bound: Any = BoundBlock if isinstance(head, DFlashHead) else BoundStep
         self.session = _opened(stored, "the layers of a head", threads)
         self._rotated = config.rotated
         self._rope = Rope(config.rope_theta, config.rope_scaling)
         self._tables = self._rope.tables(0, config.rotated)
 
-    def bound_to(self, cache: np.ndarray) -> _Step:
+    def bound_to(self, cache: np.ndarray) -> Any:
         return self._bound(self, cache)
 
     def rotary_tables(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +78,7 @@ class OrtLayers(Generic[_Step]):
 class BoundStep:
     """Keys and values stay where they are: onnxruntime writes into the cache's own memory."""
 
-    def __init__(self, layers: OrtLayers[BoundStep], cache: np.ndarray) -> None:
+    def __init__(self, layers: OrtLayers, cache: np.ndarray) -> None:
         self._layers = layers
         self._cache = cache  # its memory is bound
         self._turning: tuple[np.ndarray, ...] = ()  # rotary tables, whose memory is bound, too
@@ -130,7 +124,7 @@ class BoundStep:
 class BoundBlock:
     """The graph reads the cache's own memory; what it makes is few entries, which are copied."""
 
-    def __init__(self, layers: OrtLayers[BoundBlock], cache: np.ndarray) -> None:
+    def __init__(self, layers: OrtLayers, cache: np.ndarray) -> None:
         self._layers = layers
         names = [f"{layer}.{part}" for layer in range(len(cache)) for part in ("key", "value")]
         self._entries = [part for both in cache for part in both]  # [heads, slots, head_dim] each

@@ -4,14 +4,13 @@ told before anything is converted."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import Runtime
 from edge_spec.runtimes.ort.library import import_onnxruntime
 
 if TYPE_CHECKING:
-    from edge_spec.core.config import ModelConfig
-    from edge_spec.core.heads import BindsBlocks, BindsCaches, MedusaStep, StoredStep
+    from edge_spec.core.heads import StoredStep, TrainedHead
     from edge_spec.core.model import RuntimeOptions
     from edge_spec.models.bundle import Bundle
     from edge_spec.models.devices import Device, Memory
@@ -68,24 +67,12 @@ class OrtRuntime(Runtime):
         is_static = source.manifest.format in self.also_reads
         return (static_memory if is_static else bundle_memory)(source, options, num_tokens)
 
-    def open_eagle_step(
-        self, stored: StoredStep, config: ModelConfig, threads: int | None
-    ) -> BindsCaches:
+    def open_head(self, stored: StoredStep, head: TrainedHead, threads: int | None) -> Any:
         """Opens it on the CPU; see ComputesHeads."""
-        from edge_spec.runtimes.ort.heads import BoundStep, OrtLayers
+        from edge_spec.core.heads import AssistantHead, MedusaHead
+        from edge_spec.runtimes.ort.heads import OrtLayers, OrtMedusaStep
 
-        return OrtLayers(BoundStep, stored, config, threads)
-
-    def open_medusa_step(self, stored: StoredStep, threads: int | None) -> MedusaStep:
-        """Opens it on the CPU; see ComputesHeads."""
-        from edge_spec.runtimes.ort.heads import OrtMedusaStep
-
-        return OrtMedusaStep(stored, threads)
-
-    def open_dflash_step(
-        self, stored: StoredStep, config: ModelConfig, threads: int | None
-    ) -> BindsBlocks:
-        """Opens it on the CPU; see ComputesHeads."""
-        from edge_spec.runtimes.ort.heads import BoundBlock, OrtLayers
-
-        return OrtLayers(BoundBlock, stored, config, threads)
+        if isinstance(head, MedusaHead):
+            return OrtMedusaStep(stored, threads)
+        assert not isinstance(head, AssistantHead)  # which numpy computes
+        return OrtLayers(stored, head, threads)

@@ -188,7 +188,7 @@ def test_without_onnxruntime_one_line_says_what_to_install(
     assert "edge-spec[cpu]" in caught.value.remedy
 
 
-def test_what_is_no_graph_is_refused_in_one_line() -> None:
+def test_what_is_no_graph_is_refused_in_one_line(head: Path) -> None:
     with pytest.raises(ModelFileError, match="cannot load Medusa heads") as caught:
-        runtime().open_medusa_step(StoredStep(b"nothing", b""), None)
+        runtime().open_head(StoredStep(b"nothing", b""), medusa(head), None)
     assert caught.value.remedy == "Update onnxruntime."

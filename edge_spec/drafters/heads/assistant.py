@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from edge_spec.core.features import SharesKeysValues
-from edge_spec.core.heads import AssistantHead, AssistantLayer, HeadMatrix, TargetTables
+from edge_spec.core.heads import AssistantHead, AssistantLayer, TargetTables
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.tree import Verdict
 from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores
 from edge_spec.drafters.heads.features import LastState, readers
-from edge_spec.drafters.heads.layers import (
-    FloatProducts,
-    HeadNetwork,
-    Heads,
-    attend,
-    one_blas_thread,
-    output_matrix,
-    own_matrix,
-    rms_normed,
-    rotate,
-)
+from edge_spec.drafters.heads.layers import HeadNetwork
 from edge_spec.drafters.protocol import TRAITS
 from edge_spec.errors import UnsupportedModelError
 
@@ -41,7 +32,7 @@ class AssistantNetwork(HeadNetwork):
         self.head = head
         self.sources = tuple(dict.fromkeys(layer.source for layer in head.layers))
         self._embed = tables.embed
-        self._products = FloatProducts(_matrices(head))
+        self._weights = {name: each.T for name, each in _matrices(head).items()}
         self._vectors = {n: head.tensors[n] for n in head.tensors if n.endswith(("norm", "scale"))}
 
     def near(self, seen: KeysValues, position: int) -> KeysValues:
@@ -66,12 +57,14 @@ class AssistantNetwork(HeadNetwork):
         """tokens: [1], in the place of the pending one. states: [1, target_size], of the token
         before it. near: of `near`. The next row goes on from the state of what is returned."""
         embedded = self._embed(tokens) * np.float32(self.head.embedding_scale)
-        stream = self._products("pre", np.concatenate([embedded, states], axis=1))
-        for index, (layer, seen) in enumerate(zip(self.head.layers, near, strict=True)):
-            stream = self._layer(stream, index, layer, position, seen)
-        normed = self._normed(stream, "norm")
-        scores, ids = self._scored(normed)
-        return RowScores(scores[0], ids[0], state=self._products("post", normed)[0])
+        # Numpy's other threads would wait for the target's, which still hold the cores.
+        with _blas().limit(limits=1, user_api="blas"):
+            stream = self._multiply("pre", np.concatenate([embedded, states], axis=1))
+            for index, (layer, seen) in enumerate(zip(self.head.layers, near, strict=True)):
+                stream = self._layer(stream, index, layer, position, seen)
+            normed = self._normed(stream, "norm")
+            scores, ids = self._scored(normed)
+            return RowScores(scores[0], ids[0], state=self._multiply("post", normed)[0])
 
     def _layer(
         self,
@@ -82,56 +75,76 @@ class AssistantNetwork(HeadNetwork):
         seen: tuple[np.ndarray, np.ndarray],
     ) -> np.ndarray:
         prefix = f"layers.{index}."
-        queries = self._products(prefix + "q", self._normed(stream, prefix + "input_norm"))
+        queries = self._multiply(prefix + "q", self._normed(stream, prefix + "input_norm"))
         queries = queries.reshape(len(stream), -1, layer.head_dim).swapaxes(0, 1)
         queries = self._normed(queries, prefix + "q_norm")
-        queries = rotate(queries, position * _frequencies(layer))
-        mixed = attend(Heads(queries, *seen))
+        mixed = _attend(_rotate(queries, position * _frequencies(layer)), *seen)
         beside = mixed.swapaxes(0, 1).reshape(len(stream), -1)
-        attended = self._products(prefix + "o", beside)
+        attended = self._multiply(prefix + "o", beside)
         stream = stream + self._normed(attended, prefix + "attended_norm")
         read = self._normed(stream, prefix + "mlp_norm")
-        gate, up = np.split(self._products(prefix + "gate_up", read), 2, axis=1)
-        added = self._products(prefix + "down", _gelu(gate) * up)
+        gate, up = np.split(self._multiply(prefix + "gate_up", read), 2, axis=1)
+        added = self._multiply(prefix + "down", _gelu(gate) * up)
         stream = stream + self._normed(added, prefix + "added_norm")
         scaled: np.ndarray = stream * self._vectors[prefix + "scale"]
         return scaled
 
+    def _multiply(self, name: str, x: np.ndarray) -> np.ndarray:
+        product: np.ndarray = x @ self._weights[name]
+        return product
+
     def _normed(self, x: np.ndarray, name: str) -> np.ndarray:
-        return rms_normed(x, self._vectors[name], self.head.config.norm_epsilon)
+        scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.head.config.norm_epsilon)
+        normed: np.ndarray = x * scale.astype(np.float32) * self._vectors[name]
+        return normed
 
     def _scored(self, normed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         centroids, rows = self.head.centroids, self.head.output_rows
         if centroids is None:
-            scores = self._products("head", normed)
+            scores = self._multiply("head", normed)
             ids = np.arange(scores.shape[1]) if self.token_ids is None else self.token_ids
             return scores, np.broadcast_to(ids, scores.shape)
         assert rows is not None
-        found = self._products("centroids", normed)
+        found = self._multiply("centroids", normed)
         least = found.shape[1] - centroids.num_active
         active = np.argpartition(found, least, axis=1)[:, least:]
         tokens = centroids.ordering[active].reshape(len(normed), -1)
-        with one_blas_thread():  # as other products between passes of the target
-            each = [rows(ids) @ row for ids, row in zip(tokens, normed, strict=True)]
+        each = [rows(ids) @ row for ids, row in zip(tokens, normed, strict=True)]
         return np.stack(each), tokens
 
 
-def _matrices(head: AssistantHead) -> dict[str, HeadMatrix]:
+def _matrices(head: AssistantHead) -> dict[str, np.ndarray]:
     """Returns what an assistant multiplies with, but for the rows that clusters choose."""
-    matrices = {name: own_matrix(head.tensors, [name]) for name in ("pre", "post")}
-    for layer in range(len(head.layers)):
-        prefix = f"layers.{layer}."
-        joined = {"q": ["q"], "o": ["o"], "gate_up": ["gate", "up"], "down": ["down"]}
-        matrices |= {
-            prefix + name: own_matrix(head.tensors, [prefix + each for each in parts])
-            for name, parts in joined.items()
-        }
+    joined = {"pre": ["pre"], "post": ["post"]}
+    for prefix in (f"layers.{layer}." for layer in range(len(head.layers))):
+        joined |= {prefix + name: [prefix + name] for name in ("q", "o", "down")}
+        joined[prefix + "gate_up"] = [prefix + "gate", prefix + "up"]
+    matrices = {
+        name: np.concatenate([head.tensors[each + ".weight"] for each in parts])
+        for name, parts in joined.items()
+    }
     if head.centroids is not None:
-        weight = head.centroids.weight
-        return matrices | {"centroids": HeadMatrix((partial(np.asarray, weight),))}
+        return matrices | {"centroids": head.centroids.weight}
     assert head.output_rows is not None
     ids = np.arange(head.config.vocab_size) if head.token_ids is None else head.token_ids
-    return matrices | {"head": output_matrix(head.output_rows, ids)}
+    return matrices | {"head": head.output_rows(ids)}
+
+
+def _rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """x: [heads, rows, head_dim], halves paired (Su et al. 2021). angles: [head_dim / 2]."""
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Softmax attention to all keys, of scores as they are; [query heads, rows, head_dim]."""
+    grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
+    scores = grouped @ keys[:, None].swapaxes(-1, -2)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    mixed: np.ndarray = (weights @ values[:, None]).reshape(queries.shape)
+    return mixed
 
 
 def _gelu(gate: np.ndarray) -> np.ndarray:
@@ -139,6 +152,14 @@ def _gelu(gate: np.ndarray) -> np.ndarray:
     inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate**3)
     activated: np.ndarray = np.float32(0.5) * gate * (1 + np.tanh(inner))
     return activated
+
+
+@cache
+def _blas() -> Any:
+    """Made once: it looks through all libraries that are loaded."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 @cache

@@ -97,7 +97,7 @@ class DFlashNetwork(LayersNetwork):
         self.scored = head.scored
         weighs = head.transitions is not None or head.confidence is not None
         self.transitions = TransitionWeights(head) if weighs else None
-        self.bound_to = backend.dflash_step(head, matrices_of(head, tables)).bound_to
+        self.bound_to = backend(head, matrices_of(head, tables)).bound_to
         self._masks = self._embed(np.full(head.block_size - 1, head.mask_token))
 
     def embedded(self, pending: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from edge_spec.core.heads import HeadBackend, HeadMatrix, MedusaHead
+from edge_spec.core.heads import HeadBackend, HeadMatrix, MedusaHead, MedusaStep
 from edge_spec.drafters.heads.drafting import HeadDrafter, RowScores, rows_of
 from edge_spec.drafters.heads.features import LastState
 from edge_spec.drafters.heads.layers import HeadNetwork
@@ -24,7 +24,7 @@ class MedusaNetwork(HeadNetwork):
         super().__init__(head.vocab_size, head.token_ids)
         self.num_heads = head.num_heads
         self.shares_output = len(head.outputs) == 1
-        self.step = backend.medusa_step(head, _matrices(head))
+        self.step: MedusaStep = backend(head, _matrices(head))
 
 
 def _matrices(head: MedusaHead) -> dict[str, HeadMatrix]:
