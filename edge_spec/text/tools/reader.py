@@ -49,7 +49,7 @@ def _patterns(head: tuple[str | OneOf, ...]) -> tuple[re.Pattern[str], re.Patter
     whole = begun = ""
     for piece in head:
         if isinstance(piece, str) and piece in _SLOTS:
-            whole += rf"{_SPACE}(?P<{piece[1:]}>{_SLOTS[piece]})(?!\Z)"
+            whole += rf"{_SPACE}(?P<{piece[1:]}>{_SLOTS[piece]})"
             begun += rf"{_SPACE}(?:{_SLOTS[piece]}|\Z)"
             continue
         texts, slot = piece if isinstance(piece, OneOf) else ((piece,), "")
