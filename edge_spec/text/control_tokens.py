@@ -3,7 +3,7 @@
 A template is a program: it cuts, joins and searches what it is given, so that no look at a message
 alone tells what stands in the prompt. Marks are therefore put within what begins and ends control
 tokens in what is given, and the template is rendered with them. Where the prompt spells a control
-token with a character beside a mark in it, that is text like any other.
+token with a character after a mark in it, that is text like any other.
 """
 
 from __future__ import annotations
@@ -104,9 +104,8 @@ class ControlTokens:
         prompt = render(*self._marked(given, mark)).replace(json.dumps(mark)[1:-1], mark)
         if mark not in prompt:
             return self._codec.encode(prompt)
-        parts, places = prompt.split(mark), list[int]()
-        for end in accumulate(map(len, parts[:-1])):
-            places += [end - 1, end]
+        parts = prompt.split(mark)
+        places = [*accumulate(map(len, parts[:-1]))]
         return self._codec.encode_given("".join(parts), places, self._ids)
 
     def _marked(self, given: tuple[Any, ...], mark: str) -> tuple[Any, ...]:

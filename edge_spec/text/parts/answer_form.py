@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.parts.part import (
@@ -19,9 +19,6 @@ from edge_spec.text.parts.part import (
     overlap,
 )
 from edge_spec.text.plain_messages import THOUGHTS, Tools
-
-if TYPE_CHECKING:
-    from edge_spec.text.tools.formats import ToolForm
 
 TEXT_TOKENS = 512  # where nobody says: small models repeat themselves, up to the context's end
 THOUGHT_TOKENS = 3584  # beside them, of models that think
@@ -71,6 +68,15 @@ class ThoughtForm:
         return self.ending.lstrip("\n") if ends_line else self.ending
 
 
+class CallForm(Protocol):
+    """How a model calls tools. markers: what calls begin with."""
+
+    @property
+    def markers(self) -> tuple[str, ...]: ...
+
+    def reader(self, tools: Tools, answer: AnswerForm) -> PartReader: ...
+
+
 @dataclass(frozen=True)
 class AnswerForm:
     """What may stand in an answer: at most one thought, at its beginning, and what follows it.
@@ -91,7 +97,7 @@ class AnswerForm:
     budget: int | None = None
     tells_thought: bool = True
     text_opening: str = ""
-    calls: ToolForm | None = None
+    calls: CallForm | None = None
     tools: Tools = ()
 
     def reader(self) -> PartReader:

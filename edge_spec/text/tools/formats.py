@@ -13,15 +13,8 @@ from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.part import EndedError, PartKind, PartReader, Steps, first_of
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import Keyed, arguments_schema, as_lark
-from edge_spec.text.tools.call_format import (
-    ANYTHING,
-    ARGUMENTS,
-    ID,
-    INDEX,
-    NAME,
-    CallFormat,
-    literal,
-)
+from edge_spec.text.tools.call_format import ANYTHING, CallFormat, literal
+from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME
 from edge_spec.text.tools.reader import CallSteps
 
 

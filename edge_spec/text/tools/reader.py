@@ -12,7 +12,7 @@ from edge_spec.text.parts.answer_form import AnswerForm, AnswerReader
 from edge_spec.text.parts.part import CallHead, EndedError, PartKind, Steps, first_of
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json
-from edge_spec.text.tools.call_format import ID, INDEX, NAME, TAG, CallFormat, marker_of, new_id
+from edge_spec.text.tools.call_shape import ID, INDEX, NAME, TAG, CallShape, marker_of, new_id
 
 _SLOTS = {
     NAME: r"[a-zA-Z0-9_.-]{1,128}+",
@@ -49,7 +49,7 @@ def _patterns(head: tuple[str | OneOf, ...]) -> tuple[re.Pattern[str], re.Patter
     whole = begun = ""
     for piece in head:
         if isinstance(piece, str) and piece in _SLOTS:
-            whole += rf"{_SPACE}(?P<{piece[1:]}>{_SLOTS[piece]})(?!\Z)"
+            whole += rf"{_SPACE}(?P<{piece[1:]}>{_SLOTS[piece]})"
             begun += rf"{_SPACE}(?:{_SLOTS[piece]}|\Z)"
             continue
         texts, slot = piece if isinstance(piece, OneOf) else ((piece,), "")
@@ -172,7 +172,7 @@ class CallReader(CallSteps):
     while they are written, other values when they are complete.
     """
 
-    def __init__(self, form: CallFormat, tools: Tools, answer: AnswerForm) -> None:
+    def __init__(self, form: CallShape, tools: Tools, answer: AnswerForm) -> None:
         """tools: those that may be called; none where they are not known."""
         self._form = form
         self._keyed = form.keyed or Keyed()

@@ -167,6 +167,7 @@ def test_all_of_the_text_is_there() -> None:
     [
         ("{% for m in messages %}{{ m.content }}{% endfor %}", ["<|im_", "end|>"]),
         ("<|im_{{ messages[0].content }}", ["end|>"]),
+        ("<|im_{{ messages[0].content }}", ["end|> and more"]),
         ("{{ messages[0].content }}|>", ["<|im_end"]),
         ("<{{ messages[0].content }}>", ["|im_end|"]),
         ("{{ messages[0].content | replace('-', '_') }}", ["<|im-end|>"]),

@@ -16,7 +16,7 @@ from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.template_traits import TemplateTraits
-from edge_spec.text.tools.call_format import TAG
+from edge_spec.text.tools.call_shape import TAG
 from edge_spec.text.tools.formats import FORMATS, PYTHON
 from fixtures import form_walks
 from fixtures.call_templates import JSON, TEMPLATES, template

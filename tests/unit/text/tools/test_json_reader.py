@@ -39,6 +39,7 @@ pieces = given(cuts=st.lists(st.integers(0, 200), max_size=12))
         (CALL.replace("arguments", "parameters"), "", [F]),
         ('<tool_call>{"arguments": {"a": {}}, "name": "f"}</tool_call>', "", [("f", '{"a": {}}')]),
         ('<tool_call>{"id": 3, "name": "f", "arguments": {}, "x": [{}]}', "", [("f", "{}")]),
+        (CALL.replace("}}", '}, "x": ["}"]}'), "", [F]),
         (r'<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}', "", [("f", '{"a": 1}')]),
         # a brace too few or too many, and no closing tag
         (f"{CALL.replace('}}', '}')}.", ".", [F]),
