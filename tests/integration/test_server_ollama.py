@@ -146,3 +146,8 @@ def test_calls_of_tools(thinker: Any) -> None:
     result = {"role": "tool", "tool_name": "read", "content": read(**call.function.arguments)}
     again = [*messages, answer.message, result, *said(f"{CLOSED}done")]
     assert thinker.chat("echo", again, think=False).message.content == "done"
+
+
+def test_a_model_without_a_prompt_is_only_opened(thinker: Any) -> None:
+    for told in (thinker.generate("echo", ""), thinker.chat("echo", [])):
+        assert told.done and told.done_reason == "load"

@@ -370,3 +370,11 @@ def test_what_was_answered_before_the_model_failed_stays(
     assert [turn["finish_reason"] for turn in conversation.turns] == ["error"] * kept
     assert conversation.running is None
     assert say(conversation, "again").finish_reason == "length"
+
+
+def test_what_an_argument_may_be_is_read_from_the_usage(talk: Any) -> None:
+    conversation = talk()
+    choices = {command.name: command.choices(conversation) for command in COMMANDS}
+    assert choices["/draft"] == ["auto", "none", *conversation.engine.drafters]
+    assert choices["/reasoning"] == ["auto", "off"] and choices["/plain"] == ["on", "off"]
+    assert choices["/system"] == ["none"] and not choices["/save"]
