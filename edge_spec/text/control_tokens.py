@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.chat_template import ChatTemplate
-from edge_spec.text.given_encoding import fresh_characters, pattern_of
+from edge_spec.text.given_encoding import fresh_characters, occurrences, pattern_of, touches
 from edge_spec.text.plain_messages import Message
 
 # Whatever a tokenizer calls them.
@@ -105,8 +105,11 @@ class ControlTokens:
         if mark not in prompt:
             return self._codec.encode(prompt)
         parts = prompt.split(mark)
-        places = [*accumulate(map(len, parts[:-1]))]
-        return self._codec.encode_given("".join(parts), places, self._ids)
+        prompt, places = "".join(parts), [*accumulate(map(len, parts[:-1]))]
+        read = occurrences(self._pattern, prompt)
+        if self._codec.reads_variants or any(touches(places, *span) for span in read):
+            return self._codec.encode_given(prompt, places, self._ids)
+        return self._codec.encode(prompt)
 
     def _marked(self, given: tuple[Any, ...], mark: str) -> tuple[Any, ...]:
         """Return the same with a mark within each beginning and end of a control token."""
@@ -142,6 +145,10 @@ class ControlTokens:
             _Spelling.of(self.control, {*literals, *self.tags}, reads_variants=variants),
             _Spelling.of(self.control | self.tags, literals, reads_variants=variants),
         )
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return pattern_of(self.control | self.tags)
 
     @cached_property
     def _ids(self) -> frozenset[int]:
