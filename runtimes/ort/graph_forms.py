@@ -91,7 +91,7 @@ class _Halving:
             kind = value.type.tensor_type
             kind.elem_type = _HALF if kind.elem_type == _FLOAT else kind.elem_type
             self._types[value.name] = kind.elem_type
-        _set_nodes(self._graph, [each for node in self._graph.node for each in self._changed(node)])
+        set_nodes(self._graph, [each for node in self._graph.node for each in self._changed(node)])
         for value in self._graph.output:
             value.type.tensor_type.elem_type = self._types[value.name]
         return self._made
@@ -284,7 +284,7 @@ def formed_graph(
     made: Mapping[str, np.ndarray] = {}
     if form.is_half:
         made = _Halving(model, path, form.has_wide_stream).run()
-    _drop_unread(model.graph, _OF_FORMS)
+    drop_unread(model.graph, _OF_FORMS)
     return bytes(model.SerializeToString()), made
 
 
@@ -293,16 +293,18 @@ def _keep_general_forms(model: ModelProto) -> None:
     graph = model.graph
     nodes: list[NodeProto] = []
     for node in graph.node:
-        if node.op_type != "If":
-            nodes.append(node)
-            continue
-        branch = next(each.g for each in node.attribute if each.name == "else_branch")
-        names = zip((value.name for value in branch.output), node.output, strict=True)
-        nodes += _renamed(branch.node, dict(names))
-    _set_nodes(graph, nodes)
+        nodes += inlined(node, "else_branch") if node.op_type == "If" else [node]
+    set_nodes(graph, nodes)
     for opset in model.opset_import:
         if opset.domain == "":
             opset.version = _OPSET
+
+
+def inlined(node: NodeProto, branch: str) -> list[NodeProto]:
+    """Return the nodes of a branch of an `If`, which give what it gave."""
+    graph = next(each.g for each in node.attribute if each.name == branch)
+    names = zip((value.name for value in graph.output), node.output, strict=True)
+    return renamed(graph.node, dict(names))
 
 
 def _attend_once(graph: GraphProto) -> None:
@@ -313,21 +315,21 @@ def _attend_once(graph: GraphProto) -> None:
         if node.op_type == "Gather" and node.input[1] in _ATTENTION_ROWS
     }
     kept = [node for node in graph.node if node.output[0] not in taken]
-    _set_nodes(graph, _renamed(kept, taken))
+    set_nodes(graph, renamed(kept, taken))
     for value in graph.input:
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param == "attended":
                 size.dim_param = "rows"
 
 
-def _set_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
+def set_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
     """Gives a graph these nodes, which may be its own."""
     kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
 
 
-def _drop_unread(graph: GraphProto, unwanted: Set[str]) -> None:
+def drop_unread(graph: GraphProto, unwanted: Set[str]) -> None:
     """Drops weights that no node reads, and so those of the `unwanted` inputs."""
     read = {name for node in graph.node for name in node.input}
     inputs = [at for at, value in enumerate(graph.input) if value.name in unwanted - read]
@@ -337,7 +339,7 @@ def _drop_unread(graph: GraphProto, unwanted: Set[str]) -> None:
             del values[at]
 
 
-def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> list[NodeProto]:
+def renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> list[NodeProto]:
     nodes = list(nodes)
     for node in nodes:
         node.input[:] = [names.get(name, name) for name in node.input]

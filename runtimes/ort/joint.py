@@ -15,7 +15,6 @@ from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
 from edge_spec.runtimes.ort.session import MIN_ATTENDED, HostSession
 from edge_spec.runtimes.ort.signature import (
     BIAS,
-    STACKED,
     Graph,
     StackedMask,
     attention_inputs,
@@ -128,9 +127,7 @@ class JointPasses:
         inputs = attention_inputs(self._config, start + tree.depths, sees, start, num_rows)
         if self._has_forms:
             inputs[BIAS] = StackedMask(count, cache.capacity).show(start, sees)
-            inputs[STACKED] = np.array([True])
             inputs[OWN_ROWS] = np.arange(row, row + count)
-            inputs["attention_rows"] = inputs["kept_rows"] = np.arange(count)
         else:
             inputs[BIAS] = attention_mask(np.dtype(np.float32), num_rows, start, sees)
             inputs["attention_rows"] = row + np.minimum(np.arange(num_rows), count - 1)
