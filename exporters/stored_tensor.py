@@ -171,7 +171,7 @@ def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor
     if dtype not in KINDS:
         raise UnsupportedModelError(
             f"tensor {name[:_SHOWN]} in {path} has the type {dtype[:_SHOWN]}",
-            remedy=f"Save the model in one of {', '.join(KINDS)}.",
+            remedy="Save the model in F32, F16 or BF16.",
         )
     kind, item_bytes = KINDS[dtype]
     # The dimensions first: to multiply numbers of thousands of digits takes its time.

@@ -17,7 +17,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model_parts import SWISH_SLOPE, Experts, LayerKind
+from edge_spec.core.model_parts import SWISH_SLOPE, Experts, LayerKind, Rope
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import PICTURES, TEXT_RULES, Family, Fields
 from edge_spec.exporters.families.stated import (
@@ -104,8 +104,7 @@ def _phi(stated: StatedConfig) -> Fields:
 def _olmo(stated: StatedConfig) -> Fields:
     full, local = stated.rope(FULL), stated.rope(SLIDING, scaled=False)
     return {
-        **stated.alternating(_PERIOD, local, full),
-        "norm_places": "after",
+        **_normed_after(stated, local, full),
         "rope_theta": full.theta,
         "rope_scaling": full.scaling,
         "qk_norm_whole": True,
@@ -114,7 +113,14 @@ def _olmo(stated: StatedConfig) -> Fields:
 
 def _exaone4(stated: StatedConfig) -> Fields:
     """Leaves out positions in all layers that do not slide, where some do."""
-    return {"norm_places": "after", **stated.alternating(_PERIOD, stated.rope(), None)}
+    return _normed_after(stated, stated.rope(), None)
+
+
+def _normed_after(stated: StatedConfig, local: Rope, full: Rope | None) -> Fields:
+    """No layer slides where no window is stated."""
+    slides = bool(stated.values.get("sliding_window"))
+    kinds = stated.alternating(_PERIOD, local, full) if slides else {}
+    return {"norm_places": "after", **kinds}
 
 
 def _hunyuan(stated: StatedConfig) -> Fields:

@@ -183,12 +183,12 @@ class StatedConfig:
         return last_of(period, int(self.values["num_hidden_layers"]))
 
     def alternating(self, period: int, local: Rope, full: Rope | None) -> dict[str, Any]:
-        """Returns the fields of a model whose layers slide but for the last of each `period`; none
-        where it states no window."""
-        window = self.values.get("sliding_window")
-        if window is None:
-            return {}
-        kinds = {SLIDING: LayerKind(local, int(window)), FULL: LayerKind(full)}
+        """Returns the fields of a model whose layers slide but for the last of each `period`.
+        Raises KeyError where it states no window."""
+        kinds = {
+            SLIDING: LayerKind(local, int(self.values["sliding_window"])),
+            FULL: LayerKind(full),
+        }
         return of_types(kinds, self.layer_types(period))
 
     @property
@@ -381,7 +381,7 @@ class GgufKeys(Metadata):
         else:
             found = self.require(key, int) if usual is None else self.get(key, int) or usual
             counts = [int(found)] * min(self.num_layers, MAX_LAYERS)
-        if not all(0 <= count < _MAX_COUNT for count in counts):
+        if not counts or not all(0 <= count < _MAX_COUNT for count in counts):
             raise damaged(f"{self.path}: {reprlib.repr(self.architecture)}.{key} is no count")
         return counts
 

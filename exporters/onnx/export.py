@@ -49,7 +49,10 @@ class OnnxExporter:
     format = "onnx"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
+        experts = checkpoint.config.experts if is_composed(checkpoint.config) else None
         problem = head_problem(checkpoint.config)
+        if experts and (experts.sigmoid or experts.choice_bias or experts.biases):
+            problem = "its experts have sigmoids or biases, not written for their activation"
         if problem is not None:
             raise UnsupportedModelError(
                 f"{checkpoint.path}: {problem}",

@@ -14,6 +14,7 @@ from typing import Any
 
 from edge_spec.core import entry_points
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import AssistantHead
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.engine import check_memory, check_pair, check_speed
 from edge_spec.diagnostics.doctor.model import (
@@ -158,6 +159,8 @@ def _check_choice(plan: EnginePlan) -> Iterator[Finding]:
 def check_head(path: Path, target: ModelConfig) -> Iterator[Finding]:
     """Raises an EdgeSpecError for a head that is damaged, not computed, or another target's."""
     head = runtimes.open_head(path, target)
+    if not isinstance(head, AssistantHead):
+        runtimes.load_runtime("ort")  # which computes it
     yield ok("head", str(head))
 
 
