@@ -10,36 +10,17 @@ from dataclasses import dataclass, replace
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.engine.results import Alternative, Chunk, DecodedToken, GenerationResult, Token
 from edge_spec.text.parts.answer_form import AnswerForm
-from edge_spec.text.parts.part import (
-    CallHead,
-    Part,
-    PartKind,
-    StopCutter,
-)
+from edge_spec.text.parts.part import CallHead, Part, PartKind, PartReader, StopCutter
 from edge_spec.text.token_pieces import TokenPiece, TokenPieces
-
-
-@dataclass
-class _Pending:
-    """A token, all of whose characters are not read yet. token: None once it was handed out."""
-
-    token: Token | None
-    left: str  # of what it wrote, until now
-    is_special: bool = False  # no text shows it
-    text: str = ""  # that it adds to a part
-    kind: PartKind | None = None  # of that text, or else of the tag that it ends
 
 
 class AnswerText:
     """Adds tokens to a result as they are decoded, and their text.
 
-    A reader says which part is what; the texts of tokens join to those of the parts. A token that
-    adds no text, as those of tags do, belongs to the part that the reader says, else to the one
-    before, and comes with the next that has some. A token of a call has the text that it wrote.
-
     What is handed out stays. Where there are stop strings, a token is held back while one of them
-    may yet take its text away, and comes with its text: neither depends on how many tokens a round
-    had. Stop strings end the text; a thought or a call may have them.
+    may yet take its text away, and comes with its text: texts of tokens join to the text, in a
+    stream as in the result, and neither depends on how many tokens a round had. Stop strings end
+    the text; a thought or a call may have them.
     """
 
     def __init__(
@@ -62,15 +43,13 @@ class AnswerText:
         if prompt and self._tokens.of(prompt[-1]).raw is not None:
             for token in codec.encode("a")[-1:]:
                 self._pieces.push(token)
-        self._reader = (form or AnswerForm()).reader()
-        self._kind = PartKind.REASONING if form is not None and form.is_opened else PartKind.TEXT
+        self._reader = None if form is None else form.reader()
+        first = PartKind.REASONING if form is not None and form.is_opened else PartKind.TEXT
+        self._parts = None if self._reader is None else PartTokens(self._reader, first)
         self._cutter = StopCutter(stops)
-        self._has_stops = any(stops)
-        self._reads_special = form is not None or self._has_stops
-        self._pending: deque[_Pending] = deque()  # not read yet
-        self._held: deque[tuple[str, Token | None]] = deque()  # texts that were read, by tokens
-        self._shown = ""  # of these texts, what no stop string takes away
-        self._told: list[Chunk] = []
+        self._holds = any(stops)
+        self._shown = ""  # text that no stop string takes away, and that is not handed out
+        self._held: deque[Token] = deque()
         self._finished = False
         self._begun = b""  # of a character, in the tokens that were decoded
         self._begun_before = b""  # in those that were handed out
@@ -83,181 +62,116 @@ class AnswerText:
     def push(self, decoded: Sequence[DecodedToken]) -> list[Chunk]:
         """Returns what can be handed out with these tokens. Those after a stop string are none of
         the answer's."""
+        chunks: list[Chunk] = []
         for token in decoded:
             # An end shows no text, also where a tokenizer takes it for one.
             ends = token.id in self._stop_ids
             made = self._token(token, "" if ends else self._pieces.push(token.id))
-            special = "" if ends else self._special(token.id)
             self.num_written += 1
-            self._pending.append(_Pending(made, special or made.text, bool(special)))
-            self._read(self._reader.push(special or made.text))
+            if self._parts is None:
+                self._add_text(made.text, [made])
+            else:
+                special = "" if ends else self._codec.special_text(token.id)
+                for part in self._parts.push(made, special):
+                    chunks += self._add_part(part)
             if self.stopped:
                 break
-        self._hand_out(self._num_settled())
-        return self._taken()
+        return [*chunks, *self._hand_out(self._settled())]
 
     def finish(self) -> list[Chunk]:
         """Returns what is left when no more tokens come."""
         if self._finished:
             return []
         self._finished = True
+        chunks: list[Chunk] = []
         if not self.stopped:
             left = self._pieces.finish()
-            self._add_to_last(left)
-            self._read([*self._reader.push(left), *self._reader.finish()])
-            self._release(len(self._pending))
+            if self._parts is None:
+                self._add_to_last(left)
+                self._shown += self._cutter.push(left)
+            else:
+                for part in self._parts.finish(left):
+                    chunks += self._add_part(part)
         if not self.stopped:
             self._shown += self._cutter.finish()
         self._result.stop = self._cutter.found
-        self._result.is_cut = self._reader.is_cut
-        self._hand_out(self._num_settled() if self.stopped else len(self._held))
-        return self._taken()
+        self._result.is_cut = self._reader is not None and self._reader.is_cut
+        last = self._before_cut() if self.stopped else list(self._held)
+        return [*chunks, *self._hand_out(last)]
 
-    def _special(self, token: int) -> str:
-        return self._codec.special_text(token) if self._reads_special else ""
+    def _add_part(self, part: Chunk) -> list[Chunk]:
+        """Returns what can be handed out before the text goes on, if this is no text."""
+        if self.stopped:
+            return []
+        if part.kind is PartKind.TEXT:
+            self._add_text(part.text, part.tokens)
+            return []
+        self._shown += self._cutter.finish()
+        before = self._hand_out(list(self._held))
+        self._result.add(part)
+        return [*before, part]
 
-    def _taken(self) -> list[Chunk]:
-        told, self._told = self._told, []
-        for chunk in told:
-            self._result.add(chunk)
-        return told
+    def _add_text(self, text: str, tokens: Sequence[Token]) -> None:
+        """text: of the tokens, or, without any, of one that was handed out."""
+        if not tokens:
+            self._shown += self._cutter.push(text)
+        for token in tokens:
+            special = self._codec.special_text(token.id) if self._holds else ""
+            self._shown += self._cutter.push(token.text, special)
+            self._held.append(token)
+
+    def _settled(self) -> list[Token]:
+        """The held tokens whose text is shown. One without text, such as a part of a character,
+        waits for the next that has some: a stop string may begin with it."""
+        if self.stopped:
+            return self._before_cut()
+        if not self._holds:
+            return list(self._held)
+        length, count = 0, 0
+        for place, token in enumerate(self._held, start=1):
+            length += len(token.text)
+            if length > len(self._shown):
+                break
+            if token.text:
+                count = place
+        return list(self._held)[:count]
+
+    def _before_cut(self) -> list[Token]:
+        """The held tokens up to where a stop string has cut the text, the last one shortened."""
+        left, kept = len(self._shown), []
+        for token in self._held:
+            if left <= 0:
+                break
+            kept.append(replace(token, text=token.text[:left]))
+            left -= len(token.text)
+        kept = _within(self._shown, kept, self._begun_before)
+        self._held.clear()
+        self._held.extend(kept)
+        return kept
+
+    def _hand_out(self, tokens: list[Token]) -> list[Chunk]:
+        for token in tokens:
+            self._held.popleft()
+            if token.raw:
+                self._begun_before = _incomplete(self._begun_before + token.raw)
+        # More than the texts of these only for the rest of a character after a token that is out.
+        length = sum(len(token.text) for token in tokens) if self._held else len(self._shown)
+        text, self._shown = self._shown[:length], self._shown[length:]
+        if not text and not tokens:
+            return []
+        chunk = Chunk(text, tuple(tokens))
+        self._result.add(chunk)
+        return [chunk]
 
     def _add_to_last(self, left: str) -> None:
         """Gives an incomplete character at the end to the last token that can have text."""
         if not left:
             return
-        last = next((each for each in reversed(self._pending) if _has_text(each.token)), None)
-        if last is None:
-            self._pending.append(last := _Pending(None, ""))
-        elif last.token is not None:
-            last.token = replace(last.token, text=last.token.text + left)
-        last.left += left
-
-    # What the reader says of the tokens that were written.
-
-    def _read(self, parts: Iterable[Part]) -> None:
-        for part in parts:
-            if part.text and part.kind is not PartKind.CALL:
-                self._claim(part.kind, part.text)
-                continue
-            self._kind = part.kind
-            if part.kind is PartKind.CALL:
-                self._release(len(self._pending))
-                if not self.stopped:
-                    self._show_all()
-                    self._tell(part.kind, part.text, call=part.call)
-                continue
-            self._release(len(self._pending) - 1)  # the last one may have text after the tag
-            if self._pending and self._pending[-1].kind is None:
-                self._pending[-1].kind = part.kind
-
-    def _claim(self, kind: PartKind, text: str) -> None:
-        """Finds the tokens that wrote this text: what is before it in theirs is no one's."""
-        written = "".join(each.left for each in self._pending)
-        start = 0 if written.startswith(text) else written.rfind(text)
-        if start < 0:  # the reader has changed it: all of it is the last token's
-            self._release(len(self._pending) - 1)
-            start = 0
-            if not self._pending:
-                self._pending.append(_Pending(None, ""))
-            self._pending[-1].left = text
-        end = start + len(text)
-        place = 0
-        num_whole = 0  # tokens that are read
-        for count, each in enumerate(self._pending, start=1):
-            if place >= end and each.left:
-                break
-            shown = each.left[max(0, start - place) : max(0, end - place)]
-            place, each.left = place + len(each.left), each.left[max(0, end - place) :]
-            if shown:
-                self._give(each, kind, "" if each.is_special else shown)
-            if not each.left:
-                num_whole = count
-        self._release(num_whole)
-        self._kind = kind
-
-    def _give(self, pending: _Pending, kind: PartKind, text: str) -> None:
-        if pending.text and pending.kind is not kind:
-            self._release_one(pending)
-            pending.token, pending.text = None, ""
-        pending.kind = kind
-        pending.text += text
-
-    def _release(self, count: int) -> None:
-        for _ in range(count):
-            self._release_one(self._pending.popleft())
-
-    def _release_one(self, pending: _Pending) -> None:
-        """Has a token be handed out, once no stop string takes its text away."""
-        kind, text, token = pending.kind or self._kind, pending.text, pending.token
-        if self.stopped or (token is None and not text):
-            return
-        if token is not None:
-            shown = token.text if kind is PartKind.CALL else text
-            if (token.text, token.kind) != (shown, kind):
-                token = replace(token, text=shown, kind=kind)
-        if kind is PartKind.TEXT:
-            special = self._special(token.id) if token is not None and self._has_stops else ""
-            self._shown += self._cutter.push(text, special)
-            self._held.append((text, token))
-            return
-        self._show_all()
-        self._tell(kind, text, token)
-
-    # What is shown of the text.
-
-    def _show_all(self) -> None:
-        self._shown += self._cutter.finish()
-        self._hand_out(len(self._held))
-
-    def _num_settled(self) -> int:
-        """Returns how many texts are shown. A token without text, such as a part of a character,
-        waits for the next that has some: a stop string may begin with it."""
-        if self.stopped:
-            self._cut()
-        if self.stopped or not self._has_stops:
-            return len(self._held)
-        length, settled = 0, 0
-        for count, (text, _) in enumerate(self._held, start=1):
-            length += len(text)
-            if length > len(self._shown):
-                break
-            if text:
-                settled = count
-        return settled
-
-    def _cut(self) -> None:
-        """Leaves out what is behind the place where a stop string has cut the text."""
-        left, kept = len(self._shown), list[tuple[str, Token | None]]()
-        for text, token in self._held:
-            if left <= 0:
-                break
-            shown = text[:left]
-            kept.append((shown, None if token is None else replace(token, text=shown)))
-            left -= len(text)
-        tokens = [token for _, token in kept if token is not None]
-        within = iter(_within(self._shown, tokens, self._begun_before))
-        self._held = deque((text, None if token is None else next(within)) for text, token in kept)
-
-    def _hand_out(self, count: int) -> None:
-        for _ in range(count):
-            text, token = self._held.popleft()
-            self._shown = self._shown[len(text) :]
-            if token is not None and token.raw:
-                self._begun_before = _incomplete(self._begun_before + token.raw)
-            self._tell(PartKind.TEXT, text, token)
-
-    def _tell(
-        self, kind: PartKind, text: str, token: Token | None = None, call: CallHead | None = None
-    ) -> None:
-        """Tell a piece, in the last chunk if that goes on with the same part."""
-        last = self._told[-1] if self._told else None
-        if last is None or last.kind is not kind or (call and (last.text or last.call)):
-            self._told.append(last := Chunk("", (), kind, call))
-        tokens = last.tokens if token is None else (*last.tokens, token)
-        self._told[-1] = Chunk(last.text + text, tokens, kind, last.call or call)
-
-    # Tokens with what is asked for beside their text.
+        for tokens in (self._held, self._result.tokens):
+            for place in reversed(range(len(tokens))):
+                if tokens[place].id not in self._stop_ids:
+                    tokens[place] = replace(tokens[place], text=tokens[place].text + left)
+                    return
 
     def _token(self, token: DecodedToken, piece: str) -> Token:
         """piece: what it adds to the text."""
@@ -311,6 +225,130 @@ def _incomplete(raw: bytes) -> bytes:
 def _is_text(raw: bytes) -> bool:
     text, _ = codecs.utf_8_decode(raw, "ignore", True)
     return text.encode() == raw
+
+
+@dataclass
+class _Pending:
+    """A token, all of whose characters are not told yet. token: None once it was handed out."""
+
+    token: Token | None
+    left: str  # of what it wrote, until now
+    is_special: bool  # no text shows it
+    text: str = ""  # that it adds to a part
+    kind: PartKind | None = None  # of that text, or else of the tag that it ends
+
+
+class PartTokens:
+    """Reads what tokens write, one after the other, and hands tokens out with the part that they
+    belong to.
+
+    Of a text or a thought, the texts of tokens join to it. A token that adds none, as those of tags
+    do, belongs to the part that the reader says, else to the one before. A token of a call has the
+    text that it wrote.
+    """
+
+    def __init__(self, reader: PartReader, first: PartKind) -> None:
+        """first: the kind of what the answer begins with, unless the reader says otherwise."""
+        self._reader = reader
+        self._kind = first
+        self._pending: deque[_Pending] = deque()
+        self._told: list[Chunk] = []
+
+    def push(self, token: Token, special: str) -> list[Chunk]:
+        """token: with all the text that it wrote. special: how it is written where it is one."""
+        self._pending.append(_Pending(token, special or token.text, bool(special)))
+        return self._chunks(self._reader.push(special or token.text))
+
+    def finish(self, left: str) -> list[Chunk]:
+        """left: of an incomplete character at the end."""
+        if left:
+            last = next((each for each in reversed(self._pending) if _has_text(each.token)), None)
+            if last is None:
+                self._pending.append(last := _Pending(None, "", is_special=False))
+            elif last.token is not None:
+                last.token = replace(last.token, text=last.token.text + left)
+            last.left += left
+        chunks = self._chunks([*self._reader.push(left), *self._reader.finish()])
+        self._hand_out(len(self._pending))
+        return chunks + self._taken()
+
+    def _chunks(self, parts: Iterable[Part]) -> list[Chunk]:
+        for part in parts:
+            if part.text and part.kind is not PartKind.CALL:
+                self._add_text(part.kind, part.text)
+            else:
+                self._kind = part.kind
+                self._end_tag(part)
+        return self._taken()
+
+    def _end_tag(self, part: Part) -> None:
+        if part.kind is PartKind.CALL:
+            self._hand_out(len(self._pending))
+            self._tell(part.kind, part.text, call=part.call)
+            return
+        self._hand_out(len(self._pending) - 1)  # the last one may have text after the tag
+        if self._pending and self._pending[-1].kind is None:
+            self._pending[-1].kind = part.kind
+
+    def _taken(self) -> list[Chunk]:
+        told, self._told = self._told, []
+        return told
+
+    def _add_text(self, kind: PartKind, text: str) -> None:
+        """Finds the tokens that wrote this text: what is before it in theirs is no one's."""
+        written = "".join(each.left for each in self._pending)
+        start = 0 if written.startswith(text) else written.rfind(text)
+        if start < 0:  # the reader has changed it: all of it is the last token's
+            self._hand_out(len(self._pending) - 1)
+            start, written = 0, text
+            if not self._pending:
+                self._pending.append(_Pending(None, "", is_special=False))
+            self._pending[-1].left = text
+        end = start + len(text)
+        place = 0
+        num_whole = 0  # tokens that are told
+        for count, each in enumerate(self._pending, start=1):
+            if place >= end and each.left:
+                break
+            shown = each.left[max(0, start - place) : max(0, end - place)]
+            place, each.left = place + len(each.left), each.left[max(0, end - place) :]
+            if shown:
+                self._give(each, kind, "" if each.is_special else shown)
+            if not each.left:
+                num_whole = count
+        self._hand_out(num_whole)
+        self._kind = kind
+
+    def _give(self, pending: _Pending, kind: PartKind, text: str) -> None:
+        if pending.text and pending.kind is not kind:
+            self._hand_out_one(pending)
+            pending.token, pending.text = None, ""
+        pending.kind = kind
+        pending.text += text
+
+    def _hand_out(self, count: int) -> None:
+        for _ in range(count):
+            self._hand_out_one(self._pending.popleft())
+
+    def _hand_out_one(self, pending: _Pending) -> None:
+        kind = pending.kind or self._kind
+        if pending.token is None and not pending.text:
+            return
+        token = pending.token
+        if token is not None:
+            text = token.text if kind is PartKind.CALL else pending.text
+            token = replace(token, text=text, kind=kind)
+        self._tell(kind, pending.text, token)
+
+    def _tell(
+        self, kind: PartKind, text: str, token: Token | None = None, call: CallHead | None = None
+    ) -> None:
+        """Tell a piece, in the last chunk if that goes on with the same part."""
+        last = self._told[-1] if self._told else None
+        if last is None or last.kind is not kind or (call and (last.text or last.call)):
+            self._told.append(last := Chunk("", (), kind, call))
+        tokens = last.tokens if token is None else (*last.tokens, token)
+        self._told[-1] = Chunk(last.text + text, tokens, kind, last.call or call)
 
 
 def _has_text(token: Token | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from edge_spec.engine.prompt_cache import (
     common,
     whole_passes,
 )
+from edge_spec.errors import EdgeSpecError
 
 _USUAL_TAIL = 16  # that ask for the answer, until it is known how many do
 _MOST_KEPT = 8  # times the tokens that are given up: a conversation that is larger costs too much
@@ -60,6 +61,7 @@ class Conversation:
         # for the answer, or where this one has parted from the text before.
         self._places: list[int] = []
         self._num_prompted = 0  # tokens of the last prompt
+        self._has_gone_on = False  # prompts have gone on from those before them
         # How many of a prompt's last tokens the next prompts did not have.
         self._tails = deque[int](maxlen=_REMEMBERED_TAILS)
         self._reading = Reading(np.empty(0, np.int32))
@@ -78,8 +80,10 @@ class Conversation:
         kept = self.cut(shared)
         self.tokens = list(prompt[:kept])
         tail = self._num_prompted - shared
-        if self._num_prompted and tail <= LONGEST_TAIL:
+        goes_on = bool(self._num_prompted) and tail <= LONGEST_TAIL
+        if goes_on:
             self._tails.append(max(0, tail))
+        self._has_gone_on = goes_on or (self._has_gone_on and shared >= LEAST_TOKENS)
         self._num_prompted = len(prompt)
         if self._keeps_places:
             tails = self._tails or (_USUAL_TAIL, 0)
@@ -94,7 +98,7 @@ class Conversation:
         try:
             yield
         finally:
-            self.prompts.settle(self._reading)
+            self.prompts.remove(self._reading)
 
     def recall(self, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Takes up the longest beginning of the prompt that is kept, or that another conversation
@@ -107,15 +111,12 @@ class Conversation:
         with self._failing():
             if not self._begin_with_kept(is_shared):
                 self._give_up_a_little()
-            held, has_waited = target.length, True
-            while has_waited:
-                self._want()
-                has_waited = (
-                    is_shared and not cancelled() and prompts.wait(reading, held, cancelled)
-                )
-                if has_waited:
-                    gained = self._begin_with_kept(is_shared)
-                    held = target.length if gained else len(reading.prompt)
+            prompts.reach(reading, target.length, self.num_whole)
+            if is_shared:
+                prompts.add(reading)
+                while not cancelled() and prompts.wait(reading, target.length, cancelled):
+                    self._begin_with_kept(is_shared)
+            prompts.want(reading)
             self._keep_beginning()
 
     def next_end(self, prompt: Sequence[int]) -> int:
@@ -150,6 +151,15 @@ class Conversation:
             self.prompts.files.write(self._taken)
         self._taken = []
 
+    def put_away(self) -> None:
+        """Keeps it for the disk, where conversations are kept there and it can tell its state."""
+        target = self.decoder.target
+        if self.prompts.files is None or self.failed or collects(target):
+            return
+        if self._has_gone_on and isinstance(target, Restorable):
+            with suppress(EdgeSpecError):
+                self._keep(target)
+
     @contextmanager
     def _failing(self) -> Iterator[None]:
         """Marks the conversation as failed for any error within the block, an interrupt, too: what
@@ -175,6 +185,7 @@ class Conversation:
                 return shared
             taken, length = found
             self._num_prompted = taken.num_prompted or 0
+            self._has_gone_on = taken.has_gone_on
             return length
 
     def restore(self, kept: KeptState) -> None:
@@ -209,19 +220,8 @@ class Conversation:
         if self.cut(found[1]) < found[1]:
             # A sliding window has forgotten what going on within a beginning needs.
             self.prompts.can_cut = False
+        self.prompts.reach(self._reading, self.decoder.target.length, self.num_whole)
         return True
-
-    @property
-    def _is_whole(self) -> bool:
-        """True while whole passes have written all that the cache holds: others can have it."""
-        return self.num_whole == self.decoder.target.length
-
-    def _want(self) -> None:
-        """Has beginnings of the prompt be kept, if others can have what the cache holds."""
-        if self._is_whole:
-            self.prompts.want(self._reading, self.num_whole)
-        else:
-            self._reading.wanted = set()
 
     def _give_up_a_little(self) -> None:
         """Gives up a little that others cannot have, so that they can have what is read now."""
@@ -240,17 +240,19 @@ class Conversation:
             state = target.state()
         if state:
             tokens, prompted = np.array(self.tokens, np.int32), self._num_prompted
-            self.prompts.keep(KeptState(tokens, state, prompted, self.num_whole, self.noise))
+            self.prompts.keep(
+                KeptState(tokens, state, prompted, self.num_whole, self.noise, self._has_gone_on)
+            )
 
     def _keep_beginning(self) -> None:
         """Keeps the target's state where it is wanted, between passes."""
         target, reading = self.decoder.target, self._reading
         length = target.length
-        if not self._is_whole:
-            self.prompts.settle(reading)
-            return
-        if length not in reading.wanted:
-            return
+        with self.prompts.changed:
+            if length != self.num_whole or length not in reading.wanted:
+                # Now: it may be wanted by others as soon as the lock is free.
+                self.prompts.reach(reading, length, self.num_whole)
+                return
         assert isinstance(target, Restorable)  # else nothing is wanted of it
         try:
             with translate_errors:
@@ -261,4 +263,4 @@ class Conversation:
             if state and self.prompts.files is not None:
                 self._taken.append(kept)
         finally:
-            self.prompts.settle(reading, length)
+            self.prompts.reach(reading, length, self.num_whole)

@@ -89,6 +89,7 @@ class Engine:
             rest.callback(close_quietly, self._session)
             rest.callback(self._keep_learnt)
             rest.callback(self._drafting.close)
+            rest.callback(self._conversation.put_away)
             self._end_running()
 
     def _keep_learnt(self) -> None:

@@ -1,11 +1,14 @@
 """States of a target's cache that are kept, so that text is read once: in memory for all
 conversations on one model, and on disk from one process to the next.
 
-Kept are beginnings of prompts and, in memory, whole conversations. A prompt is read in passes of
+Kept are beginnings of prompts and whole conversations. A prompt is read in passes of
 PREFILL_TOKENS, and a beginning is a state after such passes and nothing else. Who takes it up goes
 on with the very passes that reading the whole prompt would have had: the logits are the same bit
 for bit. A conversation is kept when another one takes its place in the target's cache, and goes on
-as if nothing had come between.
+as if nothing had come between; on disk, when it is closed after several prompts.
+
+A prompt takes a conversation from disk only where it goes on from that one's last prompt: then the
+state is the one that would have been there without the restart.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from edge_spec.engine.snapshot_file import (
     Description,
     Snapshot,
     read_snapshot,
-    read_tokens,
+    read_text,
     write_snapshot,
 )
 from edge_spec.errors import SnapshotError
@@ -41,10 +44,11 @@ LEAST_TOKENS = 256  # of a conversation that is worth keeping, or taking up agai
 LONGEST_TAIL = 64
 MAX_BYTES = 1_000_000_000  # of all states in memory
 MAX_FILE_BYTES = 4_000_000_000  # of all files in a directory
-SUFFIX = ".prompt"
+SUFFIX, CONVERSATION_SUFFIX = ".prompt", ".conversation"
 _SHARE = 4  # times the bytes of a state, which have to be free
 _LOOK_S = 0.05  # between two looks at whether who waits was cancelled
 _DIGITS = 32
+_PROMPTED = "prompted"  # in a note
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ class KeptState:
 
     state: None: it is on disk, at `path`. num_prompted: tokens of the last prompt of a
     conversation; None: a beginning of a prompt. num_whole, noise: as `Conversation` has them.
+    has_gone_on: whether a conversation has had several prompts, and may be expected to have more.
     """
 
     tokens: np.ndarray
@@ -62,6 +67,7 @@ class KeptState:
     num_prompted: int | None = None
     num_whole: int = 0
     noise: float = 0.0
+    has_gone_on: bool = False
     path: Path | None = None
 
     @property
@@ -76,9 +82,10 @@ class KeptState:
         """Return how many tokens of a prompt it is of use for. can_cut: whether a part of a
         beginning is."""
         shared = common(self.tokens, prompt)
-        if self.is_conversation:
-            return shared
-        return whole_passes(shared) if can_cut or shared == len(self.tokens) else 0
+        if self.num_prompted is None:
+            return whole_passes(shared) if can_cut or shared == len(self.tokens) else 0
+        goes_on = self.path is None or shared >= self.num_prompted - LONGEST_TAIL
+        return shared if goes_on else 0
 
     def replaces(self, earlier: KeptState, can_cut: bool) -> bool:
         """Return whether it has gone on from the earlier one, which is of no more use then."""
@@ -102,8 +109,8 @@ def whole_passes(length: int) -> int:
 
 
 class StateFiles:
-    """The beginnings of prompts of one model on disk, as one engine and its forks compute them. Any
-    thread may call.
+    """The kept states of one model on disk, as one engine and its forks compute them. Any thread
+    may call.
 
     key: changes with whatever may change a bit of a state. max_bytes: of all files in the
     directory, of other models too; those that were used last stay.
@@ -123,9 +130,9 @@ class StateFiles:
         if len(tokens) < PREFILL_TOKENS:
             return []
         listed = {}
-        for path in self.directory.glob(f"{self._first_pass(tokens)}-*{SUFFIX}"):
+        for path in self.directory.glob(f"{self._first_pass(tokens)}-*"):
             try:
-                listed[path] = self._listed.get(path) or _at(path, read_tokens(path))
+                listed[path] = self._listed.get(path) or _kept(path, *read_text(path))
             except SnapshotError as error:
                 self.forget(path, error)
             except OSError:  # another process has removed it
@@ -146,7 +153,8 @@ class StateFiles:
             return None
         with suppress(OSError):
             os.utime(path)  # the least recently used one goes first
-        return replace(_at(path, snapshot.tokens), state=snapshot.cache)
+        loaded = _kept(path, snapshot.description, snapshot.tokens)
+        return replace(loaded, state=snapshot.cache)
 
     def forget(self, path: Path, why: Exception) -> None:
         if path.is_file():  # else another process has removed it
@@ -155,8 +163,8 @@ class StateFiles:
                 path.unlink()
 
     def write(self, kept: Sequence[KeptState]) -> None:
-        """Write in another thread. They are not kept where the disk is so slow that it still writes
-        those before them."""
+        """Write in another thread, and remove the conversations that these have gone on from. They
+        are not kept where the disk is so slow that it still writes those before them."""
         if kept and (self._writing is None or self._writing.done()):
             self._writing = self._writer.submit(self._write_all, kept)
 
@@ -171,7 +179,8 @@ class StateFiles:
             self._write(each)
 
     def _write(self, kept: KeptState) -> None:
-        path = self.directory / f"{self._first_pass(kept.tokens)}-{_digest(kept.tokens)}{SUFFIX}"
+        suffix = CONVERSATION_SUFFIX if kept.is_conversation else SUFFIX
+        path = self.directory / f"{self._first_pass(kept.tokens)}-{_digest(kept.tokens)}{suffix}"
         if kept.num_bytes > self._max_bytes or path.is_file():
             return
         description = Description(
@@ -183,21 +192,31 @@ class StateFiles:
             noise=kept.noise,
             plain_s=(),
             learnt={},
-            note=None,
+            note={_PROMPTED: kept.num_prompted} if kept.is_conversation else None,
         )
         try:
             write_snapshot(path, Snapshot(description, kept.tokens, kept.state or {}, {}))
         except SnapshotError as error:
             tell_unkept(path, error)
             return
+        for each in self.alike(kept.tokens) if kept.is_conversation else ():
+            if each.path not in (None, path) and kept.replaces(each, can_cut=False):
+                with suppress(OSError):  # another process has removed it
+                    each.path.unlink()
         # The directory may have files of others, too.
-        remove_oldest(self.directory.glob(f"*{SUFFIX}"), self._max_bytes)
+        suffixes = (SUFFIX, CONVERSATION_SUFFIX)
+        ours = (path for path in self.directory.glob("*") if path.suffix in suffixes)
+        remove_oldest(ours, self._max_bytes)
 
     def _first_pass(self, tokens: np.ndarray) -> str:
         return _digest(tokens[:PREFILL_TOKENS], self.key)
 
 
-def _at(path: Path, tokens: np.ndarray) -> KeptState:
+def _kept(path: Path, description: Description, tokens: np.ndarray) -> KeptState:
+    prompted = (description.note or {}).get(_PROMPTED)
+    if isinstance(prompted, int):
+        noise = description.noise
+        return KeptState(tokens, None, prompted, noise=noise, has_gone_on=True, path=path)
     return KeptState(tokens, None, num_whole=len(tokens), path=path)
 
 
@@ -213,29 +232,35 @@ class PromptCache:
         """files: where states are kept beyond the process, if they are. max_bytes: of those in
         memory; those that were used last stay."""
         self.files = files
-        self.can_cut = True  # whether a part of a beginning is of use, not all of it alone
-        self._changed = Condition()  # held while states and readings are looked at, or changed
+        self.changed = Condition()  # held while readings are looked at, or changed
         self._max_bytes = max_bytes
         self._num_conversations = 0
         self._kept: list[KeptState] = []  # the one that was used last is last
-        self._readings: list[Reading] = []  # that are still to keep something, the first one first
+        self._readings: list[Reading] = []  # that go on now, the first one first
+        self.can_cut = True  # whether a part of a beginning is of use, not all of it alone
 
     def join(self) -> None:
         """Count a conversation that is opened."""
-        with self._changed:
+        with self.changed:
             self._num_conversations += 1
 
     def leave(self) -> None:
         """Count one that is closed; return when its prompts are on disk."""
-        with self._changed:
+        with self.changed:
             self._num_conversations -= 1
+            is_last = not self._num_conversations
         if self.files is not None:
             self.files.flush()
+            if is_last:
+                kept = self.clear()
+                self.files.write([each for each in kept if each.has_gone_on])
+                self.files.flush()
 
-    def clear(self) -> None:
-        """Forget all states in memory."""
-        with self._changed:
-            self._kept = []
+    def clear(self) -> list[KeptState]:
+        """Forget all states in memory, and return them."""
+        with self.changed:
+            kept, self._kept = self._kept, []
+        return kept
 
     @property
     def is_shared(self) -> bool:
@@ -245,7 +270,7 @@ class PromptCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of the states that are in memory now."""
-        with self._changed:
+        with self.changed:
             return sum(each.num_bytes for each in self._kept)
 
     def keep(self, new: KeptState) -> None:
@@ -253,7 +278,7 @@ class PromptCache:
         free = free_bytes()
         if new.num_bytes > self._max_bytes or (free is not None and _SHARE * new.num_bytes > free):
             return
-        with self._changed:
+        with self.changed:
             others = (each for each in self._kept if not new.replaces(each, self.can_cut))
             self._kept = [*others, new]
             left = sum(each.num_bytes for each in self._kept)
@@ -262,12 +287,12 @@ class PromptCache:
 
     def conversation(self, prompt: np.ndarray, more_than: int) -> tuple[KeptState, int] | None:
         """Return the conversation that shares most tokens with the prompt, if they are more than
-        that, and how many. It is kept no longer where the prompt goes on from most of it."""
-        with self._changed:
-            conversations = [each for each in self._kept if each.is_conversation]
+        that, and how many. In memory it is kept no longer where the prompt goes on from most of
+        it."""
+        conversations = [each for each in self._all(prompt, True) if each.is_conversation]
         found = self._longest(conversations, prompt, more_than)
         if found is not None and 2 * found[1] >= len(found[0].tokens):
-            with self._changed:
+            with self.changed:
                 self._kept = [each for each in self._kept if each is not found[0]]
         return found
 
@@ -286,7 +311,7 @@ class PromptCache:
             if length <= more_than:
                 break
             if each.state is not None:
-                with self._changed:
+                with self.changed:
                     self._kept.sort(key=lambda other: other is each)  # now it was used last
                 return each, length
             assert self.files is not None
@@ -296,9 +321,12 @@ class PromptCache:
         return None
 
     def _beginnings(self, prompt: np.ndarray, in_memory: bool) -> list[KeptState]:
+        return [each for each in self._all(prompt, in_memory) if not each.is_conversation]
+
+    def _all(self, prompt: np.ndarray, in_memory: bool) -> list[KeptState]:
         """Return what may begin like a prompt, what is in memory first."""
-        with self._changed:
-            kept = [each for each in self._kept if in_memory and not each.is_conversation]
+        with self.changed:
+            kept = self._kept.copy() if in_memory else []
         return kept if self.files is None else kept + self.files.alike(prompt)
 
     def refuse(self, kept: KeptState, why: ValueError) -> None:
@@ -306,60 +334,87 @@ class PromptCache:
         if kept.path is not None and self.files is not None:
             self.files.forget(kept.path, why)
 
-    def want(self, reading: Reading, held: int) -> None:
-        """Have a reading, of which `held` tokens are read, keep beginnings for others that are not
-        kept yet: where its end is still to come, and, if a part of a beginning is of no use, where
-        another one has parted from it."""
+    def want(self, reading: Reading) -> None:
+        """Have a reading keep beginnings for others, which are not kept: where its end is still to
+        come, and, if a part of a beginning is of no use, where another one has parted from it."""
         prompt = reading.prompt[:-1]
         kept = self._beginnings(prompt, True)
         wanted = {whole_passes(len(prompt) - LONGEST_TAIL)}
         if not self.can_cut:
             wanted |= {whole_passes(common(each.tokens, prompt)) for each in kept}
-        reading.wanted = {
-            length
-            for length in wanted
-            if length >= max(held, 1)
-            and all(each.usable(prompt[:length], self.can_cut) < length for each in kept)
-        }
+        with self.changed:
+            reading.wanted |= {
+                length
+                for length in wanted - {0}
+                if all(each.usable(prompt[:length], self.can_cut) < length for each in kept)
+            }
+
+    def add(self, reading: Reading) -> None:
+        """Let others wait for a reading."""
+        with self.changed:
+            self._readings.append(reading)
+
+    def remove(self, reading: Reading) -> None:
+        """End a reading for those that wait for it."""
+        with self.changed:
+            if reading in self._readings:
+                self._readings.remove(reading)
+            self.changed.notify_all()
+
+    def reach(self, reading: Reading, length: int, num_whole: int) -> None:
+        """Tell those that wait that what they want of a reading at `length` was kept, or cannot
+        be."""
+        with self.changed:
+            reading.length, reading.num_whole = length, num_whole
+            reading.wanted.discard(length)
+            self.changed.notify_all()
 
     def wait(self, reading: Reading, held: int, cancelled: Callable[[], bool]) -> bool:
-        """Wait while another conversation is going to keep more of the same beginning than the
-        `held` tokens: until it has, cannot, or this one is cancelled. Return whether it has waited;
-        others wait for this reading from then on where it has not.
+        """Wait while another conversation reads more of the same beginning than the `held` tokens:
+        until it has kept them, has ended, or this one is cancelled. Return whether it has waited.
 
         Nobody waits for one that waits, so some conversation always reads."""
-        with self._changed:
-            if not self._is_awaited(reading, held):
-                self._readings.append(reading)
+        with self.changed:
+            places = (
+                (each.place_for(reading, held, self.can_cut), each) for each in self._readings
+            )
+            place, source = next((found for found in places if found[0]), (0, None))
+            if source is None:
                 return False
-            while self._is_awaited(reading, held) and not cancelled():
-                self._changed.wait(_LOOK_S)
+            source.wanted.add(place)
+            reading.is_waiting = True
+            try:
+                while source in self._readings and source.length < place and not cancelled():
+                    self.changed.wait(_LOOK_S)
+            finally:
+                reading.is_waiting = False
+                reading.tried.append(source)
             return True
-
-    def _is_awaited(self, reading: Reading, held: int) -> bool:
-        return any(each.gives(reading.prompt, self.can_cut) > held for each in self._readings)
-
-    def settle(self, reading: Reading, length: int | None = None) -> None:
-        """Tell those that wait that what they want of a reading at `length` was kept, or cannot be;
-        None: that it keeps nothing more."""
-        with self._changed:
-            reading.wanted -= reading.wanted.copy() if length is None else {length}
-            if not reading.wanted and reading in self._readings:
-                self._readings.remove(reading)
-            self._changed.notify_all()
 
 
 @dataclass(eq=False)
 class Reading:
-    """A prompt while a conversation reads it. wanted: lengths at which its state is still to be
-    kept for others."""
+    """A prompt while a conversation reads it, as others see it; `PromptCache.changed` is held while
+    it is looked at or changed.
+
+    length: tokens that the conversation holds. num_whole: of them, that whole passes have written.
+    wanted: lengths at which its state is kept for others. tried: readings it has waited for.
+    """
 
     prompt: np.ndarray
+    length: int = 0
+    num_whole: int = 0
+    is_waiting: bool = False
     wanted: set[int] = field(default_factory=set)
+    tried: list[Reading] = field(default_factory=list)
 
-    def gives(self, prompt: np.ndarray, can_cut: bool) -> int:
-        """Return how many tokens of another prompt it will be of use for. can_cut: whether a part
-        of a beginning is."""
-        shared = whole_passes(common(self.prompt[:-1], prompt[:-1])) if self.wanted else 0
-        usable = (min(place, shared) for place in self.wanted if can_cut or place <= shared)
-        return max(usable, default=0)
+    def place_for(self, other: Reading, held: int, can_cut: bool) -> int:
+        """Return the length at which this one can give the other one, which holds `held` tokens,
+        more of its prompt; 0 where it cannot. can_cut: whether a part of a beginning is of use."""
+        if self is other or self.is_waiting or self in other.tried:
+            return 0
+        shared = whole_passes(common(self.prompt[:-1], other.prompt[:-1]))
+        place = max(shared, self.length + PREFILL_TOKENS)
+        is_ahead = self.num_whole == self.length >= held and shared > held
+        is_of_use = place < len(self.prompt) and (can_cut or place == shared)
+        return place if is_ahead and is_of_use else 0

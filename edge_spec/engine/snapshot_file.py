@@ -133,15 +133,16 @@ def read_snapshot(path: Path) -> Snapshot:
         ) from error
 
 
-def read_tokens(path: Path) -> np.ndarray:
-    """Return the text, [length] int32, as the first bytes tell it, without a look at the others.
-    Raises SnapshotError for what is no snapshot, OSError."""
+def read_text(path: Path) -> tuple[Description, np.ndarray]:
+    """Return the description and the text, [length] int32, as the first bytes tell it, without a
+    look at the others. Raises SnapshotError for what is no snapshot, OSError."""
     with path.open("rb") as file, _checked(path):
         header, _, _ = _read_header(path, file)
         listed = next(iter(header.arrays), None)
         if listed is None or (listed.name, listed.type) != ("tokens", "<i4"):
             raise ValueError("it does not begin with its text")
-        return np.frombuffer(file.read(listed.num_bytes), "<i4").astype(np.int32)
+        tokens = np.frombuffer(file.read(listed.num_bytes), "<i4").astype(np.int32)
+        return header.description, tokens
 
 
 @contextmanager

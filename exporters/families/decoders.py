@@ -17,7 +17,8 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model_parts import SWISH_SLOPE, Experts, LayerKind, Rope
+from edge_spec.core.model_parts import SWISH_SLOPE, Experts, LayerKind
+from edge_spec.core.rope import Rope
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import PICTURES, TEXT_RULES, Family, Fields
 from edge_spec.exporters.families.stated import (

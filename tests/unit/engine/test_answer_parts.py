@@ -161,8 +161,6 @@ def test_parts_do_not_depend_on_rounds(
     assert (streamed.text, streamed.reasoning) == (result.text, result.reasoning)
     assert streamed.tool_calls == result.tool_calls
     assert [token.id for token in streamed.tokens] == [token.id for token in result.tokens]
-    ids = tokenizer.encode(answer)
-    assert [token.id for token in result.tokens] == ids[: len(result.tokens)]
 
 
 def without_ids(result: GenerationResult) -> GenerationResult:
@@ -174,14 +172,3 @@ def test_a_stop_string_ends_the_text_and_no_thought() -> None:
     form = AnswerForm(THINK, is_opened=True)
     result, _ = written("so stop it\n</think>\n\nYes stop it", form, stops=["stop"])
     assert (result.reasoning, result.text) == ("so stop it", "Yes ")
-
-
-@pytest.mark.parametrize("stops", [(), ("Yes or",)])
-def test_tokens_come_in_their_order(stops: Sequence[str]) -> None:
-    """Also where text waits for what may follow it, and a call comes."""
-    answer = f"so</think>\n\nYes {CALL}<eos>"
-    ids = TOKENIZERS[0].encode(answer)
-    result, chunks = written(answer, CALLS, stops, sizes=(len(ids),))
-    assert (result.text.strip(), len(result.tool_calls)) == ("Yes", 1)
-    assert [token.id for token in result.tokens] == ids
-    assert [token.id for chunk in chunks for token in chunk.tokens] == ids

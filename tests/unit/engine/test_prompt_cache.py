@@ -20,7 +20,6 @@ from edge_spec.testing.scripted import ScriptedModel, ScriptedSession
 
 BEGINNING = list(range(600))
 WHOLE = 2 * PREFILL_TOKENS  # of it, by whole passes
-KEPT = 5 * PREFILL_TOKENS  # of a prompt of 1,500
 STATE_BYTES = 4 * WHOLE  # of a scripted session that holds these
 
 
@@ -131,7 +130,7 @@ def test_one_that_comes_meanwhile_waits_for_what_they_share(
         read(first, prompt(1, 900), PREFILL_TOKENS)
         with Waiting(sharing, second, prompt(2)) as waiting:
             assert not waiting.recalled.done()
-            read(first, prompt(1, 900), KEPT)
+            read(first, prompt(1, 900), WHOLE)
             assert waiting.recalled.result(30) == WHOLE  # though the first one reads on
     assert second.committed == BEGINNING[:WHOLE]
 
@@ -148,7 +147,7 @@ def test_who_waited_in_vain_reads_by_itself(model: ScriptedModel, how: str) -> N
         reader.recall()
         waiting = rest.enter_context(Waiting(sharing, second, prompt(2)))
         if how == "ends":
-            sharing.settle(reader._reading)
+            sharing.remove(reader._reading)
         elif how == "fails":
             first.state = _failing  # type: ignore[method-assign]
             with pytest.raises(SessionError, match="disk on fire"):
@@ -162,16 +161,6 @@ def test_who_waited_in_vain_reads_by_itself(model: ScriptedModel, how: str) -> N
 
 def _failing() -> dict[str, np.ndarray]:
     raise RuntimeError("disk on fire")
-
-
-def test_nobody_waits_for_what_it_holds(sharing: PromptCache, model: ScriptedModel) -> None:
-    answer(sharing, model.open_session(), prompt(1))
-    first, second = (conversation(sharing, model.open_session()) for _ in range(2))
-    with first.reading(prompt(3, 900)), second.reading(prompt(2)):
-        first.recall()
-        asked = iter([False])  # whether it was cancelled, before it looks for somebody
-        second.recall(lambda: next(asked))
-        assert second.num_whole == WHOLE
 
 
 def test_who_waits_can_be_cancelled(sharing: PromptCache, model: ScriptedModel) -> None:
