@@ -87,7 +87,8 @@ def make(make_engine: Any) -> Callable[..., Engine]:
         speculation = made.parts.speculation
         if draft is not None:
             drafters = [draft.make_drafter()]
-        speculation = Speculation(drafters, speculation.policy, tie_margin)
+        lossless = Losslessness(tie_margin=tie_margin)
+        speculation = Speculation(drafters, speculation.policy, lossless)
         speculation_factory = replace(
             made.parts.speculation_factory,
             lossless=Losslessness(widths=(1, 2, 4, 8) if exact else ()),
