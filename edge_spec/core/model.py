@@ -168,7 +168,7 @@ class KeepsPlaces(Protocol):
 
     def keep_place(self) -> None:
         """Keeps what going back to here takes. Between passes; where memory ends, it forgets places
-        that are missed least."""
+        that were never of use."""
 
     def place_before(self, length: int) -> int:
         """Return the longest length up to this one that `rollback` reads nothing again for."""

@@ -154,6 +154,7 @@ medusa = _own("medusa", "heads.independent:MedusaDrafter", _with_head)
 dflash = _own("dflash", "heads.dflash:DFlashDrafter", _with_head)
 eagle = _own("eagle", "heads.eagle:EagleDrafter", _with_head)
 assistant = _own("assistant", "heads.assistant:AssistantDrafter", _with_head)
+WITH_PARTS = ("early-exit", "layer-skip")
 early_exit = _own("early-exit", "draft.self_draft:SelfDrafter", partial(_part, name="early-exit"))
 layer_skip = _own("layer-skip", "draft.self_draft:SelfDrafter", partial(_part, name="layer-skip"))
 

@@ -80,10 +80,12 @@ class DrafterSwitch:
     @property
     def possible(self) -> list[str]:
         """Drafters that are installed and that this conversation can have."""
-        return [name for name, traits in factory.installed_traits().items() if self._has(traits)]
+        return [
+            name for name, traits in factory.installed_traits().items() if self._has(name, traits)
+        ]
 
-    def _has(self, traits: DrafterTraits) -> bool:
-        """Tells whether there is what such a drafter needs."""
+    def _has(self, name: str, traits: DrafterTraits) -> bool:
+        """Tells whether there is what this drafter needs."""
         speculation_factory = self._parts.speculation_factory
         context = speculation_factory.setting
         return not (
@@ -91,6 +93,7 @@ class DrafterSwitch:
             or (traits.corpora and not context.corpora)
             or (traits.head and (context.head is None or context.head.kind != traits.head))
             or (traits.target_layers and not isinstance(self._session, SelfDrafting))
+            or (name in factory.WITH_PARTS and name not in context.parts)
             or (traits.hidden_states and not speculation_factory.capabilities.hidden_states)
         )
 

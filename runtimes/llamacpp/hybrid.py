@@ -38,7 +38,8 @@ class Place:
 
 class Places:
     """The places of one text, within a bound of memory: where it is reached, the first one goes
-    that was never of use."""
+    that was never of use, but for the lowest, from which most texts go on that share a
+    beginning."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []  # by length
@@ -50,7 +51,7 @@ class Places:
         self.cut(place.length - 1)
         self._places.append(place)
         while self._is_over():
-            unused = (each for each in self._places[:-1] if not each.was_used)
+            unused = (each for each in self._places[1:-1] if not each.was_used)
             self._places.remove(next(unused, self._places[0]))
 
     def before(self, length: int) -> Place | None:

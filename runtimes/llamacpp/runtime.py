@@ -41,8 +41,8 @@ class LlamaCppRuntime(Runtime):
     _screened: ModelInfo | None = None  # that it can run
 
     def kernels(self) -> str:
-        """See `edge_spec.core.model.Runtime`: those that are put into its
-        library if they fit its build, which is part of the same keys."""
+        """See `edge_spec.core.model.Runtime`: those that are put into its library if they fit its
+        build, which is part of the same keys."""
         return wanted()
 
     @property

@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 import weakref
-from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -14,13 +13,13 @@ from pathlib import Path
 
 from edge_spec.errors import ModelFileError
 from edge_spec.runtimes.llamacpp.library import NAME, VOCABULARY_ONLY, Library
-from edge_spec.text.given_encoding import occurrences, pattern_of, touches
+from edge_spec.text.given_encoding import Place, occurrences, pattern_of, touches
 from edge_spec.text.token_pieces import ByteStream
 
 _FIRST_PIECE_BYTES = 64
-# Of a token, as llama.h has them: an unknown one or a control token, and one of the user's.
-_SPECIAL, _USER_DEFINED = 1 | 8, 16
-_SIGN = "\u263a"
+# Of a token, as llama.h has them: an unknown one or a control token, one of the user's, and those
+# that take spaces before or after them away.
+_SPECIAL, _USER_DEFINED, _STRIPS_BEFORE, _STRIPS_AFTER = 1 | 8, 16, 128, 256
 
 
 class LibraryTokenizer:
@@ -48,34 +47,62 @@ class LibraryTokenizer:
         return self._begun(self._tokens(text))
 
     def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
-        """Does the same, but reads no token of `control` where a given character takes part in it:
-        there the text is cut, and its pieces are read one by one."""
-        cuts = set()
+        """Does the same, but reads no token of `control` where a given character takes part in it.
+
+        What is between two tokens is read at once, so that words are what they are without them.
+        """
+        read: list[Place] = []
+        plain: list[int] = []  # where those begin that are not to be read
         for start, end in occurrences(self._pattern, text):
-            if self._added[text[start:end]][0] in control and touches(given, start, end):
-                # Beside a given character, which no other token takes part in that is to be read.
-                cuts.add(max(start + 1, given[bisect_left(given, start)]))
+            token, _ = self._added[text[start:end]]
+            if token in control and touches(given, start, end):
+                plain.append(start)
+            elif not read or start >= read[-1].end:
+                read.append(Place(start, end, token))
         tokens: list[int] = []
-        sign = self._tokens(_SIGN) if cuts else []
-        for start, end in pairwise([0, *sorted(cuts), len(text)]):
-            found = self._tokens(_SIGN + text[start:end]) if start else []
-            # After a sign, so that no space is put before it; unless that is joined to it.
-            is_apart = start > 0 and found[: len(sign)] == sign
-            tokens += found[len(sign) :] if is_apart else self._tokens(text[start:end])
-        return self._begun(tokens)
+        begin = 0  # of what is read as `encode` reads it
+        for before, after in pairwise([Place(0, 0, -1), *read, Place(len(text), len(text), -1)]):
+            if touches(plain, before.end, after.start):
+                tokens += self._tokens(text[begin : before.end])
+                tokens += self._plain_tokens(text, before, after, plain)
+                begin = after.start
+        return self._begun(tokens + self._tokens(text[begin:]))
+
+    def _plain_tokens(
+        self, text: str, before: Place, after: Place, plain: Sequence[int]
+    ) -> list[int]:
+        """Reads what is between two tokens. The library always reads a token that the model's
+        makers defined beside the special ones: it is cut after its first character."""
+        start, end = before.end, after.start
+        between = text[start:end]
+        if self._has(before.token, _STRIPS_AFTER):
+            start = end - len(between.lstrip())
+        if self._has(after.token, _STRIPS_BEFORE):
+            end -= len(between) - len(between.rstrip())
+        defined = [
+            at + 1
+            for at in plain
+            if start <= at < end and (found := self._pattern.match(text, at))
+            if not self._added[found.group()][1]
+        ]
+        return [
+            token
+            for first, last in pairwise([start, *defined, max(start, end)])
+            for token in self._tokens(text[first:last], parse_special=False)
+        ]
 
     def _begun(self, tokens: list[int]) -> list[int]:
         if self._bos_id is not None and tokens[:1] != [self._bos_id]:
             tokens.insert(0, self._bos_id)
         return tokens
 
-    def _tokens(self, text: str) -> list[int]:
+    def _tokens(self, text: str, *, parse_special: bool = True) -> list[int]:
         raw = text.encode("utf-8", "replace")
         size = len(raw) + 8  # most tokens have a byte or more, and a space may come before
         while True:
             ids = (ctypes.c_int32 * size)()
             count = self._library.llama_tokenize(
-                self._vocabulary, raw, len(raw), ids, size, False, True
+                self._vocabulary, raw, len(raw), ids, size, False, parse_special
             )
             if count >= 0:
                 return list(ids[:count])

@@ -181,7 +181,8 @@ class OrtModel:
                 self._features = wanted
                 self._wait_for_threads()
                 if self._loader.threads is not None:
-                    self._by_threads = {self._loader.threads: self._inference}
+                    with self._threads_lock:
+                        self._by_threads = {self._loader.threads: self._inference}
             return self._inference
 
     def _give_features(self, layers: frozenset[int], threads: int | None = None) -> Any:
