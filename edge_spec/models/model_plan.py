@@ -292,7 +292,10 @@ class ModelPlan:
 
 
 def ways_to_run(
-    source: Source, runtime: str = "auto", how: RuntimeOptions = _NOTHING
+    source: Source,
+    runtime: str = "auto",
+    how: RuntimeOptions = _NOTHING,
+    export: ExportOptions = ExportOptions(),  # noqa: B008
 ) -> list[ModelPlan]:
     """List the installed runtimes, the usual one first, for "auto" and a model that no format binds
     to one; else the one that was asked for. None of them is loaded yet."""
@@ -301,7 +304,7 @@ def ways_to_run(
     names = [runtime] if is_only else installed
     if names == ["auto"]:
         names = [runtimes.auto_runtime(source.formats)]
-    return [ModelPlan(source, name, how, is_only=is_only) for name in names]
+    return [ModelPlan(source, name, how, export, is_only) for name in names]
 
 
 def choose(

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from edge_spec.core.endpoint import Endpoint
+from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.modes import (
     DEFAULT_DRAFT_TOKENS,
@@ -36,6 +37,7 @@ class LoadOptions(AskedOptions):
     Raises UsageError for values that are out of range or contradict each other.
     """
 
+    quantization: str | None = None  # of a model that no runtime reads as it is
     keeps_answers: bool = True  # for later runs, where answers is a drafter
     head: Path | None = None  # the directory of a trained one, which `draft` named
 
@@ -43,6 +45,11 @@ class LoadOptions(AskedOptions):
         for is_wrong, what, remedy in _problems(self):
             if is_wrong:
                 raise UsageError(what, remedy=remedy)
+
+    @property
+    def export(self) -> ExportOptions:
+        """What models are converted with."""
+        return ExportOptions(self.quantization)
 
     @property
     def providers(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters import factory
 from edge_spec.errors import EdgeSpecError, MissingDependencyError, UnsupportedModelError, readable
@@ -164,7 +165,7 @@ def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
     """
     if options.runtime != "auto":
         runtimes.load_runtime(options.runtime)  # nothing is fetched for one that is missing
-    ways = ways_to_run(source, options.runtime, options.runtime_options)
+    ways = ways_to_run(source, options.runtime, options.runtime_options, options.export)
     ranked, drafts = rank_ways(ways, is_open(options)), _draft_plans(source, options)
     for draft in drafts:
         options = _with_place(options, draft, of="draft_")
@@ -212,6 +213,7 @@ def is_open(options: LoadOptions) -> bool:
     asked = (options.runtime, how, options.gpu_layers, draft)
     return (
         asked == ("auto", RuntimeOptions(), None, ("auto", (), None))
+        and options.export == ExportOptions()
         and not (options.exact or options.draft_overlap != LoadOptions().draft_overlap)
         and len(options.drafts) <= 1
         and options.head is None
@@ -238,7 +240,7 @@ def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
     found = []
     for name in options.drafts:
         draft = Source(name, source.progress)
-        ways = ways_to_run(draft, options.draft_runtime, how)
+        ways = ways_to_run(draft, options.draft_runtime, how, options.export)
         is_free = (options.draft_runtime, options.draft_device, options.draft_threads)
         ranked = rank_ways(ways, is_free == ("auto", None, None) and is_open(options))
         found.append(choose(ranked)[0])
