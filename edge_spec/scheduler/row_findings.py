@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, quantiles
 from threading import Lock
 
 from pydantic import TypeAdapter
@@ -199,9 +199,22 @@ class RoundTimes:
         """Count an answer as ended, with this many tokens of text, and keep what it found."""
         with self._lock:
             current, self._current = self._current, {}
-            told = {rows: median(each) for rows, each in current.items() if len(each) >= _FEWEST}
-            if told and num_tokens <= _SHORT_TEXT:
-                SECONDS.update(self._key, lambda kept: _mix(kept or told, told))
+            told = {rows: each for rows, each in current.items() if len(each) >= _FEWEST}
+            if num_tokens > _SHORT_TEXT or not told:
+                return
+            found = {rows: median(seconds) for rows, seconds in told.items()}
+            disturbance, kept = max(map(_spread, told.values())), SECONDS.read(self._key)
+            if kept is not None:
+                disturbance = kept.disturbance + _SHARE * (disturbance - kept.disturbance)
+            SECONDS.update(
+                self._key, lambda kept: _mix(kept or found, found), disturbance=disturbance
+            )
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Return how far the middle half of them lies apart, over their median."""
+    quarter, middle, three_quarters = quantiles(seconds, n=4)
+    return (three_quarters - quarter) / middle
 
 
 def _mix(kept: Mapping[int, float], found: Mapping[int, float]) -> dict[int, float]:
