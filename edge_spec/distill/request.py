@@ -16,7 +16,8 @@ from edge_spec.models.asked_options import option
 @dataclass(frozen=True)
 class DistillRequest:
     """The options of `edge-spec distill`. Raises UsageError for options that do not go together and
-    for an `out` that cannot be written, MissingDependencyError without PyTorch."""
+    for an `out` that cannot be written, MissingDependencyError without PyTorch or onnxruntime, and
+    without Ray where a cluster is named."""
 
     out: Path | None = option(
         None, "Directory of the drafter; without it, the cache, where the model finds it by itself."

@@ -297,9 +297,9 @@ def _reads_own(way: ModelPlan) -> bool:
 def _is_faster(way: ModelPlan, seconds: float, than: ModelPlan, than_s: float | None) -> bool:
     """Say whether a way is so much faster that it is worth a change. A conversion, in the place of
     the very file, writes other texts."""
-    if than_s is None:
-        return True
     changes_weights = _reads_own(than) and not _reads_own(way)
+    if than_s is None:  # only `edge-spec plan` measures places that are no usual way
+        return bool(way.how.providers or way.how.threads) and not changes_weights
     return seconds * (_CONVERTED if changes_weights else _MARGIN) < than_s
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, quantiles
 from threading import Lock
 
 from pydantic import TypeAdapter
@@ -42,6 +42,7 @@ from edge_spec.scheduler.profile import SECONDS, ProfileKey, options_apart
 from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
+_WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
 
 
@@ -93,33 +94,37 @@ def settle_rows(
     model: Model, key: ProfileKey, widths: Sequence[int], mode: LosslessMode
 ) -> BatchInvariance:
     """Choose how the model computes, where there are several ways: the fastest of those that score
-    single rows as wider passes do, and where there is none, or near ties may differ, the fastest.
-    Of a large model the likeliest one is looked at first: that takes seconds."""
+    single rows as wide passes do, else the one that does so in the widest, and where there is none,
+    or near ties may differ, the fastest. A large model takes the likeliest one if it does so at
+    all: to look at another takes seconds."""
     if not isinstance(model, HasWays) or len(model.ways) < 2:
         return find_rows(model, key, widths)
     ways, known = list(model.ways), ROWS.known(key)
+    enough = dict.fromkeys(ways, _WIDE)
     if mode is LosslessMode.TIES:
         ways = ways[:1]
     elif known is not None and known.way in ways:
         ways = [known.way]
     elif is_large(model.config):
         ways.sort(key=lambda way: way != model.likeliest_way)
+        enough[model.likeliest_way] = 2
     found: dict[str, BatchInvariance] = {}
     for way in ways:
         model.choose_way(way)
         found[way] = replace(find_rows(model, replace(key, way=way), widths), way=way)
-        if _num_alike(found[way]) > 1:
+        if _agreeing_width(found[way]) >= enough[way]:
             break
-    best = max(found, key=lambda way: _num_alike(found[way]))
+    fastest_first = [way for way in model.ways if way in found]
+    best = max(fastest_first, key=lambda way: _agreeing_width(found[way]))
     model.choose_way(best)
     if mode is not LosslessMode.TIES and found[best] != known:
         ROWS.keep(key, found[best])
     return found[best]
 
 
-def _num_alike(found: BatchInvariance) -> int:
-    """Return how many widths score a row as a pass of one row does."""
-    return len(found.invariant_widths) if found.plain_width == 1 else 1
+def _agreeing_width(found: BatchInvariance) -> int:
+    """Return the widest pass that scores a row as a pass of one row does."""
+    return found.invariant_widths[-1] if found.plain_width == 1 else 1
 
 
 def _plain_cost(model: Model, found: BatchInvariance) -> float:
@@ -194,9 +199,22 @@ class RoundTimes:
         """Count an answer as ended, with this many tokens of text, and keep what it found."""
         with self._lock:
             current, self._current = self._current, {}
-            told = {rows: median(each) for rows, each in current.items() if len(each) >= _FEWEST}
-            if told and num_tokens <= _SHORT_TEXT:
-                SECONDS.update(self._key, lambda kept: _mix(kept or told, told))
+            told = {rows: each for rows, each in current.items() if len(each) >= _FEWEST}
+            if num_tokens > _SHORT_TEXT or not told:
+                return
+            found = {rows: median(seconds) for rows, seconds in told.items()}
+            disturbance, kept = max(map(_spread, told.values())), SECONDS.read(self._key)
+            if kept is not None:
+                disturbance = kept.disturbance + _SHARE * (disturbance - kept.disturbance)
+            SECONDS.update(
+                self._key, lambda kept: _mix(kept or found, found), disturbance=disturbance
+            )
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Return how far the middle half of them lies apart, over their median."""
+    quarter, middle, three_quarters = quantiles(seconds, n=4)
+    return (three_quarters - quarter) / middle
 
 
 def _mix(kept: Mapping[int, float], found: Mapping[int, float]) -> dict[int, float]:

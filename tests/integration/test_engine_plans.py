@@ -69,6 +69,10 @@ MACHINES = {
     "another one is hardly faster": Machine(
         READS, "suffix,recycling", times={"llamacpp": 30, "ort": 29}, converted=True
     ),
+    "only a conversion was measured": Machine(READS, "suffix", times={"ort": 20}, converted=True),
+    "a plan has measured only a conversion": Machine(
+        READS, "suffix", times={"ort 0": 20}, converted=True
+    ),
     "a plan has measured it": Machine(
         "llamacpp on cpu (it reads", "suffix,recycling", times={"llamacpp 0": 30}
     ),
@@ -208,6 +212,19 @@ def test_every_command_names_the_same_plan(
         run(command)
         told = capfd.readouterr().err.splitlines()
         assert [line for line in told if line in lines] == lines, command
+
+
+def test_a_runtime_that_was_measured_alone_does_not_come_before_the_usual_one(
+    hf: Callable[..., Path],
+) -> None:
+    """Of a checkpoint that is converted for both."""
+    source = Source(str(hf()), quiet)
+    for name in ("llamacpp", "ort"):
+        ModelPlan(source, name).prepare(quiet)
+    keep(source, "ort", 20, CHEAP)
+    assert [each.target.name for each in plan_engine(source, LoadOptions())] == ["llamacpp", "ort"]
+    keep(source, "llamacpp", 30, CHEAP)
+    assert [each.target.name for each in plan_engine(source, LoadOptions())] == ["ort", "llamacpp"]
 
 
 def test_a_device_that_is_gone_is_one_line_and_the_next_way_answers(

@@ -10,7 +10,7 @@ import pytest
 from edge_spec.core.metrics import RoundStats
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.profile import SECONDS as KEPT
-from edge_spec.scheduler.profile import ProfileKey
+from edge_spec.scheduler.profile import ProfileKey, was_busy
 from edge_spec.scheduler.row_findings import RoundTimes
 
 HOW = ProfileKey("", "", "int4", "ort", "1.32", "", 2, (), "a processor")
@@ -50,6 +50,12 @@ def kept() -> dict[int, float]:
     return KEPT.known(KEY) or {}
 
 
+def is_known_to_be_busy() -> bool:
+    """As who chooses drafters by these times asks."""
+    found = KEPT.read(KEY)
+    return found is not None and was_busy(found.disturbance)
+
+
 def test_widths_that_an_answer_has_seen_are_kept_and_no_others() -> None:
     answer(RoundTimes(KEY), 24, 1.0)
     assert kept() == pytest.approx({rows: SECONDS[rows] for rows in (1, 4)})
@@ -62,8 +68,10 @@ def test_what_a_busy_machine_took_is_soon_replaced() -> None:
     for number in range(60):
         times.observe(round_of(1, SECONDS[1] * (1 + 20 * (number % 3))))
     times.end(100)
+    assert is_known_to_be_busy()
     for _ in range(10):
         answer(RoundTimes(KEY), 40, 1.0)
+    assert not is_known_to_be_busy()
     assert kept()[1] == pytest.approx(SECONDS[1], rel=0.1)
 
 

@@ -118,6 +118,25 @@ def test_a_way_that_agrees_in_narrow_passes_comes_before_one_that_agrees_in_none
     assert keep_promise(LosslessMode.AUTO, found).promise is Promise.BIT_IDENTICAL
 
 
+def test_a_way_that_agrees_in_wide_passes_comes_before_one_that_agrees_in_narrow_ones() -> None:
+    model = Ways(narrow=99, wide=1, other=1)
+    model.agrees_below["narrow"] = 3
+    found = settle_rows(model, KEY, USUAL_WIDTHS, LosslessMode.AUTO)
+    assert model.way == found.way == "wide"
+    assert found.invariant_widths == USUAL_WIDTHS
+
+
+@pytest.mark.parametrize(("agrees_below", "chosen"), [(3, "steady"), (0, "fast")])
+def test_a_large_model_takes_the_likeliest_way_if_rows_agree_at_all(
+    agrees_below: int, chosen: str
+) -> None:
+    """And where they agree in none, the fastest."""
+    model = Ways(fast=1 if agrees_below else 99, steady=99)
+    model.agrees_below["steady"] = agrees_below
+    model.config = replace(model.config, num_layers=32, hidden_size=4096)
+    assert settle_rows(model, KEY, USUAL_WIDTHS, LosslessMode.AUTO).way == chosen
+
+
 @pytest.mark.parametrize(
     ("measured", "cost"), [([1.9, 1.3, 9.9], 1.3), ([1.9, 1.6, 1.7], 1.6), ([0.9], 1.0)]
 )
