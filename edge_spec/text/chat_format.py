@@ -157,11 +157,11 @@ class ChatFormat:
         """
         thought = self._for(tools).thought
         calls = self.tool_form() if tools else None
-        # Where thoughts have headers, text and calls have, too: one reader knows them all.
         if calls is None and thought is not None and thought.lead:
             from edge_spec.text.tools.formats import HARMONY
 
-            calls = HARMONY
+            # Where thoughts have headers, text and calls have, too: one reader knows them all.
+            calls = HARMONY if thought.opening.startswith(HARMONY.markers) else None
         budget = thought_budget(options.get("reasoning"))
         form = AnswerForm(budget=budget, calls=calls, tools=tools)
         if thought is None:

@@ -1,25 +1,24 @@
 """Keeps the text of a conversation from becoming tokens that only the chat template may write.
 
 A template is a program: it cuts, joins and searches what it is given, so that no look at a message
-alone tells what stands in the prompt. Marks are therefore put within what begins and ends control
-tokens in what is given, and the template is rendered with them. Where the prompt spells a control
-token with a character after a mark in it, that is text like any other.
+alone tells what stands in the prompt. Each character of what is given that a control token may be
+made of is therefore replaced while the template is rendered, by one that nothing given has. Where
+the prompt spells a control token with such a character in it, that is text like any other.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.given_encoding import fresh_characters, occurrences, pattern_of, touches
-from edge_spec.text.plain_messages import Message
+from edge_spec.text.plain_messages import ROLES, Message
 
 # Whatever a tokenizer calls them.
 CONTROL_TEXT = re.compile(r"<[|\uff5c].*[|\uff5c]>")
@@ -27,8 +26,8 @@ CONTROL_TEXT = re.compile(r"<[|\uff5c].*[|\uff5c]>")
 _TAG = re.compile(r"[<\[{|].*[>\]}|]")
 _STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of a tag
 _SPEAKERS = ("system", "assistant")  # whose text may have tags
+_SYMBOL = r"[^\w\s\"'\\]"  # quotes stay, since templates escape them
 _LONGEST = 100  # characters of what a template looks for
-_SYMBOL = re.compile(r"[^\w\s\"'\\]")  # quotes are none, since templates escape them
 ANSWER, FOLLOW_UP = "First answer.", "Second question."
 CONVERSATION: Sequence[Message] = (
     {"role": "user", "content": "First question."},
@@ -97,35 +96,55 @@ class ControlTokens:
 
     def encode(self, render: Render, *given: Any) -> list[int]:
         """Returns the tokens of `render(*given)`, whose first argument is messages."""
-        texts: list[str] = []
-        _mapped(given, texts.append)
-        fresh, whole = fresh_characters(*texts, *self._template.literals), "\0".join(texts)
-        mark = next(each for each in fresh if json.dumps(each)[1:-1] not in whole)
-        prompt = render(*self._marked(given, mark)).replace(json.dumps(mark)[1:-1], mark)
-        if mark not in prompt:
-            return self._codec.encode(prompt)
-        parts = prompt.split(mark)
-        prompt, places = "".join(parts), [*accumulate(map(len, parts[:-1]))]
-        read = occurrences(self._pattern, prompt)
-        if self._codec.reads_variants or any(touches(places, *span) for span in read):
-            return self._codec.encode_given(prompt, places, self._ids)
-        return self._codec.encode(prompt)
+        texts = list(_texts_of(given))
+        if not any(map(self._may_take_part, texts)):
+            return self._codec.encode(render(*given))
+        hidden = self._hidden(texts)
+        prompt = render(*self._replaced(given, hidden))
+        for private in hidden.values():
+            prompt = prompt.replace(json.dumps(private)[1:-1], private)
+        shown = {ord(private): character for character, private in hidden.items()}
+        places = [at for at, character in enumerate(prompt) if ord(character) in shown]
+        prompt = prompt.translate(shown)
+        read = list(occurrences(self._pattern, prompt))
+        is_forged = any(touches(places, start, end) for start, end in read)
+        if not is_forged and not self._codec.reads_variants:
+            plain = render(*given)
+            if plain == prompt or self._spelled(plain) == self._spelled(prompt):
+                return self._codec.encode(plain)
+        return self._codec.encode_given(prompt, places, self._ids)
 
-    def _marked(self, given: tuple[Any, ...], mark: str) -> tuple[Any, ...]:
-        """Return the same with a mark within each beginning and end of a control token."""
+    def _may_take_part(self, text: str) -> bool:
+        """Says whether a part of this may become a part of a control token in a prompt."""
+        return bool(self._symbols.search(text)) or text.strip() in self._names
 
-        def marking(spelling: _Spelling) -> Callable[[str], str]:
-            def marked(text: str) -> str:
-                if spelling.is_within(text):
-                    at = len(text) - len(text.lstrip()) + 1
-                    return text[:at] + mark + text[at:]
-                parts = spelling.kept.split(text)
-                parts[::2] = [spelling.pairs.sub(rf"\g<0>{mark}", each) for each in parts[::2]]
-                return "".join(parts)
+    def _hidden(self, texts: Sequence[str]) -> dict[str, str]:
+        """Returns the characters of the texts to replace, each with another one."""
+        found = set().union(*texts)
+        fresh = fresh_characters(*texts, *self._template.literals)
+        letters = set().union(*self._names)
+        return {
+            each: next(fresh)
+            for each in sorted(found)
+            if each in letters or self._symbols.match(each)
+        }
 
-            return marked
+    def _replaced(self, given: tuple[Any, ...], hidden: Mapping[str, str]) -> tuple[Any, ...]:
+        whole = {ord(character): private for character, private in hidden.items()}
+        symbols = {code: each for code, each in whole.items() if self._symbols.match(chr(code))}
 
-        own, foreign = map(marking, self._spellings)
+        def replacing(kept: Collection[str]) -> Callable[[str], str]:
+            pairs = [(text.translate(symbols), text) for text in kept]
+
+            def replace(text: str) -> str:
+                text = text.translate(whole if text.strip() in self._names else symbols)
+                for replaced, plain in pairs:
+                    text = text.replace(replaced, plain)
+                return text
+
+            return replace
+
+        own, foreign = map(replacing, self._kept)
         messages = [
             {
                 name: value
@@ -138,68 +157,83 @@ class ControlTokens:
         return (messages, *(_mapped(each, foreign) for each in given[1:]))
 
     @cached_property
-    def _spellings(self) -> tuple[_Spelling, _Spelling]:
-        """Returns those of what the assistant and the system say, and of all else."""
-        literals, variants = self._template.literals, self._codec.reads_variants
-        return (
-            _Spelling.of(self.control, {*literals, *self.tags}, reads_variants=variants),
-            _Spelling.of(self.control | self.tags, literals, reads_variants=variants),
-        )
+    def _kept(self) -> tuple[Collection[str], Collection[str]]:
+        """Returns what stays as it is, so that a template finds it: in what the assistant and the
+        system say, and in all else. No control token has a part in it."""
+
+        def kept(control: Collection[str], tags: Collection[str]) -> Collection[str]:
+            pattern, joined = pattern_of(control), "\0".join(control)
+            beginnings = {text[:n] for text in control for n in range(1, len(text))}
+            ends = {text[-n:] for text in control for n in range(1, len(text))}
+            return [
+                text
+                for text in {*self._template.literals, *tags}
+                if 1 < len(text) < _LONGEST
+                and self._symbols.search(text)
+                and not pattern.search(text)
+                and text not in joined
+                and not any(
+                    text[:n] in ends or text[-n:] in beginnings for n in range(1, len(text))
+                )
+            ]
+
+        return kept(self.control, self.tags), kept(self.control | self.tags, ())
+
+    def _spelled(self, text: str) -> list[str]:
+        return [text[start:end] for start, end in occurrences(self._pattern, text)]
+
+    @cached_property
+    def _ids(self) -> frozenset[int]:
+        return frozenset(self._added[text][0] for text in self.control | self.tags)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         return pattern_of(self.control | self.tags)
 
     @cached_property
-    def _ids(self) -> frozenset[int]:
-        return frozenset(self._added[text][0] for text in self.control | self.tags)
+    def _symbols(self) -> re.Pattern[str]:
+        """Matches what a control token has at least one of."""
+        if self._codec.reads_variants:
+            return re.compile(_SYMBOL)
+        texts = self.control | self.tags
+        found = {*re.findall(_SYMBOL, "".join(texts))}
+        found |= {text[0] for text in texts if found.isdisjoint(text)}
+        return re.compile(f"[{re.escape(''.join(sorted(found)))}]" if found else r"(?!)")
 
-
-class _Spelling(NamedTuple):
-    """How a text spells control tokens. pairs: matches the former of its first two characters and
-    of its last two. kept: what templates look for, or what is read, in a group; no control token
-    has a part in it. joined: all of them, with others between."""
-
-    pairs: re.Pattern[str]
-    kept: re.Pattern[str]
-    joined: str
-
-    @classmethod
-    def of(
-        cls, control: Collection[str], kept: Collection[str], *, reads_variants: bool
-    ) -> _Spelling:
-        """reads_variants: in other characters, too, so that any sign may begin or end one."""
-        joined, known = "\0".join(control), pattern_of(control)
-        beginnings = {text[:n] for text in control for n in range(1, len(text))}
-        ends = {text[-n:] for text in control for n in range(1, len(text))}
-        apart = [
-            text
-            for text in kept
-            if 1 < len(text) < _LONGEST and _SYMBOL.search(text)
-            if not known.search(text) and text not in joined
-            if not any(text[:n] in ends or text[-n:] in beginnings for n in range(1, len(text)))
-        ]
-        pairs = sorted({text[:2] for text in control} | {text[-2:] for text in control})
-        within = [f"{re.escape(each[0])}(?={re.escape(each[1])})" for each in pairs if each[1:]]
-        if reads_variants:
-            within = [f"{_SYMBOL.pattern}(?=.)", f".(?={_SYMBOL.pattern})"]
-        return cls(
-            re.compile("|".join(within) or "(?!)", re.IGNORECASE | re.DOTALL),
-            re.compile(f"({pattern_of(apart).pattern})"),
-            joined.lower(),
-        )
-
-    def is_within(self, text: str) -> bool:
-        """Says whether a text is a part of a control token, and no word that templates look for."""
-        text = text.strip().lower()
-        return len(text) > 1 and bool(_SYMBOL.search(text)) and text in self.joined
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """Returns words that the template may make a control token of, such as the name in
+        <|name|>, unless it has them itself."""
+        before = {each[at:] for each in self._template.literals for at in range(-_LONGEST, 0)}
+        after = {each[:end] for each in self._template.literals for end in range(1, _LONGEST)}
+        found = {
+            word.group()
+            for text in self.control | self.tags
+            for word in re.finditer(r"\w+", text)
+            if text[: word.start()] in before and text[word.end() :] in after
+        }
+        return frozenset(found.difference(self._template.literals))
 
 
 def _has_tags(message: Mapping[str, Any], name: str) -> bool:
     return name == "content" and message["role"] in _SPEAKERS
 
 
-def _mapped(value: Any, change: Callable[[str], Any]) -> Any:
+def _texts_of(value: Any) -> Iterator[str]:
+    """Yields all that is in messages, tools and options, but for roles, which are checked."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _texts_of(name)
+            if name != "role" or each not in ROLES:
+                yield from _texts_of(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts_of(each)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -131,6 +131,7 @@ class AnswerReader(PartReader):
             with suppress(EndedError):
                 if form.is_begun or (yield from self._read_opening(form.thought.opening)):
                     yield from self._read_thought(form.thought.closing)
+                    yield from self._read_ending(form.thought)
         yield from self._read_rest()
 
     def _read_rest(self) -> Steps[None]:
@@ -141,14 +142,16 @@ class AnswerReader(PartReader):
             yield from self._more()
 
     def _read_opening(self, opening: str) -> Steps[bool]:
-        """Return True if the answer begins with a thought."""
+        """Return True if the answer begins with a thought. What opens its text is no text."""
+        text_opening = self._answer.text_opening
         while not self._answer.is_opened:
             text = self._held.lstrip()
             if text.startswith(opening):
                 self._held = text[len(opening) :]
                 self._add(PartKind.REASONING, "")
                 break
-            if not opening.startswith(text):
+            if all(text == each or not each.startswith(text) for each in (opening, text_opening)):
+                self._held = text.removeprefix(text_opening) if text_opening else self._held
                 return False
             yield from self._more()
         while not self._held.strip():
@@ -177,6 +180,10 @@ class AnswerReader(PartReader):
         self._add_thought(len(self._held.partition(closing)[0].rstrip()))
         self._add(PartKind.REASONING, "")
         self._held = self._held.lstrip().removeprefix(closing)
+
+    def _read_ending(self, thought: ThoughtForm) -> Steps[None]:
+        """Read what stands between the thought and the text."""
+        closing, lead = thought.closing, thought.lead
         while True:  # one that was ended for the model may be ended by it, too
             self._held = self._held.lstrip()
             if self._held.startswith(closing):
@@ -185,6 +192,9 @@ class AnswerReader(PartReader):
                 yield from self._more()
             else:
                 break
+        while lead.startswith(self._held) and self._held != lead:
+            yield from self._more()
+        self._held = self._held.removeprefix(lead)
 
     def _read_last_calls(self, closing: str) -> bool:
         """Read the calls of an answer whose thought was not ended before them, as some models write

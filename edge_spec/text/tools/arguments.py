@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}  # as JSON has them
 # A word in an object or array, which may be a name.
 _WORD = r"(?<![\w.+-])([^\W\d][\w.-]*)(\s*:)?"
+_TEXTS = r""""(?:\\.|[^"\\])*"|(?<!\w)'(?:\\.|[^'\\])*'"""
+# What is left as it is, or a word that is another one in Python.
+_PYTHON_TOKEN = re.compile(rf"{_TEXTS}|\b(true|false|none|null)\b", re.DOTALL | re.IGNORECASE)
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
@@ -225,10 +229,17 @@ def _literal(text: str, quote: str) -> Any:
     except ValueError:
         if quote != '"' and not text.startswith(("[", "{")):
             raise
-        value = ast.literal_eval(text)
+        text = _PYTHON_TOKEN.sub(_as_python, text)
+        with warnings.catch_warnings(action="ignore"):  # of escapes that are none
+            value = ast.literal_eval(text)
     if not isinstance(value, float):
         json.dumps(value, allow_nan=False)
     return value
+
+
+def _as_python(found: re.Match[str]) -> str:
+    word = found[1]
+    return found[0] if word is None else repr(json.loads(_WORDS[word.lower()]))
 
 
 def _as_plain_json(text: str, quote: str) -> str:
@@ -240,7 +251,7 @@ def _as_plain_json(text: str, quote: str) -> str:
             return found[0] if word is None else _WORDS[word.lower()]
         return as_json(word if own is None else own) + (colon or "")
 
-    pattern = rf'{quote}(.*?){quote}|"(?:\\.|[^"\\])*"|{_WORD}'
+    pattern = f"{quote}(.*?){quote}|{_TEXTS}|{_WORD}"
     return re.sub(pattern, as_token, text, flags=re.DOTALL)
 
 

@@ -22,6 +22,9 @@ THINK = ThoughtForm("<think>", "</think>", "\n</think>\n\n")
 SPECIAL = ThoughtForm("[THINK]", "[/THINK]", "[/THINK]")
 AIM, SAY = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 CHANNELS = AnswerForm(ThoughtForm(AIM, "<|end|>", f"<|end|>{SAY}"), calls=HARMONY)
+HEADED = AnswerForm(
+    ThoughtForm("<c>aim<m>", "<end>", "<end><a><c>say<m>"), text_opening="<c>say<m>"
+)
 # Tags are spelled in bytes, and are one token, or part of one.
 TOKENIZERS = [
     byte_tokenizer(["[THINK]", "[/THINK]"]),
@@ -73,6 +76,11 @@ def written(
         (f"{SAY}Yes.<eos>", CHANNELS, "", "Yes."),
         (f"so<|end|>{SAY}Yes.<eos>", replace(CHANNELS, is_opened=True), "so", "Yes."),
         ("<|chan", CHANNELS, "", "<|chan"),
+        ("<c>aim<m>so<end><a><c>say<m>Yes.<eos>", HEADED, "so", "Yes."),
+        ("<c>aim<m>so<end>Yes.<eos>", HEADED, "so", "Yes."),
+        ("<c>aim<m>so<end><a><c>s", HEADED, "so", "<a><c>s"),
+        ("<c>say<m>Yes.<eos>", HEADED, "", "Yes."),
+        ("<c>so", HEADED, "", "<c>so"),
     ],
 )
 def test_a_thought_is_told_from_the_text(

@@ -10,6 +10,8 @@ import pytest
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.parts.answer_form import TAGS, AnswerForm, ThoughtForm, speaks_of_thoughts
+from edge_spec.text.parts.part import PartKind
+from edge_spec.text.tools.formats import HARMONY
 from fixtures.echo_model import EOS, byte_tokenizer
 
 TURNS = (
@@ -90,6 +92,34 @@ def test_the_form_of_thoughts_is_found_in_the_template(
         assert found.text_opening == (FINAL if before == CHANNELS else "")
         assert found.is_opened == shown.endswith(form[0])
         assert found.is_closed == shown.endswith(form[1])
+
+
+ACTED = "<|START_THINKING|>{{ m.thinking }}<|END_THINKING|><|START_RESPONSE|>{{ m.content }}"
+TAGGED = "<think>\n{{ m.reasoning_content }}\n</think>\n<answer>\n{{ m.content }}"
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "calls"),
+    [
+        (ACTED, "<|START_THINKING|>so<|END_THINKING|><|START_RESPONSE|>Yes.", None),
+        (ACTED, "<|START_RESPONSE|>Yes.", None),
+        (TAGGED, "<think>\nso\n</think>\n<answer>\nYes.", None),
+        (f"{CHANNELS}{{{{ m.content }}}}", f"{FINAL}Yes.", HARMONY),
+    ],
+)
+def test_what_opens_the_text_of_an_answer_is_no_text(said: str, answer: str, calls: Any) -> None:
+    source = (
+        f"{{% for m in messages %}}{{% if m.role == 'user' %}}<u>{{{{ m.content }}}}{{% else %}}<a>"
+        f"{said}{{% endif %}}<eos>{{% endfor %}}{{% if add_generation_prompt %}}<a>{{% endif %}}"
+    )
+    text = ChatFormat(byte_tokenizer(), source, (EOS,), None)
+    form = text.answer_form(text.chat_prompt("Hi"))
+    assert form is not None and form.calls is calls
+    reader = form.reader()
+    parts = [*(part for sign in answer for part in reader.push(sign)), *reader.finish()]
+    for kind, expected in ((PartKind.REASONING, "so"), (PartKind.TEXT, "Yes.")):
+        found = "".join(part.text for part in parts if part.kind is kind).strip()
+        assert found == (expected if expected in answer else "")
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,10 @@ def in_function_tag(*arguments: tuple[str, str], name: str = "weather") -> str:
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
 
 
+BOTH_SPELLINGS = {"x": True, "label": "true null", "a": None}
+
+
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("key", "written", "meant"),
     [
@@ -205,6 +209,10 @@ def in_function_tag(*arguments: tuple[str, str], name: str = "weather") -> str:
         ("names", '["a", "</parameter>"]', ["a", "</parameter>"]),
         ("names", "['a', 'b']", ["a", "b"]),
         ("place", "{'x': 1, 'on': True}", {"x": 1, "on": True}),
+        ("place", "{'x': true, 'label': 'true null', \"a\": None}", BOTH_SPELLINGS),
+        ("place", '{"x": True, "label": "true null", "a": null}', BOTH_SPELLINGS),
+        ("place", '{"x": true,}', {"x": True}),
+        ("place", "{'x': '\\\\d \\\\n', 'a': '\\d'}", {"x": "\\d \\n", "a": "\\d"}),
         ("place", '{"x": 1', '{"x": 1'),
         ("more", "[1, 2]", [1, 2]),
         ("more", "2 euros", "2 euros"),
@@ -342,6 +350,8 @@ LITERALS = [
         "names=['a', \"b\"], place={'x': 1, \"label\": 'z'}",
         {"names": ["a", "b"], "place": {"x": 1, "label": "z"}},
     ),
+    ("more=[{'a': true, 'b': 'true'}, null]", {"more": [{"a": True, "b": "true"}, None]}),
+    (r'city="\d+ \\d"', {"city": r"\d+ \d"}),
     ("city=5", {"city": "5"}),
     ("days='5'", {"days": 5}),
     ('city="a, b)", days=2', {"city": "a, b)", "days": 2}),
@@ -350,11 +360,27 @@ LITERALS = [
 ]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("written", "meant"), LITERALS)
 def test_python_arguments_are_read(written: str, meant: Any) -> None:
     text = f"<|tool_call_start|>[weather({written})]<|tool_call_end|>"
     for cuts in ([], list(range(len(text)))):
         assert read_values("lfm2", text, cuts) == [("weather", meant)]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("{x:[1,2,],z:None}", {"x": [1, 2], "z": None}),
+        ("{x:'y'}", {"x": "y"}),
+        ("{x:'true',y:True}", {"x": "true", "y": True}),
+        ("""{x:<|"|>don't 'a'<|"|>,y:'it',z:it}""", {"x": "don't 'a'", "y": "it", "z": "it"}),
+    ],
+)
+def test_objects_in_quotes_of_a_formats_own_are_read(written: str, meant: Any) -> None:
+    text = f"<|tool_call>call:weather{{place:{written}}}<tool_call|>"
+    for cuts in ([], list(range(len(text)))):
+        assert read_values("gemma-4", text, cuts) == [("weather", {"place": meant})]
 
 
 @pytest.mark.parametrize(
