@@ -134,7 +134,7 @@ def _opened(served: Engine | Sequence[ModelOnDemand], options: ServerOptions) ->
         yield _Server(models, options, sockets)
 
 
-def serve(
+def run(
     served: Engine | Sequence[ModelOnDemand],
     options: ServerOptions,
     announce: Callable[[str, str, int], None] = lambda model, url, port: None,

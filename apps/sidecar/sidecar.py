@@ -404,7 +404,7 @@ class Sidecar:
 
     def _job(self, id: Id) -> Job | None:
         """Return the job of a request that is not answered yet."""
-        found = (each.jobs.get(id) for each in self._conversations.values())
+        found = (each.jobs.get(id) for each in list(self._conversations.values()))
         return next(filter(None, found), None)
 
     def _named(self, name: str) -> SidecarConversation:

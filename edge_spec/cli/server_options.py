@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
+from typing import Any
 
 from edge_spec.core.sampling_params import SamplingParams
 from edge_spec.errors import UsageError
@@ -20,6 +21,12 @@ _ORIGIN = re.compile(
 )
 _KEY = re.compile(r"[ -~]+")
 _LEAST_S = 1e-3
+_UNDECLARED: Sequence[tuple[str, Any, float | None]] = (  # their types, and the least
+    ("max_tokens", int | None, 1),
+    ("thought_tokens", int, 0),
+    ("sampling", SamplingParams, None),
+    ("asked_sampling", Mapping, None),
+)
 _server = partial(option, panel="Server")
 _several = partial(_server, (), read_as=list[str] | None)
 
@@ -86,9 +93,12 @@ class ServerOptions:
         key = self.api_key
         if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
             raise UsageError(  # which does not show it
-                "the API key (--api-key) is empty or not ASCII", remedy="Send another one."
+                "the API key (--api-key) is empty or not ASCII", remedy="Set another one."
             )
-        ranges: dict[str, tuple[float | None, float | None]] = {"max_tokens": (1, None)}
+        ranges: dict[str, tuple[float | None, float | None]] = {}
+        for name, taken, least in _UNDECLARED:
+            require_type(name, getattr(self, name), taken)
+            ranges[name] = least, None
         for name, declared in declared_options(ServerOptions).items():
             require_type(name, getattr(self, name), declared.type, declared.help)
             ranges[name] = declared.least, declared.most
@@ -96,7 +106,8 @@ class ServerOptions:
             value = getattr(self, name)
             if value is None:
                 continue
-            if (least is not None and value < least) or (most is not None and value > most):
+            is_much = least is None or value >= least  # not so where it is no number
+            if not is_much or (most is not None and value > most):
                 to = "or more" if most is None else f"to {most}"
                 raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {to}.")
         thought_budget(self.reasoning)

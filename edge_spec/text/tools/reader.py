@@ -333,7 +333,8 @@ class CallReader(CallSteps):
         if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
             return False
         self._take(end)
-        self._begin_call(name)
+        id = given.get("id")
+        self._begin_call(name, id if isinstance(id, str) else None)
         self._add_arguments(_as_object(as_json(given.get("arguments", given.get("parameters")))))
         return True
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edge_spec.text.parts.part import CallHead, Part, PartKind
 from edge_spec.text.tools.call_format import CallFormat
-from edge_spec.text.tools.formats import GENERIC
+from edge_spec.text.tools.formats import FORMATS, GENERIC
 from fixtures.read_calls import read
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n</tool_call>'
@@ -186,6 +186,14 @@ def test_a_block_of_code_is_shown_as_soon_as_it_is_no_call() -> None:
 
 def test_calls_are_counted_and_told_apart() -> None:
     assert len(set(read(GENERIC, CALL + CALL).ids)) == 2
+
+
+def test_a_call_has_the_id_that_the_model_writes_before_its_arguments() -> None:
+    id, name, arguments = '"id": "abcdefgh1"', '"name": "f"', '"arguments": {"a": 1}'
+    for members in ((id, name, arguments), (id, arguments, name), (name, id, arguments)):
+        call = f"{{{', '.join(members)}}}"
+        answer = read(FORMATS["mistral-v3"], f"[TOOL_CALLS] [{call}]", [])
+        assert (answer.calls, answer.ids) == ([("f", '{"a": 1}')], ["abcdefgh1"]), call
 
 
 def test_a_call_is_told_as_it_comes_its_name_first() -> None:
