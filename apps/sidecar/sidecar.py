@@ -388,7 +388,7 @@ class Sidecar:
                     "requests": list(conversation.jobs),
                     "last": conversation.last_stats,
                 }
-                for name, conversation in self._conversations.items()
+                for name, conversation in list(self._conversations.items())
             }
         }
 
@@ -420,10 +420,10 @@ class Sidecar:
         return found
 
     def _close_an_idle_one(self) -> None:
-        for name, conversation in self._conversations.items():
+        for name, conversation in list(self._conversations.items()):
             if conversation is not self._first and not conversation.jobs:
                 wait([conversation.end()], CLOSING_S)
-                del self._conversations[name]
+                self._conversations.pop(name, None)
                 return
         raise RpcError(Code.BUSY, f"{MAX_CONVERSATIONS} conversations are answering already")
 
