@@ -19,6 +19,7 @@ from edge_spec.drafters.protocol import Cost
 from edge_spec.engine.engine import Engine
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.placement.layer_selection import ChosenPart
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from edge_spec.text.grammar import Grammar
 
@@ -52,6 +53,8 @@ def engine(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(folder / "cache"))
         with load_engine(str(hf()), options, lambda what, fraction: None) as engine:
+            parts: Any = engine.parts.speculation_factory.setting.parts
+            parts |= {"early-exit": ChosenPart(1), "layer-skip": ChosenPart(None, (0,))}
             yield engine
 
 

@@ -78,10 +78,10 @@ def test_a_cache_that_cannot_grow_stays_as_it_was(session: Any, monkeypatch: Any
 
     monkeypatch.setattr(KvCache, "_allocate", no_memory)
     monkeypatch.setattr("edge_spec.runtimes.kv_cache.GROWTH_TOKENS", 4)
-    capacity = session._cache.capacity
+    capacity = session.cache.capacity
     with pytest.raises(MemoryError):
-        session._cache.reserve(capacity + 1, 3)
-    assert session._cache.capacity == capacity == session._cache._blocks["kv"].shape[-2]
+        session.cache.reserve(capacity + 1, 3)
+    assert session.cache.capacity == capacity == session.cache._blocks["kv"].shape[-2]
     monkeypatch.undo()
     assert (session.forward(tree).logits == before).all()
 
