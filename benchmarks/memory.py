@@ -25,7 +25,6 @@ from typing import Any
 import real_models
 from common import open_engine, report
 
-from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.models.devices import format_bytes, resident_bytes
 from edge_spec.models.memory import forecast
@@ -69,9 +68,8 @@ def measure(case: str, context: int, threads: int | None) -> dict[str, Any]:
         pass
 
     sides = [(model, runtime), (draft_model, draft_runtime)][: 2 if draft else 1]
-    export = ExportOptions(loaded.quantization, loaded.block_size)
     prepared = [
-        prepare_model(Source(name, silent), on, silent, export=export) for name, on in sides
+        prepare_model(Source(name, silent), on, silent, export=loaded.export) for name, on in sides
     ]
     said = forecast(prepared[0], prepared[1:], loaded)
     assert said is not None

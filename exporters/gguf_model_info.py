@@ -268,6 +268,14 @@ class SharedTables:
         return self.tensors[name].rows(rows).float32()
 
 
+_ASSERTED = {
+    "llada-moe": "expert_count",
+    "smallthinker": "expert_count",
+    "paddleocr": "rope.dimension_sections",
+}
+_BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are encoded
+
+
 def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     """Checks of the supported architectures everything that a conversion needs, of others, and of
     variants that cannot be converted, that the file is complete. Raises ModelFileError,
@@ -290,6 +298,7 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     mixes = metadata.get(f"{architecture}.expert_count", int)
     if family is not None and (EXPERTS in family.computes or not mixes):
         return checkpoint_of(file)
+    _check_architecture(metadata, architecture)
     if main_layers(metadata) is not None and is_only_mtp(file.tensors):
         raise UnsupportedModelError(
             f"{path} has the layer for multi-token prediction alone, not the model",
@@ -298,6 +307,17 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
     config = _dimensions(metadata, GgufKeys(metadata, architecture, tensors))
     return GgufModelInfo(path, config, tensors=tensors, **text_fields(file))
+
+
+def _check_architecture(metadata: Metadata, architecture: str) -> None:
+    """Raises ModelFileError for what the library asserts of these architectures."""
+    key = _ASSERTED.get(architecture)
+    layers = metadata.get("baichuan.block_count", int)
+    if key and not metadata.values.get(f"{architecture}.{key}"):
+        raise damaged(f"{metadata.path} lacks {architecture}.{key}")
+    if architecture == "baichuan" and layers not in _BAICHUAN_LAYERS:
+        told = f"has {layers} layers, expected one of {_BAICHUAN_LAYERS}"
+        raise damaged(f"{metadata.path} {told}")
 
 
 def _check_vectors(file: GgufFile) -> None:

@@ -330,11 +330,15 @@ def choose(
 
 
 def prepare_model(
-    source: Source, runtime: str, progress: Progress, how: RuntimeOptions = _NOTHING
+    source: Source,
+    runtime: str,
+    progress: Progress,
+    how: RuntimeOptions = _NOTHING,
+    export: ExportOptions = ExportOptions(),  # noqa: B008
 ) -> PreparedModel:
     """Choose a runtime, in the usual order, and prepare the model for it. Raises an EdgeSpecError
     where no runtime can have the model."""
-    chosen, _ = choose(ways_to_run(source, runtime, how))
+    chosen, _ = choose(ways_to_run(source, runtime, how, export))
     return chosen.prepare(progress)
 
 

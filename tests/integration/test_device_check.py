@@ -151,12 +151,11 @@ def test_a_process_that_crashes_or_hangs_takes_no_other_with_it(
     monkeypatch.setattr(
         device_check, "CHECKS", {name: CHECKS[name] for name in ("opens", "sessions")}
     )
-    all_found: list[Finding] = []
     limits_s = iter((60, 3 if device == "hangs" else 60))  # the first one answers
 
     def isolate(work: Any, *arguments: str, timeout_s: float) -> Any:
         return isolated(work, *arguments, timeout_s=next(limits_s))
 
-    run_checks(on(device), lambda what, share: None, all_found.extend, isolate)
+    all_found = list(run_checks(on(device), lambda what, share: None, isolate))
     assert all_found[0].level == "ok"
     assert all_found[-1].level == "fault" and reason in all_found[-1].found
