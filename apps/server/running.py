@@ -86,6 +86,7 @@ class _Server(uvicorn.Server):
         self.url = f"http://{host}:{self.port}"
         self.model = models.find(None).name
         self.interrupted = False
+        self._num_signals = 0
         self._sockets = sockets
         self._grace_s = options.grace_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -95,10 +96,15 @@ class _Server(uvicorn.Server):
         self.run(sockets=self._sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End by the first signal, cut all answers by the second."""
+        """End by the first signal, cut all answers by the second; the third ends the process, also
+        where a library does not return."""
         self.interrupted = self.interrupted or sig == signal.SIGINT
-        if self.should_exit and self._loop is not None:
+        if self._num_signals > 1:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+        elif self.should_exit and self._loop is not None:
             self._loop.call_soon_threadsafe(self._cut)
+        self._num_signals += 1
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

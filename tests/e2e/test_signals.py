@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import pty  # noqa: E402
 pytestmark = pytest.mark.model
 
 TIMEOUT_S = 60.0
+NEXT_S = 0.05  # from one signal to the next: a storm of them would let the process do nothing else
 TINY = "TINY"  # stands for the file's path
 REFERENCE = ["--runtime", "reference"]  # starts soonest
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -348,4 +350,6 @@ run = main.run
         assert process.stdout.readline() == b"in\n"
         while process.poll() is None:  # the first two are handled, in their time
             process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(NEXT_S)
     assert process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)  # wherever it was
