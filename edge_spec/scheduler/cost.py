@@ -304,7 +304,7 @@ class RoundCosts:
         self._around_s = 0.0  # of a round, outside drafting and the pass
         self._change_s = 0.0  # that a pass takes longer after one of another width
         self._returns = 1.0  # share of passes of more rows that a plain step follows
-        self._last_rows = costs.plain_rows  # of the last pass
+        self._last_rows = costs.plain_rows  # of the last pass; 0 where others shared it
         self._steps = self._tokens = 1.0  # means over rounds
         self._look()
 
@@ -316,7 +316,7 @@ class RoundCosts:
         """Return what passes of 1, 2, ... `rows` rows take on top of a plain step, the first of
         another width than the last one."""
         found = self.costs.further(rows)
-        if (change_s := max(0.0, self._change_s)) and self._last_rows <= rows:
+        if (change_s := max(0.0, self._change_s)) and 0 < self._last_rows <= rows:
             found[self._last_rows - 1] -= change_s
         return found
 
@@ -351,13 +351,13 @@ class RoundCosts:
             self._returns = faded(self._returns, float(is_plain))
             if is_plain and is_scaled:
                 self._change_s = faded(self._change_s, min(seconds - before_s, before_s))
-        if rows != self._last_rows and is_scaled:
+        if self._last_rows not in (0, rows) and is_scaled:
             seconds = max(seconds - max(0.0, self._change_s), 0.5 * seconds)
         slowed = self.costs.observe(rows, seconds)
         before_s = before_s if is_scaled else self.costs.at(1)
         around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
         self._around_s = faded(self._around_s, without_outlier(around_s, self.costs.at(rows)))
-        self._last_rows = rows
+        self._last_rows = rows if round_stats.num_sharing == 1 else 0
         self._look()
         # Drafters were asked before the pass, when the machine may have been slower still.
         now_s = max(self.plain_s, max(1.0, min(slowed, OUTLIER)) * before_s)
@@ -388,7 +388,8 @@ class RoundCosts:
         """Return what changing to this width takes, and changing back where that is usual."""
         if rows <= self.costs.plain_rows:
             return 0.0
-        return (self._returns + (rows != self._last_rows)) * max(0.0, self._change_s)
+        changes = self._last_rows not in (0, rows)
+        return (self._returns + changes) * max(0.0, self._change_s)
 
 
 def faded(mean: float, value: float, memory: float = _MEMORY) -> float:
