@@ -58,6 +58,11 @@ class DecoderWalk(Generic[Value]):
     # (update, residual, prefix): multiplies the stream that a layer leaves with its own number.
     scale_layer: Callable[[Value, Value, str], tuple[Value | None, Value]]
 
+    @property
+    def head_name(self) -> str:
+        """The output matrix, which may be that of the embeddings."""
+        return "model.embed_tokens.weight" if self.config.tied_embeddings else "lm_head.weight"
+
     def embed(self, half: str = "model") -> Value:
         """The stream before the first layer. half: "model" or "encoder"."""
         config = self.config

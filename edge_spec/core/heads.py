@@ -29,8 +29,8 @@ class FollowsBy(Enum):
 @dataclass(frozen=True, eq=False)
 class Transitions:
     """What is likelier after which token (DSpark's Markov head): the product of two rows is added
-    to a logit, one of what is made of the token before, by `joined`, weight [out, in] and bias
-    [out], if at all, and one of the token that is scored."""
+    to a logit, one of the token before, or what `joined` makes of it, and one of the token that is
+    scored. joined: weight [out, in] and bias [out]."""
 
     kind: FollowsBy
     rank: int
@@ -46,7 +46,7 @@ class Transitions:
 
 @dataclass(frozen=True, eq=False)
 class Confidence:
-    """Gives a draft token's chance to be accepted: a sum of products in the logistic function."""
+    """Gives a draft token's chance to be accepted: the logistic function of a sum of products."""
 
     weight: np.ndarray  # [hidden_size (+ rank)], of a state and of the row of the token before
     bias: float

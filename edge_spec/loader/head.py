@@ -83,10 +83,10 @@ def open_trained_head(
     `runtimes.open_head` and `head_backend` do, and UsageError for a target without weights that a
     head shares."""
     head = runtimes.open_head(path, target.config)
-    told = f"the head {path} shares"
+    who = f"the head {path} shares"
     network: HeadNetwork
     if isinstance(head, AssistantHead):
-        tables: TargetTables = StoredTables(open_tables(source, told))
+        tables: TargetTables = StoredTables(open_tables(source, who))
         network = AssistantNetwork(_with_fewer_tokens(head, target), tables)
     else:
         backend = head_backend(path, source.identity, target.config.hidden_size, threads, keeps)
@@ -94,7 +94,7 @@ def open_trained_head(
             network = MedusaNetwork(head, backend)
         else:
             has_tables = head.embed_rows is not None and head.head_rows is not None
-            tables = _NoTables() if has_tables else StoredTables(open_tables(source, told))
+            tables = _NoTables() if has_tables else StoredTables(open_tables(source, who))
             if isinstance(head, DFlashHead):
                 network = DFlashNetwork(_with_fewer_tokens(head, target), tables, backend)
             else:

@@ -74,8 +74,7 @@ class CoreMlPass(DecoderWalk[Var]):
         x, _ = self.add_and_norm(update, residual, "model.norm")
         outputs = []
         if scores:
-            head = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
-            outputs = self.logits(x, head)
+            outputs = self.logits(x, self.head_name)
         if hidden or not scores:
             outputs.append(self.flat(x, "hidden"))
         return outputs

@@ -65,7 +65,7 @@ class IntegerWeights:
         blocks = (weight.bits, weight.block_size)
         return self._nodes.multiply_blocks(inputs, shape, blocks, output_of(names[0]))
 
-    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> str:
+    def embed(self, ids: str, output: str, name: str) -> str:
         """ids: [1, rows] -> `output` [1, rows, columns], those rows of a table."""
         if name == EMBEDDING:  # which a head may have the same blocks of, in another shape
             inputs = [*self._store_table(name)]
@@ -146,8 +146,9 @@ class IntegerWeights:
             self._nodes.weights.add(name, weight.packed),
             self._nodes.weights.add(name + ".scales", weight.scales),
         ]
-        if weight.zero_points is not None:
-            inputs.append(self._nodes.weights.add(name + ".zero_points", weight.zero_points))
+        zero_points = weight.zero_points
+        if zero_points is not None:
+            inputs.append(self._nodes.weights.add(name + ".zero_points", zero_points))
         return inputs
 
 
@@ -174,7 +175,7 @@ class FloatWeights:
     def rounded(self, x: str, names: Sequence[str]) -> str:
         return self.linear(x, names, [])
 
-    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> str:
+    def embed(self, ids: str, output: str, name: str) -> str:
         stored = output if self._stored is np.float32 else output + ".stored"
         return self.widen(self.look_up(ids, name, stored), output)
 
@@ -240,7 +241,6 @@ class Emitter(Nodes, DecoderWalk[str]):
         super().__init__(weights)
         self.checkpoint = checkpoint
         self.config = checkpoint.config
-        self.head_name = EMBEDDING if self.config.tied_embeddings else "lm_head.weight"
 
     def branch(self) -> Emitter:
         """Returns an empty list of nodes that read the same weights."""

@@ -52,7 +52,7 @@ class OnnxExporter:
         experts = checkpoint.config.experts if is_composed(checkpoint.config) else None
         problem = head_problem(checkpoint.config)
         if experts and (experts.sigmoid or experts.choice_bias or experts.biases):
-            problem = "its experts have sigmoids or biases, not written for their activation"
+            problem = "experts with sigmoids or biases are not written for their activation"
         if problem is not None:
             raise UnsupportedModelError(
                 f"{checkpoint.path}: {problem}",

@@ -37,7 +37,7 @@ from edge_spec.exporters.block_quantize import (
     quantize_stored,
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.onnx.emitter import EMBEDDING, Emitter, FloatWeights, output_of
+from edge_spec.exporters.onnx.emitter import Emitter, FloatWeights, output_of
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes, tensor
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
@@ -64,7 +64,7 @@ _LARGEST = 127  # of symmetric 8-bit levels
 class StaticFloats(FloatWeights):
     """Stores matrices as float16 or float32, and multiplies with them as float32."""
 
-    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> str:
+    def embed(self, ids: str, output: str, name: str) -> str:
         return self.widen(self.look_up(ids, name, output), output + ".float32")
 
 
@@ -88,8 +88,8 @@ class StaticIntegers:
         widened = self._blocks(name) if self._bits == 4 else self._channels(name)
         return self._nodes.add("MatMul", [x, widened], output_of(name))
 
-    def embed(self, ids: str, output: str) -> str:
-        nodes, (levels, scales) = self._nodes, self._table(EMBEDDING)
+    def embed(self, ids: str, output: str, name: str) -> str:
+        nodes, (levels, scales) = self._nodes, self._table(name)
         column = nodes.constant("column_shape", [1, -1, 1])
         picked = nodes.add("Gather", [levels, ids], output + ".levels")
         floats = nodes.add("Cast", [picked], output + ".floats", to=TensorProto.FLOAT)
@@ -169,9 +169,6 @@ class StaticPass(Emitter):
         self._function, self._rows = function, function.rows
         self._shape, self._state, self._fuses_norms = shape, state, fuses_norms
         self._groups = self.config.num_heads // self.config.num_kv_heads
-        ends = ("attended", "output")
-        layers = range(self.config.num_layers)
-        self._sums = (f"model.layers.{layer}.{end}" for layer in layers for end in ends)
 
     def build(self, hidden: bool, on_layer: Callable[[int], None]) -> ModelProto:
         """hidden: whether what is scored is returned, too."""
@@ -211,11 +208,11 @@ class StaticPass(Emitter):
         return self.add("Tile", [mask, repeats], mask + ".groups")
 
     def look_up(self, table: str, output: str) -> str:
-        return self.static.embed("input_ids", output)
+        return self.static.embed("input_ids", output, table)
 
     def add_and_norm(self, update: str | None, residual: str, name: str) -> tuple[str, str]:
         if update is not None:
-            residual = self.plus(residual, update, next(self._sums))
+            residual = self.plus(residual, update, name + ".sum")
         return self.norm(residual, name), residual
 
     def _keys_and_values(self, x: str, layer: int) -> list[str]:

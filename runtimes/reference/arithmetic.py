@@ -202,11 +202,8 @@ class Arithmetic(DecoderWalk[np.ndarray]):
         return ACTIVATIONS[self.config.activation](gate)
 
     def head(self, hidden: np.ndarray, output: str) -> np.ndarray:
-        return self.linear(hidden, "", [self.head_name])
-
-    @property
-    def head_name(self) -> str:
-        return "model.embed_tokens" if self.config.tied_embeddings else "lm_head"
+        scores: np.ndarray = hidden @ self.vector(self.head_name).T
+        return scores
 
     def split_heads(self, x: np.ndarray, layer: int, part: str) -> np.ndarray:
         return x.reshape(len(x), -1, self.config.heads(layer).head_dim).swapaxes(0, 1)

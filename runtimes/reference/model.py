@@ -242,12 +242,12 @@ class ReferenceLayerStream(Arithmetic):
     def head(self, hidden: np.ndarray, output: str) -> np.ndarray:
         """Some tokens at a time."""
         if self._observe is not None:
-            self._observe(self.head_name + ".weight", hidden)
+            self._observe(self.head_name, hidden)
         size = self.config.vocab_size
         scores = np.empty((len(hidden), size), np.float32)
         for start in range(0, size, _HEAD_ROWS):
             part = np.arange(start, min(start + _HEAD_ROWS, size))
-            head = self.weights.rows(self.head_name + ".weight", part)
+            head = self.weights.rows(self.head_name, part)
             scores[:, start : start + len(part)] = hidden @ head.T
         return scores
 

@@ -55,7 +55,7 @@ class AssistantNetwork(HeadNetwork):
         self, tokens: np.ndarray, states: np.ndarray, position: int, near: KeysValues
     ) -> RowScores:
         """tokens: [1], in the place of the pending one. states: [1, target_size], of the token
-        before it. near: of `near`. The next row goes on from the state of what is returned."""
+        before it. near: as `near` returns it. The next row goes on from the returned state."""
         embedded = self._embed(tokens) * np.float32(self.head.embedding_scale)
         # Numpy's other threads would wait for the target's, which still hold the cores.
         with _blas().limit(limits=1, user_api="blas"):

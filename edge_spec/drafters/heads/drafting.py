@@ -184,7 +184,8 @@ class HeadDrafter(LearningDrafter):
         return self._said[place]
 
     def _score(self, path: Path) -> RowScores:
-        """Returns what a serial head says, by a pass after those of the path without its end."""
+        """Returns what a serial head says, by a pass that goes on from the one of the path without
+        its last token."""
         raise NotImplementedError
 
     def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
@@ -198,9 +199,9 @@ class HeadDrafter(LearningDrafter):
         return self._chooser.ranked(row.spread(self._vocab_size), path)
 
 
-def head_scores(logits: np.ndarray, count: int = SIBLINGS) -> HeadScores:
-    """logits: [heads, scored tokens], NaN where shares will be. count: of the likeliest ones."""
-    likeliest = top_tokens(logits, min(count, logits.shape[1]))
+def head_scores(logits: np.ndarray) -> HeadScores:
+    """logits: [heads, scored tokens]. The shares of a head are NaN where any of its logits is."""
+    likeliest = top_tokens(logits, min(SIBLINGS, logits.shape[1]))
     with np.errstate(invalid="ignore"):
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares = np.take_along_axis(powers, likeliest, axis=1) / powers.sum(axis=1, keepdims=True)
