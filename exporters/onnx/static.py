@@ -169,6 +169,9 @@ class StaticPass(Emitter):
         self._function, self._rows = function, function.rows
         self._shape, self._state, self._fuses_norms = shape, state, fuses_norms
         self._groups = self.config.num_heads // self.config.num_kv_heads
+        ends = ("attended", "output")
+        layers = range(self.config.num_layers)
+        self._sums = (f"model.layers.{layer}.{end}" for layer in layers for end in ends)
 
     def build(self, hidden: bool, on_layer: Callable[[int], None]) -> ModelProto:
         """hidden: whether what is scored is returned, too."""
@@ -212,7 +215,7 @@ class StaticPass(Emitter):
 
     def add_and_norm(self, update: str | None, residual: str, name: str) -> tuple[str, str]:
         if update is not None:
-            residual = self.plus(residual, update, name + ".sum")
+            residual = self.plus(residual, update, next(self._sums))
         return self.norm(residual, name), residual
 
     def _keys_and_values(self, x: str, layer: int) -> list[str]:
