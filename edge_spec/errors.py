@@ -66,7 +66,7 @@ class ModelFileError(EdgeSpecError):
 
 
 class BundleError(ModelFileError):
-    """A bundle's manifest or one of its files is."""
+    """A bundle's manifest or one of its files is missing, truncated or corrupt."""
 
 
 class UnsupportedModelError(EdgeSpecError):
@@ -74,7 +74,7 @@ class UnsupportedModelError(EdgeSpecError):
 
 
 class UnknownArchitectureError(UnsupportedModelError):
-    """Another exporter may know it."""
+    """A model of an architecture that this reader does not know; another exporter may."""
 
 
 class ExportError(EdgeSpecError):
@@ -94,7 +94,7 @@ class DeviceError(EdgeSpecError):
 
 
 class DeviceMemoryError(DeviceError):
-    """It has too little memory for the model or its cache."""
+    """A device has too little memory for the model or its cache."""
 
 
 class SessionError(EdgeSpecError):

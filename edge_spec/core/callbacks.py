@@ -1,5 +1,5 @@
-"""Functions that libraries call back. What a signal's handler raises within one is lost, so those
-that raise ask first (`comes_later`)."""
+"""Functions that libraries call back. What a signal's handler raises within one is lost, so
+handlers that raise ask first (`comes_later`)."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class ModelConfig:
 
     @property
     def unlike_layers(self) -> str | None:
-        """Return in words in what layers are unlike each other, beside windows and rotations."""
+        """Return in words how layers differ, beside windows and rotations; None: they do not."""
         if self.kv_sources:
             return "layers with the keys and values of others"
         if self.layer_embeddings is not None:

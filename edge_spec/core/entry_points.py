@@ -65,7 +65,8 @@ def load(kind: str, point: EntryPoint) -> Any:
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """Silences what a library logs below an error, as coremltools does on other systems."""
+    """Silences what a library logs below an error: coremltools warns of parts that only macOS
+    has."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -78,8 +78,9 @@ class SharesKeysValues(Protocol):
     """A session whose keys and values may be read by another network that attends to them."""
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
-        """layers: whose keys and values are asked for from now on, each with its own; none at
-        first. Raises UnsupportedModelError where the library does not give them for this model."""
+        """layers: those with keys and values of their own that are asked for from now on; none, as
+        at first: nobody asks. Raises UnsupportedModelError where the library does not give them for
+        this model."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Return what a layer has of the committed tokens, keys as they were turned: [kv_heads,

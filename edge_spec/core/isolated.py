@@ -22,7 +22,7 @@ _MARK = "edge-spec answers: "  # libraries may print, too
 _TOLD = "edge-spec has done: "
 _TICK_S = 0.5  # within which an interrupt is noticed on every system
 _END_S = 10.0  # for a library to end in, after the answer
-_DRAIN_S = 1.0  # for a process to end by itself, after the last line
+_EXIT_S = 1.0  # for a process to end by itself, after the last line
 _MAX_LINE = 200  # characters of each of the two lines that a library printed last
 
 
@@ -75,7 +75,7 @@ class Lifeline:
         environment: Mapping[str, str],
         errors: IO[bytes] | int = subprocess.DEVNULL,
     ) -> subprocess.Popen[str]:
-        """errors: what the process writes its own to. Raises IsolatedError after `end`."""
+        """errors: the process's standard error. Raises IsolatedError after `end`."""
         with self._lock:
             if self._ended:
                 raise IsolatedError("it is not wanted any more")
@@ -141,7 +141,7 @@ def _run(
         try:
             found = _answer_in(lines, timeout_s, on_step)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_DRAIN_S)
+                process.wait(_EXIT_S)
         finally:
             process.kill()
             status = process.wait()

@@ -167,8 +167,8 @@ class KeepsPlaces(Protocol):
     """A session that reads text again after a rollback, but to places that it was asked to keep."""
 
     def keep_place(self) -> None:
-        """Keeps what going back to here takes. Between passes; where memory ends, it forgets places
-        that were never of use."""
+        """Keeps what going back to here takes. Between passes; where memory for this ends, it
+        forgets places, first those that were never of use."""
 
     def place_before(self, length: int) -> int:
         """Return the longest length up to this one that `rollback` reads nothing again for."""

@@ -34,7 +34,7 @@ from edge_spec.distill.answers import choose_scored
 from edge_spec.distill.features import Example, load_arrays, save_arrays, to_half
 from edge_spec.distill.forecast import time_head
 from edge_spec.distill.prompts import HELD_OUT, Conversation
-from edge_spec.distill.request import DistillRequest, require_torch
+from edge_spec.distill.request import DistillRequest, require_trainer
 from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
 from edge_spec.loader.head import open_tables, open_trained_head
@@ -64,8 +64,8 @@ class KeptAnswer(NamedTuple):
 
 
 class HeadReport(NamedTuple):
-    """until: the number of the first answer that the head has not seen. learnt_tokens: how many it
-    has. speedup: forecast, over plain decoding."""
+    """until: the number of the first answer that the head has not seen. learnt_tokens: how many
+    it was trained on. speedup: forecast, over plain decoding."""
 
     until: int
     learnt_tokens: int
@@ -236,7 +236,7 @@ def require_learnable(asked: AskedOptions) -> None:
             "--learn trains who drafts, and other drafters were asked for",
             remedy="Leave --draft and --drafter out, or --learn.",
         )
-    require_torch()
+    require_trainer()
 
 
 def start_learning(models: OpenModels) -> Learner:

@@ -58,7 +58,7 @@ class DistillRequest:
                 remedy = "Remove it, or give another --out."
                 raise UsageError(f"{self.out} exists already", remedy=remedy)
             require_writable(self.out.parent)
-        require_torch()
+        require_trainer()
         if self.ray is not None and find_spec("ray") is None:
             raise MissingDependencyError(
                 "--ray needs Ray, which is not installed",
@@ -66,7 +66,7 @@ class DistillRequest:
             )
 
 
-def require_torch() -> None:
+def require_trainer() -> None:
     """Raises MissingDependencyError without PyTorch, or without what computes drafters."""
     for module, name, extra in (
         ("torch", "PyTorch", "distill"),

@@ -116,9 +116,10 @@ def _cascade(name: str, context: DrafterContext, lowest: Sequence[StageDrafter] 
 
 def _part(kind: Any, context: DrafterContext, name: str) -> Any:
     if name not in context.parts:
+        or_named = ", or name an exit with --exit-layer" if name == "early-exit" else ""
         raise UsageError(
             f"it is not known which layers the drafter {name} leaves out",
-            remedy="Search them with edge-spec tune-skip, or name an exit with --exit-layer.",
+            remedy=f"Search for them with edge-spec tune-skip{or_named}.",
         )
     return kind(name, context.parts[name])
 

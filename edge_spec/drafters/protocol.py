@@ -173,7 +173,8 @@ class Drafter:
 
     @property
     def sibling_acceptance(self) -> Sequence[float]:
-        """How often the first, second, ... sampled child of a row is accepted; empty without."""
+        """How often the first, second, ... sampled child of a row is accepted; empty
+        where none are sampled."""
         return ()
 
     # Between `propose` and `observe`, on another thread, while the target scores a tree.

@@ -37,9 +37,8 @@ class Place:
 
 
 class Places:
-    """The places of one text, within a bound of memory: where it is reached, the first one goes
-    that was never of use, but for the lowest, from which most texts go on that share a
-    beginning."""
+    """The places of one text, within a bound of memory. Beyond it, the first one that was never of
+    use goes; the lowest, from which most texts go on that share a beginning, only after those."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []  # by length

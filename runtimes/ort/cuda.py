@@ -185,8 +185,6 @@ def _cuda_version(onnxruntime: Any) -> str:
 
 
 _MAX_WORDS = 200  # characters of the library's own
-
-
 _INSTALL = 'Run: pip install "edge-spec[gpu]", which brings them from NVIDIA\'s packages.'
 _NO_MEMORY = (
     "the device has too little free memory",

@@ -1,4 +1,4 @@
-"""The graph of a bundle in the form that a device runs best, made when the model is loaded.
+"""Graphs that are made of a bundle's own: in the form that a device runs best, and with features.
 
 A bundle holds one graph (exporters/onnx/graph.py), as the CPU runs it. Others are made of it in
 memory, over the same file of weights.
@@ -17,10 +17,9 @@ Norms add up in float32 inside onnxruntime, and what they read may be too large 
 Gemma 3, the residual stream is. Such a model keeps a wide stream: embeddings, residual sums and
 norms stay float32, with a Cast before and after each matrix.
 
-The graph of a model that also gives features (`edge_spec.core.features`), as further outputs.
-
-Made from the graph of exporters/onnx/graph.py when a session first asks, over the same file of
-weights: residual streams are there under the exporter's names, and are merely given out.
+On the CPU, the graph that also gives features (`edge_spec.core.features`), as further outputs, is
+made when a session first asks: residual streams are there under the exporter's names, and are
+merely given out.
 
     feature.N            [1, rows, hidden_size]   the residual stream that enters layer N
     feature.num_layers   [rows, hidden_size]      after the final norm: of all rows, not only of

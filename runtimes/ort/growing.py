@@ -8,7 +8,6 @@ rows are kept; of fewer rows, and after a rollback, the beginning is copied.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +44,15 @@ class GrowingModel:
     def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
         # Planned memory is kept for every shape, and each pass has a shape of its own here.
         loader = GraphLoader(bundle, options, enable_mem_pattern=False)
-        self.capabilities = Capabilities(
-            max_rows=MAX_ROWS, trees=False, rollback=True, hidden_states=False
-        )
         self.config = loader.config
         self._inference: Any = loader.open(GRAPH_FILE)
-        self.capabilities = replace(self.capabilities, kernels=loader.kernels)
+        self.capabilities = Capabilities(
+            max_rows=MAX_ROWS,
+            trees=False,
+            rollback=True,
+            hidden_states=False,
+            kernels=loader.kernels,
+        )
         path = bundle.file(GRAPH_FILE)
         self._caches = _read_caches(self._inference, self.config.vocab_size, path)
 

@@ -121,7 +121,8 @@ _log = logging.getLogger(__name__)
 
 
 def wanted() -> str:
-    """Name the kernels that bundles get here, and their own build; "" for none."""
+    """Name the kernels that bundles get here, and their own build; "" for none. Raises UsageError
+    as `refusal` does."""
     return library.build_name() if refusal() is None else ""
 
 

@@ -86,8 +86,10 @@ def test_an_exit_that_was_asked_for_leaves_the_text_as_it_is(bundle: Path, layer
 
 
 def test_without_a_part_a_line_says_how_to_find_one(bundle: Path) -> None:
-    with pytest.raises(UsageError, match=r"drafter early-exit leaves out.*tune-skip"):
+    with pytest.raises(UsageError, match=r"drafter early-exit leaves out.*tune-skip.*exit-layer"):
         opened(bundle, "early-exit")
+    with pytest.raises(UsageError, match=r"drafter layer-skip leaves out.*tune-skip\.$"):
+        opened(bundle, "layer-skip")
 
 
 @pytest.mark.parametrize("layer", [0, LAYERS, -1])

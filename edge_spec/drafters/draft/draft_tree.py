@@ -79,7 +79,7 @@ def ranked(preference: np.ndarray) -> list[tuple[int, int]]:
 
 
 def kinds_of(tokens: np.ndarray, shares: np.ndarray) -> list[tuple[int, int]]:
-    """(token, kind of draft token) of tokens with these shares, in falling order, but for 0."""
+    """(token, kind of draft token) of tokens with these shares, in falling order; none of 0."""
     return [
         (token, kind_of(OTHER if rank else FIRST, share))
         for rank, (token, share) in enumerate(zip(tokens.tolist(), shares.tolist(), strict=True))

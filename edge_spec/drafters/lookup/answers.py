@@ -1,8 +1,8 @@
 """Drafts from other texts, files of the user's or earlier answers: what follows the longest end of
 the text that occurs in one (SuffixDecoding, Oliaro et al. 2024; SAM decoding, Hu et al. 2024).
 
-Answers are kept in one file a model, which is asked for: it holds their tokens, each answer after
-the last tokens of its prompt; the rest of a prompt is never kept.
+Answers are kept in one file a model, and only where a user asks for it: the file holds their
+tokens, each answer after the last tokens of its prompt; the rest of a prompt is never kept.
 
 The share of a match's occurrences that a token follows is no calibrated chance: one occurrence of
 two tokens is always unanimous and mostly wrong. So confidence is learnt for kinds of draft tokens
@@ -73,8 +73,8 @@ class KeptAnswers:
                 self.num_forgotten += 1
 
     def add(self, answer: Sequence[int], begun_after: int) -> None:
-        """Keeps an answer that is new, and was begun after the last time that all were forgotten.
-        What cannot be saved drafts until this process ends."""
+        """Keeps an answer that is new. begun_after: `num_forgotten` when it began; one of before is
+        forgotten, too. What cannot be saved drafts until this process ends."""
         self.look_for_file()
         with self._lock:
             new = list(answer)[-MAX_NEW_TOKENS:]
