@@ -11,7 +11,7 @@ rows, each reached with this chance at least. Draft tokens branch only where the
 measured to allow it, or with --branches. Prompt by prompt, interleaved with plain decoding in one
 process, each case keeping what it learns; times are of decoding alone, the median over repetitions.
 Reliability counts every row that a drafter proposed and the text decided: Brier
-score, and expected calibration error over ten bins. On llama.cpp also how many passes took the
+score, and expected calibration error over ten bins. On llama.cpp also how many passes reused the
 graph of the pass before.
 """
 
@@ -164,7 +164,7 @@ def measure(
     reused: Counter[str],
     arguments: Any,
 ) -> Repetitions:
-    """Statistics by case, "none" among them. reused: counts graphs by case."""
+    """Statistics by case, "none" among them. reused: counts reused graphs by case."""
     repetitions: Repetitions = {case: [] for case in ("none", *cases)}
     for _ in range(arguments.repetitions):
         for of_case in repetitions.values():

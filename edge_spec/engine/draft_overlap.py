@@ -25,10 +25,10 @@ _Kind = tuple[int, tuple[str, ...]]
 class OverlappedDrafting:
     """Lets drafters draft on, in one thread for all rounds, as long as a block runs.
 
-    trial: says when; None: in every round. why_not: drafters never do. reads_prompts: they read a
-    prompt while the target does, on a device of their own. Drafters and what they share with the
-    target's thread, the sampler above all, are used by one thread at a time: the block has to leave
-    them alone.
+    trial: says when; None: in every round. why_not: why they never do; None: they may.
+    reads_prompts: they read a prompt while the target does, on a device of their own. Drafters and
+    what they share with the target's thread, the sampler above all, are used by one thread at a
+    time: the block has to leave them alone.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class OverlappedDrafting:
     ) -> None:
         self.reads_prompts = reads_prompts
         self.was_ready = False  # whether draft tokens of this round were made in the one before
-        self.why_not = why_not  # they go on in this round
-        self.goes_on = False  # whether they do
+        self.why_not = why_not  # why they do not draft on in this round; None: they may
+        self.goes_on = False  # whether they draft on in this round
         self._drafters = drafters if why_not is None else ()
         self._trial = trial
         self._thread = ThreadPoolExecutor(1, "edge-spec-draft")

@@ -119,7 +119,7 @@ def require_room(prompt: Sequence[int], context_length: int) -> None:
 
 
 def _predicted_tokens(parts: EngineComponents, text: str | None) -> list[int] | None:
-    """Returns as many as an answer has room for."""
+    """Returns the tokens of a predicted text, at most as many as the context holds."""
     if text is None:
         return None
     tokenizer = parts.text.tokenizer

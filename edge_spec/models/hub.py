@@ -132,8 +132,8 @@ def is_gguf(name: str) -> bool:
 
 
 def has_to_be_head(names: Collection[str]) -> bool:
-    """Say whether these files are a directory without a tokenizer, which only a trained head needs
-    none of: its config.json tells whether it is one."""
+    """Say whether these files are a directory without a tokenizer, which only a trained head can
+    do without: its config.json tells whether it is one."""
     return CONFIG in names and TOKENIZER not in names
 
 

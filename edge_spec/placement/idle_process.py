@@ -22,10 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 class IdleProcess:
-    """Calls `work` from a thread whenever no answer has been written for `quiet_s` seconds, with
-    what an answer ends it by, until it fails.
+    """Calls `work` from a thread whenever no answer has been written for `quiet_s` seconds, until
+    it fails.
 
-    work: raises IsolatedError where it failed or was ended. may_begin: asked before each call.
+    work: takes the Lifeline that ends its process when an answer begins; raises IsolatedError where
+    it failed or was ended. may_begin: asked before each call.
     """
 
     def __init__(

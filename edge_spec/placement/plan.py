@@ -29,7 +29,7 @@ class Placement:
     does not fit. pair_step_s: of a step with USUAL_DRAFT_TOKENS of the draft, by what each model
     takes alone; None where one of the two does not fit by itself. memory_bytes: of all its models
     with PLANNED_TOKENS of text, None where a runtime cannot tell; on_devices: in devices' own
-    memory, by its labels in a `Forecast`.
+    memory, by their labels in a `Forecast`.
     """
 
     target: Place

@@ -75,8 +75,8 @@ def measure_place(
 def measure_apart(
     place: Candidate, max_s: float, on_step: OnStep, texts: Sequence[Text]
 ) -> Profile:
-    """Do the same in a process of its own. Raises IsolatedError, and NoAnswerError for a place that
-    is not worth waiting for again."""
+    """Call `measure_place` in a process of its own. Raises IsolatedError, and NoAnswerError for a
+    place that is not worth waiting for again."""
     done = 0.0
 
     def on_done(fraction: float) -> None:

@@ -313,8 +313,8 @@ class RoundCosts:
         return 1 + (self.costs.at(rows) - self.costs.at(1) + self._switch_s(rows)) / self.plain_s
 
     def further(self, rows: int) -> list[float]:
-        """Return what passes of 1, 2, ... `rows` rows take on top of a plain step, the first of
-        another width than the last one."""
+        """Return the seconds that passes of 1, 2, ... `rows` rows take on top of a plain step. One
+        as wide as the last pass takes less by what a change of width costs."""
         found = self.costs.further(rows)
         if (change_s := max(0.0, self._change_s)) and 0 < self._last_rows <= rows:
             found[self._last_rows - 1] -= change_s

@@ -5,8 +5,8 @@ All follow from a library's build, the processor, the form of the weights and a 
 from its values: they are kept in the cache under these and shared by all models of one shape.
 
 Policies correct the costs by every pass, and a profile takes their place. Before anything is known,
-usual proportions do. What the passes of an answer took is kept for the next session, beside what
-those before took: the machine may have been busy.
+usual proportions do. What the passes of an answer took is kept for the next session, averaged with
+what those of earlier answers took: the machine may have been busy.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def find_rows(model: Model, key: ProfileKey, widths: Sequence[int]) -> BatchInva
 def settle_rows(
     model: Model, key: ProfileKey, widths: Sequence[int], mode: LosslessMode
 ) -> BatchInvariance:
-    """Choose how the model computes, where there are several ways: the fastest of those that score
-    single rows as wide passes do, else the one that does so in the widest, and where there is none,
-    or near ties may differ, the fastest. A large model takes the likeliest one if it does so at
-    all: to look at another takes seconds."""
+    """Choose how the model computes, where there are several ways: the fastest one whose wide
+    passes score a row as a pass of one row does, else the one that does so up to the widest passes.
+    Where none does, or near ties may differ, the fastest. A large model takes the likeliest one if
+    it does so at all: to look at another takes seconds."""
     if not isinstance(model, HasWays) or len(model.ways) < 2:
         return find_rows(model, key, widths)
     ways, known = list(model.ways), ROWS.known(key)

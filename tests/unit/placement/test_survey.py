@@ -1,4 +1,4 @@
-"""What a place that is too slow is said to have failed by; and a device has to compute right."""
+"""What a place that fails is said to have failed by; and a device has to compute right."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from edge_spec.core.isolated import NoAnswerError
+from edge_spec.core.isolated import NoAnswerError, reason_of
 from edge_spec.errors import SessionError
 from edge_spec.placement import survey
 from edge_spec.placement.survey import measure_apart, require_right
 from edge_spec.testing import ScriptedModel
 from edge_spec.testing.scripted import random_logits
+
+
+def test_what_a_library_raises_is_a_reason_in_one_line() -> None:
+    assert reason_of(RuntimeError("a\nlong story")) == "a long story"
 
 
 @pytest.mark.parametrize(
