@@ -44,7 +44,7 @@ _ANSWERS: Sequence[tuple[str, str, type[AnswerBody], type[Reply]]] = (
     ("/api/chat", "The next message, in Ollama's form", OllamaChatBody, OllamaReply),
     ("/api/generate", "The answer to a text, in Ollama's form", OllamaGenerateBody, OllamaReply),
     ("/infill", "What stands between two texts, in llama.cpp's form", InfillBody, InfillReply),
-    ("/v1/fim/completions", "The same, in the form of Mistral's API", FimBody, ChatReply),
+    ("/v1/fim/completions", "What stands between two texts, in Mistral's form", FimBody, ChatReply),
 )
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/static/"

@@ -80,7 +80,8 @@ def _reason(result: GenerationResult) -> str:
 class ChatReply(Reply):
     """Choices, each the assistant's next message; a stream of them ends with [DONE]."""
 
-    kind, streamed, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"  # of its id
+    kind, streamed = "chat.completion", "chat.completion.chunk"
+    prefix = "chatcmpl"  # of its id
     member, piece_member = "message", "delta"  # of a choice, and of one in an event
     nothing: ClassVar[Any] = {}  # what is written in the last event of a choice
 

@@ -49,9 +49,9 @@ def origin_pattern(origin: str) -> str:
 class ServerOptions:
     """Raises UsageError.
 
-    max_tokens, sampling, reasoning: of requests that do not say; None: to the end of the context.
-    thought_tokens: beside max_tokens, of a thought without a budget. asked_sampling: of the page,
-    in place of the makers' sampling.
+    max_tokens, sampling, reasoning: of requests that do not say. max_tokens None: to the end of
+    the context. thought_tokens: beside max_tokens, of a thought without a budget. asked_sampling:
+    of the page, in place of the makers' sampling.
     """
 
     host: str = _server("127.0.0.1", "The address; others than loopback need a key.")

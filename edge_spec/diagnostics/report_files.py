@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
-from edge_spec.errors import UsageError
 from edge_spec.storage.measurements import known_sha256
 
 Document = dict[str, Any]  # of a report, as JSON has it
@@ -23,18 +21,6 @@ class Table(NamedTuple):
 
 
 Page = Iterator[str | Table]  # a report for people: its title, then its parts
-
-
-def require_writable(directory: Path) -> None:
-    """Make the directory, if need be. Raises UsageError, now rather than when all is measured."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"cannot write into {directory}: {error}", remedy="Give another directory to --out."
-        ) from None
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:

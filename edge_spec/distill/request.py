@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.diagnostics.report_files import require_writable
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.models.asked_options import option
 
@@ -57,13 +57,25 @@ class DistillRequest:
             if self.out.exists() or self.out.is_symlink():
                 remedy = "Remove it, or give another --out."
                 raise UsageError(f"{self.out} exists already", remedy=remedy)
-            require_writable(self.out.parent)
+            _require_writable(self.out.parent)
         require_trainer()
         if self.ray is not None and find_spec("ray") is None:
             raise MissingDependencyError(
                 "--ray needs Ray, which is not installed",
                 remedy='Run: pip install "edge-spec[ray]".',
             )
+
+
+def _require_writable(directory: Path) -> None:
+    """Make the directory, if need be. Raises UsageError, now rather than when all is trained."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write into {directory}: {error}", remedy="Give another directory to --out."
+        ) from None
 
 
 def require_trainer() -> None:

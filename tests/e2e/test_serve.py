@@ -108,7 +108,7 @@ def test_a_mistake_ends_in_one_line(edge_spec):
         port = str(taken.getsockname()[1])
         for arguments, status, told in (
             (["--host", "0.0.0.0"], 2, "--api-key"),
-            (["--parallel", "0"], 2, "'--parallel'"),
+            (["--parallel", "0"], 2, "'--parallel': Input should be"),
             (["--port", port], 1, "Choose another --port"),
         ):
             done = edge_spec("serve", *arguments)

@@ -138,6 +138,7 @@ def trains(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--tokens", "0"], "Invalid value for '--tokens'"),
         (["--drafter", "suffix"], "the drafter is what is trained"),
         (["--out", "EMPTY"], "EMPTY.txt exists already"),
+        (["--out", "/dev/null/folder/head"], "cannot write into /dev/null/folder"),
     ],
 )
 def test_bad_usage_is_one_line(

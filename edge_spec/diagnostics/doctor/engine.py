@@ -29,9 +29,10 @@ def check_pair(target: Examined, draft: Examined) -> Iterator[Finding]:
     if target.config is None or draft.config is None:
         yield note("tokens", "not known before both are converted")
         return
-    yield from _tokens(target, draft)
+    ratio = tokens_ratio(target, draft)
+    yield from _tokens(target, draft, ratio)
     ends = [sorted(each.text.eos_ids) for each in (target, draft)]
-    if tokens_ratio(target, draft) is None and ends[0] != ends[1]:
+    if ratio is None and ends[0] != ends[1]:
         found = f"the target's texts end in {ends[0]}, the draft's in {ends[1]}"
         yield warning("ends", found, "Draft tokens at the end of an answer may be wrong.")
     share = draft.config.num_parameters / target.config.num_parameters
@@ -51,10 +52,10 @@ def check_pair(target: Examined, draft: Examined) -> Iterator[Finding]:
         yield warning("context", found, remedy)
 
 
-def _tokens(target: Examined, draft: Examined) -> Iterator[Finding]:
-    """Compare two vocabularies, and say what follows from a difference."""
+def _tokens(target: Examined, draft: Examined, ratio: float | None) -> Iterator[Finding]:
+    """Compare two vocabularies, and say what follows from a difference. ratio: `tokens_ratio`."""
     known, drafted = (each.text.tokenizer.vocabulary() for each in (target, draft))
-    compared, ratio = compare(known, drafted), tokens_ratio(target, draft)
+    compared = compare(known, drafted)
     if ratio is None:
         alone = [len(each) - compared.num_shared for each in (known, drafted)]
         beyond = f"; {alone[0]} only the target's, {alone[1]} the draft's" if any(alone) else ""

@@ -36,8 +36,8 @@ Head = Sequence[str | OneOf]  # what a call begins with: literals, slots and cho
 
 @lru_cache(maxsize=1024)
 def _patterns(head: tuple[str | OneOf, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return what matches a head, however it is spaced, and what matches a text that may yet become
-    one: in its place, each character may be missing at the end."""
+    """Return two patterns: of a head, however it is spaced, and of a text that may yet become one,
+    in which each character is there, or the text has ended."""
 
     def any_of(texts: Sequence[str], space: str, end: str) -> str:
         spelled = (

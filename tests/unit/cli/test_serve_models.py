@@ -18,8 +18,8 @@ pytest.importorskip("uvicorn")
         (["a.gguf", "other/a.gguf"], 2, "two models are called 'a'"),
         (["a.gguf", "b.gguf", "--alias", "small"], 2, "does not say of which model"),
         (["a.gguf", "--alias", "small=c"], 2, "no model of this server is 'c'"),
-        (["a.gguf", "b.gguf", "--max-models", "0"], 2, "'--max-models'"),
-        (["a.gguf", "b.gguf", "--load-timeout", "0"], 2, "'--load-timeout'"),
+        (["a.gguf", "b.gguf", "--max-models", "0"], 2, "'--max-models': Input should be"),
+        (["a.gguf", "b.gguf", "--load-timeout", "0"], 2, "'--load-timeout': Input should be"),
         (["a.gguf", "b.gguf", "--stdio"], 2, "--stdio serves one model"),
     ],
 )
