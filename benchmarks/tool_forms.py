@@ -21,6 +21,7 @@ from typing import Any
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.part import PartKind
 from edge_spec.text.template_traits import TemplateTraits, fitted
 from edge_spec.text.tools.detection import NativeTools
@@ -143,7 +144,7 @@ def _checked(template: ChatTemplate, native: NativeTools) -> tuple[bool, bool, b
 
 
 def _calls(form: ToolForm, text: str) -> list[tuple[str, Any]]:
-    reader = form.reader(_TOOLS)
+    reader = AnswerForm(calls=form, tools=_TOOLS).reader()
     found: list[tuple[str, str]] = []
     for part in [*reader.push(text), *reader.finish()]:
         if part.call is not None:

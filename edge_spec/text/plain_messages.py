@@ -1,5 +1,4 @@
-"""Makes of messages as people and clients give them those that chat templates read, and small ones
-that tell what a template makes of larger ones."""
+"""Makes of messages as people and clients give them those that chat templates read."""
 
 from __future__ import annotations
 
@@ -20,24 +19,7 @@ ROLES = ("system", "user", "assistant", "tool")
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 NO_RESULT = "no result"  # stands for one that is missing
 _GAP = "\n\n"  # between the contents of messages that become one
-# Words that no template has of its own.
-USER, ASSISTANT = "probe-user", "probe-assistant"
-LISTED, CALLED = "probe_listed", "probe_called"
-RESULT, ARGUMENTS = "probe-result", {"probe_argument": "probe-value"}
-TOOLS: Tools = [
-    {
-        "type": "function",
-        "function": {
-            "name": LISTED,
-            "description": "A probe.",
-            "parameters": {
-                "type": "object",
-                "properties": {"probe_argument": {"type": "string", "description": "A probe."}},
-                "required": ["probe_argument"],
-            },
-        },
-    }
-]
+PROBE_ARGUMENTS = {"probe_argument": "probe-value"}
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -173,38 +155,3 @@ def joined(message: Message, other: Message) -> Message:
     joined: dict[str, Any] = {**message, **other, "content": _GAP.join(contents)}
     calls = [*(message.get("tool_calls") or ()), *(other.get("tool_calls") or ())]
     return {**joined, "tool_calls": calls} if calls else joined
-
-
-def probe_of(message: Message, place: int) -> Message:
-    """The message with words in it that no template has of its own."""
-    calls = message.get("tool_calls")
-    is_silent = calls and not message.get("content")
-    probe = {**message} if is_silent else {**message, "content": f"probe-content-{place}."}
-    if calls:
-        probe["tool_calls"] = [_probed(call, place, index) for index, call in enumerate(calls)]
-    return probe
-
-
-def _probed(call: Mapping[str, Any], place: int, index: int) -> Mapping[str, Any]:
-    is_text = isinstance(call["function"].get("arguments"), str)
-    arguments = json.dumps(ARGUMENTS) if is_text else ARGUMENTS
-    function = {"name": f"probe_call_{place}_{index}_", "arguments": arguments}
-    return {**call, "function": function}
-
-
-def words_of(message: Message) -> list[str]:
-    """Returns what has to be shown of a probe. Many templates leave out what is said beside
-    calls."""
-    calls = message.get("tool_calls")
-    return [call["function"]["name"] for call in calls] if calls else [message["content"]]
-
-
-def probe_message(role: str, content: str) -> Message:
-    named = {"name": CALLED, "tool_call_id": "probe0001"} if role == "tool" else {}
-    return {"role": role, "content": content, **named}
-
-
-def probe_call(content: str, ids: Sequence[str]) -> Message:
-    function = {"name": CALLED, "arguments": ARGUMENTS}
-    calls = [{"id": id, "type": "function", "function": function} for id in ids]
-    return {"role": "assistant", "content": content, "tool_calls": calls}

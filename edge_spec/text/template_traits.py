@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -9,50 +10,71 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.plain_messages import (
+    PROBE_ARGUMENTS,
     Message,
     Tools,
     joined,
     meant_arguments,
-    probe_message,
-    probe_of,
     with_call_arguments,
-    words_of,
 )
 
 if TYPE_CHECKING:
-    from edge_spec.text.tools.detection import NativeTools, Render
+    from edge_spec.text.tools.detection import NativeTools
 
 
 class TemplateTraits:
     """Each is found out when it is asked for first. Any thread may ask."""
 
-    def __init__(self, render: Render, tokens: Callable[[], Collection[str]] = tuple) -> None:
-        """render: raises EdgeSpecError for what the template refuses. tokens: the added ones of the
-        model."""
+    def __init__(
+        self, render: Callable[..., str], tokens: Callable[[], Collection[str]] = tuple
+    ) -> None:
+        """render: makes a prompt of messages and tools; raises EdgeSpecError for what the template
+        refuses. tokens: the added ones of the model."""
         self._render = render
         self._tokens = tokens
 
     @cached_property
     def takes_system(self) -> bool:
-        """Says whether a first message of the system is shown."""
-        return self.takes([probe_message("system", ""), probe_message("user", "")])
+        """Returns whether a first message of the system is shown."""
+        return self.takes([{"role": role, "content": ""} for role in ("system", "user")])
 
     def takes(self, messages: Sequence[Message]) -> bool:
-        """Says whether all of such a conversation is shown, wherever its speakers and calls
-        stand."""
-        probes = [probe_of(message, place) for place, message in enumerate(messages)]
+        """Returns whether all of such a conversation is shown, wherever its speakers and calls
+        stand. Many templates leave out what is said beside calls."""
+        probes, words = [], []
+        for place, message in enumerate(messages):
+            probe = {**message}
+            if calls := message.get("tool_calls"):
+                names = [f"probe_call_{place}_{index}_" for index in range(len(calls))]
+                probe["tool_calls"] = list(map(_probe_call, calls, names))
+                words += names
+            if message.get("content") or not calls:
+                probe["content"] = f"probe-content-{place}."
+            if not calls:
+                words.append(probe["content"])
+            probes.append(probe)
+        text = self._shown(probes)
+        return all(word in text for word in words)
+
+    def _shown(self, messages: Sequence[Message], tools: Tools = (), **options: Any) -> str:
+        """Return the prompt, "" where the template refuses it."""
         try:
-            text = self._render(probes, ())
+            return self._render(messages, tools, **options)
         except EdgeSpecError:
-            return False
-        return all(word in text for probe in probes for word in words_of(probe))
+            return ""
 
     @cached_property
     def native_tools(self) -> NativeTools | None:
         """Returns None if it shows no calls and tells of no form of ours."""
         from edge_spec.text.tools.detection import native_tools
 
-        return native_tools(self._render, self._tokens)
+        return native_tools(self._shown, self._tokens)
+
+
+def _probe_call(call: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    is_text = isinstance(call["function"].get("arguments"), str)
+    arguments = json.dumps(PROBE_ARGUMENTS) if is_text else PROBE_ARGUMENTS
+    return {**call, "function": {"name": name, "arguments": arguments}}
 
 
 def fitted(

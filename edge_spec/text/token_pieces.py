@@ -5,18 +5,13 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-import tokenizers
-
 from edge_spec.core.text_codec import TextCodec
 
-Decode = Callable[[Sequence[int]], str]
-
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_UNREADABLE = "\ufffd"
 # GPT-2's stand-ins for bytes: printable Latin-1 for itself, the others from U+0100 on.
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
@@ -63,36 +58,13 @@ class TokenPieces:
         return tuple(token for text, token in self.codec.vocabulary().items() if letter in text)
 
 
-class TokenBytes:
-    """Says which bytes the tokens of a tokenizer.json add within a text; special ones add none.
-
-    Decoders read whole texts: at the beginning of one many leave a space out, and a part of a
-    character is no text. So a token is decoded after a letter, and what that cannot show is read
-    from the vocabulary, which spells bytes as GPT-2 does or as <0xF0>.
-    """
-
-    def __init__(
-        self, tokenizer: tokenizers.Tokenizer, letter: Sequence[int], decode: Decode
-    ) -> None:
-        """letter: tokens of one."""
-        self._tokenizer = tokenizer
-        self._letter = list(letter)
-        self._decode = decode
-        self._before = decode(self._letter)
-
-    def of(self, token: int) -> bytes:
-        text = self._decode([*self._letter, token])
-        is_apart = text.startswith(self._before)  # else the decoder joins the two
-        text = text[len(self._before) :] if is_apart else self._decode([token])
-        return self._spelled(token) if _UNREADABLE in text else text.encode()
-
-    def _spelled(self, token: int) -> bytes:
-        spelled = self._tokenizer.id_to_token(token) or ""
-        if found := _BYTE.fullmatch(spelled):
-            return bytes([int(found[1], 16)])
-        if BYTES.keys() >= set(spelled):
-            return bytes(map(BYTES.__getitem__, spelled))
-        return spelled.encode()
+def spelled_bytes(spelled: str) -> bytes:
+    """Return the bytes of a token that a vocabulary spells as GPT-2 does, or as <0xF0>."""
+    if found := _BYTE.fullmatch(spelled):
+        return bytes([int(found[1], 16)])
+    if BYTES.keys() >= set(spelled):
+        return bytes(map(BYTES.__getitem__, spelled))
+    return spelled.encode()
 
 
 class ByteStream:

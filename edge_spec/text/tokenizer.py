@@ -21,7 +21,7 @@ from edge_spec.text.given_encoding import (
     encode_given,
     without_added_from,
 )
-from edge_spec.text.token_pieces import ByteStream, TokenBytes
+from edge_spec.text.token_pieces import ByteStream, spelled_bytes
 
 _UNREADABLE = "\ufffd"
 _SHOWN = 500  # characters of the library's own words, which may quote the file
@@ -225,7 +225,20 @@ class Tokenizer:
 
     @cached_property
     def _pieces(self) -> Callable[[int], bytes]:
-        return cache(TokenBytes(self._tokenizer, self._encoded("a")[-1:], self._decoded).of)
+        """Decoders read whole texts: at the beginning of one many leave a space out, and a part of
+        a character is no text. So a token is decoded after a letter, and what that cannot show is
+        read from the vocabulary."""
+        letter = self._encoded("a")[-1:]
+        before = self._decoded(letter)
+
+        def piece(token: int) -> bytes:
+            text = self._decoded([*letter, token])
+            is_apart = text.startswith(before)  # else the decoder joins the two
+            text = text[len(before) :] if is_apart else self._decoded([token])
+            is_whole = _UNREADABLE not in text
+            return text.encode() if is_whole else spelled_bytes(self.token_text(token))
+
+        return cache(piece)
 
     def _encoded(self, text: str) -> list[int]:
         # A batch lets other threads run meanwhile: a megabyte takes a second.

@@ -74,7 +74,7 @@ class CallForm(Protocol):
     @property
     def markers(self) -> tuple[str, ...]: ...
 
-    def reader(self, tools: Tools, answer: AnswerForm) -> PartReader: ...
+    def reader(self, answer: AnswerForm) -> PartReader: ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class AnswerForm:
     tools: Tools = ()
 
     def reader(self) -> PartReader:
-        return AnswerReader(self) if self.calls is None else self.calls.reader(self.tools, self)
+        return AnswerReader(self) if self.calls is None else self.calls.reader(self)
 
 
 def answer_tokens(
@@ -221,10 +221,6 @@ class AnswerReader(PartReader):
 Render = Callable[..., str]  # makes a prompt; raises EdgeSpecError where the template refuses
 # "auto": as the template has it; "off": none; else a number of tokens, after which it is ended.
 Reasoning = Literal["auto", "off"] | int
-_CLOSING = re.compile(
-    r"</(?:\w+:)?(?:think|thought|reasoning)|/THINK\]|END_THINKING|end_of_thought"
-    r"|inner_suffix|<channel\|>|\u25c1/think"
-)
 # What opens a thought and what ends it, with the space around, where a template shows neither.
 TAGS = (
     *((f"<{n}>", f"\n</{n}>\n\n") for n in ("think", "thinking", "thought", "reasoning")),
@@ -244,7 +240,7 @@ SWITCHES = ("enable_thinking", "thinking")  # by which templates turn thoughts o
 
 def speaks_of_thoughts(form: str) -> bool:
     """Says whether a grammar closes the thought itself."""
-    return _CLOSING.search(form) is not None
+    return any(closing.strip() in form for _, closing in TAGS[:-1])  # the last ends any message
 
 
 def read_reasoning(text: str) -> Reasoning:

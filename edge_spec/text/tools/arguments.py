@@ -24,12 +24,11 @@ _NAMING = (
 )
 _MAX_STEPS = 20  # of references, one to another
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}  # as JSON has them
-# A word in an object or array, which may be a name.
-_WORD = r"(?<![\w.+-])([^\W\d][\w.-]*)(\s*:)?"
+# Words that are no texts, in the spellings that models mix, as JSON and as Python have them.
+_JSON = {"true": "true", "false": "false", "none": "null", "null": "null"}
+_PYTHON = {"true": "True", "false": "False", "none": "None", "null": "None"}
+_WORD = r"(?<![\w.+-])([^\W\d][\w.-]*)(\s*:)?"  # in an object or array, maybe a name
 _TEXTS = r""""(?:\\.|[^"\\])*"|(?<!\w)'(?:\\.|[^'\\])*'"""
-# What is left as it is, or a word that is another one in Python.
-_PYTHON_TOKEN = re.compile(rf"{_TEXTS}|\b(true|false|none|null)\b", re.DOTALL | re.IGNORECASE)
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
@@ -221,38 +220,33 @@ def _literal(text: str, quote: str) -> Any:
     """Return a value in the spelling of JSON, or of Python where a model writes that in arrays and
     objects; where a format has quotes of its own, names and texts may be bare. Raises one of
     `_NO_LITERAL` for what is none."""
-    if len(quote) > 1:
-        text = _as_plain_json(text, re.escape(quote))
-    text = _WORDS.get(text.lower(), text)
     try:
-        value = json.loads(text, strict=False, parse_constant=_refuse)
+        value = json.loads(_spelled(text, quote, _JSON), strict=False, parse_constant=_refuse)
     except ValueError:
         if quote != '"' and not text.startswith(("[", "{")):
             raise
-        text = _PYTHON_TOKEN.sub(_as_python, text)
         with warnings.catch_warnings(action="ignore"):  # of escapes that are none
-            value = ast.literal_eval(text)
+            value = ast.literal_eval(_spelled(text, quote, _PYTHON))
     if not isinstance(value, float):
         json.dumps(value, allow_nan=False)
     return value
 
 
-def _as_python(found: re.Match[str]) -> str:
-    word = found[1]
-    return found[0] if word is None else repr(json.loads(_WORDS[word.lower()]))
-
-
-def _as_plain_json(text: str, quote: str) -> str:
-    """Return a value whose texts have quotes of a format's own, or none, with those of JSON."""
+def _spelled(text: str, quote: str, words: Mapping[str, str]) -> str:
+    """Return a value with these words for those that are no texts, and with usual quotes around
+    texts that have a format's own, or none."""
+    is_own = len(quote) > 1
 
     def as_token(found: re.Match[str]) -> str:
         own, word, colon = found.groups()
-        if own is None and (word is None or (not colon and word.lower() in _WORDS)):
-            return found[0] if word is None else _WORDS[word.lower()]
-        return as_json(word if own is None else own) + (colon or "")
+        if own is not None:
+            return as_json(own)
+        if word is None or (not colon and word.lower() in words):
+            return found[0] if word is None else words[word.lower()]
+        return as_json(word) + (colon or "") if is_own else found[0]
 
-    pattern = f"{quote}(.*?){quote}|{_TEXTS}|{_WORD}"
-    return re.sub(pattern, as_token, text, flags=re.DOTALL)
+    own = f"{re.escape(quote)}(.*?){re.escape(quote)}" if is_own else "(?!)()"
+    return re.sub(f"{own}|{_TEXTS}|{_WORD}", as_token, text, flags=re.DOTALL)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -40,10 +40,10 @@ _PYTHON_WORDS: Mapping[Any, Sequence[Any]] = {"boolean": (True, False), "null": 
 class CallFormat(CallShape):
     """Reads calls of this shape, and holds answers to them."""
 
-    def reader(self, tools: Tools = (), answer: AnswerForm | None = None) -> PartReader:
-        """Read one answer: text and calls. tools: those that may be called, as far as they are
-        known: values that are written without a type have the one of their schema."""
-        return CallReader(self, tools, answer or AnswerForm())
+    def reader(self, answer: AnswerForm) -> PartReader:
+        """Read one answer: text and calls. Values that are written without a type have the one of
+        their schema, as far as the tools that may be called are known."""
+        return CallReader(self, answer)
 
     def grammar(
         self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None

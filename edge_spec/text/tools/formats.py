@@ -176,8 +176,8 @@ class HarmonyForm:
         header = f" to={_FUNCTIONS}{function['name']}{_CHANNEL}commentary json{_MESSAGE}"
         return f"{header}{arguments}<|call|>"
 
-    def reader(self, tools: Tools = (), answer: AnswerForm | None = None) -> PartReader:
-        return HarmonyReader({tool["function"]["name"] for tool in tools}, answer or AnswerForm())
+    def reader(self, answer: AnswerForm) -> PartReader:
+        return HarmonyReader(answer)
 
     def grammar(
         self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
@@ -218,9 +218,8 @@ class HarmonyReader(CallSteps):
     """Tells thoughts, text and calls apart by the headers of messages. What is told to a tool that
     is none of the functions, such as one that the model has made up, counts as a thought."""
 
-    def __init__(self, names: set[str], answer: AnswerForm) -> None:
-        """names: of the functions that may be called; empty where they are not known."""
-        self._names = names
+    def __init__(self, answer: AnswerForm) -> None:
+        self._names = {tool["function"]["name"] for tool in answer.tools}
         super().__init__(answer)
 
     def _read(self) -> Steps[None]:

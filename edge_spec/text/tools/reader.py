@@ -6,11 +6,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from edge_spec.text.parts.answer_form import AnswerForm, AnswerReader
 from edge_spec.text.parts.part import CallHead, EndedError, PartKind, Steps, first_of
-from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json
 from edge_spec.text.tools.call_shape import ID, INDEX, NAME, TAG, CallShape, marker_of, new_id
 
@@ -24,27 +22,21 @@ _CLOSING = {"[": "]", "{": "}", "(": ")"}
 Types = Mapping[str | None, frozenset[str]]
 
 
-class OneOf(NamedTuple):
-    """A head has one of these texts. slot: whose value that is."""
-
-    texts: tuple[str, ...]
-    slot: str = ""
-
-
-Head = Sequence[str | OneOf]  # what a call begins with: literals, slots and choices
+# What a call begins with: literals, slots, and tuples of texts of which one is there.
+Head = Sequence[str | tuple[str, ...]]
 
 
 @lru_cache(maxsize=1024)
-def _patterns(head: tuple[str | OneOf, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _patterns(head: Head) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Return two patterns: of a head, however it is spaced, and of a text that may yet become one,
     in which each character is there, or the text has ended."""
 
-    def any_of(texts: Sequence[str], space: str, end: str) -> str:
+    def any_of(texts: Sequence[str], end: str) -> str:
         spelled = (
-            "".join(f"{space}(?:{re.escape(each)}{end})" for each in text if not each.isspace())
+            "".join(f"{_SPACE}(?:{re.escape(each)}{end})" for each in text if not each.isspace())
             for text in texts
         )
-        return "|".join(spelled)
+        return f"(?:{'|'.join(spelled)})"
 
     whole = begun = ""
     for piece in head:
@@ -52,10 +44,9 @@ def _patterns(head: tuple[str | OneOf, ...]) -> tuple[re.Pattern[str], re.Patter
             whole += rf"{_SPACE}(?P<{piece[1:]}>{_SLOTS[piece]})"
             begun += rf"{_SPACE}(?:{_SLOTS[piece]}|\Z)"
             continue
-        texts, slot = piece if isinstance(piece, OneOf) else ((piece,), "")
-        space = "" if slot else _SPACE
-        whole += f"(?{f'P<{slot[1:]}>' if slot else ':'}{any_of(texts, space, '')})"
-        begun += f"(?:{any_of(texts, space, _OR_END)})"
+        texts = (piece,) if isinstance(piece, str) else piece
+        whole += any_of(texts, "")
+        begun += any_of(texts, _OR_END)
     return re.compile(whole), re.compile(begun)
 
 
@@ -101,18 +92,17 @@ class CallSteps(AnswerReader):
             yield from self._more()
 
     def _value_end(
-        self, place: int = 0, quote: str = "", *, closing: str = "", tells: bool = False
+        self, place: int = 0, quote: str = "", *, tells: bool = False
     ) -> Steps[tuple[int, str]]:
         """Return where the value ends that begins here, and what is missing to close it.
 
         JSON ends before "<" outside of a text, too, where the tag after a call begins: the model
-        has forgotten a brace. quote: of values that are no JSON, beside ' and ". closing: of the
-        object that this is within, whose end is returned. tells: tell arguments while they are
-        read.
+        has forgotten a brace. quote: of values that are no JSON, beside ' and ". tells: tell
+        arguments while they are read.
         """
         quotes, ends = ((quote, '"', "'"), ",)}]<") if quote else (('"',), ",}]< \t\r\n")
-        nested, within = list(closing), ""  # what closes each array that is open, and the text
-        is_begun = bool(closing)
+        nested, within = list[str](), ""  # what closes each array that is open, and the text
+        is_begun = False
         while True:
             ahead = self._held[place : place + max(1, len(quote))]
             if not ahead or (quote.startswith(ahead) and ahead != quote):
@@ -154,12 +144,9 @@ _ENDS = [f"</{name}>" for name in _NAMES]
 _LEFT = ("}", "]", ",", ";", ")")  # what a model may write too much of after a call
 _FENCES = (_FENCE, f"{_FENCE}json", f"{_FENCE}xml")
 _STARTS = (_FENCE, *_TAGS, "\n{", "\n[{")
-# The beginning of a call in JSON up to its arguments. Some templates show two pairs of braces, and
-# models that were trained on several formats take the words of another one.
-_BRACE = OneOf(("{", "{{", "[{", "[{{"))
-_TYPE = OneOf(('"type": "function",', ""))
-_NAME_KEY = OneOf(('"name": "', '"tool_name": "'))
-_ARGUMENTS_KEY = OneOf((', "arguments": ', ', "parameters": '))
+# Models that were trained on several formats take the words of another one.
+_NAME_KEYS, _ARGUMENTS_KEYS = ("name", "tool_name"), ("arguments", "parameters")
+_KEYS = (*_NAME_KEYS, "type")  # before the arguments of calls without tags
 
 
 class CallReader(CallSteps):
@@ -172,16 +159,16 @@ class CallReader(CallSteps):
     while they are written, other values when they are complete.
     """
 
-    def __init__(self, form: CallShape, tools: Tools, answer: AnswerForm) -> None:
-        """tools: those that may be called; none where they are not known."""
+    def __init__(self, form: CallShape, answer: AnswerForm) -> None:
+        """answer: has the tools that may be called; none where they are not known."""
         self._form = form
         self._keyed = form.keyed or Keyed()
         # What may end a call, in order: signs, and tags.
         closing = form.closing.strip()
         self._ends = (*closing.partition("<")[0], *TAG.findall(closing))
-        self._tools = {tool["function"]["name"]: tool for tool in tools}
+        self._tools = {tool["function"]["name"]: tool for tool in answer.tools}
         self._markers = [marker_of(opening) for opening in form.openings]
-        self._reads_untagged = form.is_named and bool(tools)
+        self._reads_untagged = form.is_named and bool(answer.tools)
         self._is_in_code = False
         # Where the answer ends here, what is held is text, or a call is cut, or neither.
         self._within: PartKind | None = PartKind.TEXT
@@ -252,10 +239,12 @@ class CallReader(CallSteps):
         """Read calls without the format's tags, if some come next."""
         own = tuple(each for each in _TAGS if each in self._markers)
         others = tuple(each for each in (*_TAGS, *_PYTHON_TAGS) if each not in own)
-        openings = [[OneOf(("", *_FENCES)), OneOf(others)], [OneOf(_FENCES), OneOf(own)]]
-        is_call = yield from self._read_untagged_call(openings if own else openings[:1])
+        openings: list[Head] = [[("", *_FENCES), others], [_FENCES, own]]
+        is_call = yield from self._read_object(*openings[: 1 + bool(own)], is_known=True)
         if is_call:
             yield from self._read_more_calls(is_untagged=True)
+        else:
+            self._begin(is_sure=False)
         return is_call
 
     def _read_calls(self, openings: Sequence[str]) -> Steps[bool]:
@@ -277,7 +266,7 @@ class CallReader(CallSteps):
         not told of."""
         form = self._form
         if form.is_object:
-            return (yield from self._read_object(opening))
+            return (yield from self._read_object([opening]))
         if form.keyed is not None:
             return (yield from self._read_keyed(opening, form.keyed, is_known=is_known))
         found = yield from self._find([opening, *form.head])
@@ -311,58 +300,66 @@ class CallReader(CallSteps):
         yield from self._read_arguments(argument_types(self._tools.get(name)))
         return True
 
-    def _read_object(self, opening: str) -> Steps[bool]:
-        """Read the call that is a JSON object after an opening, whatever the order of its
-        members."""
-        if (yield from self._find([opening])) is None:
-            return False
-        self._begin()
-        usual: Head = [opening, _BRACE, _TYPE, _NAME_KEY, NAME, '"', _ARGUMENTS_KEY]
-        found = yield from self._find([opening, *self._form.head], usual)
-        if found is not None:
-            yield from self._read_named(found)
-            return True
-        found = yield from self._find([opening, '{"'])
+    def _read_object(self, *openings: Head, is_known: bool = False) -> Steps[bool]:
+        """Read the call that is a JSON object after one of these openings, whatever the order of
+        its members. is_known: none but one of a function that may be called, with its arguments
+        next to its name: JSON that is none is text as soon as that is clear."""
+        if not is_known:
+            if (yield from self._find(*openings)) is None:
+                return False
+            self._begin()
+        found = yield from self._find(*([*each, ("{", "[{")] for each in openings))
         if found is None:
             return False
-        start = self._held.rindex("{", 0, found.end())
-        end, missing = yield from self._value_end(start)
-        value = _loaded(self._held[start:end] + missing)
-        given = value if isinstance(value, dict) else {}
-        name = given.get("name", given.get("tool_name"))
-        if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
-            return False
-        self._take(end)
-        id = given.get("id")
-        self._begin_call(name, id if isinstance(id, str) else None)
-        self._add_arguments(_as_object(as_json(given.get("arguments", given.get("parameters")))))
+        place = yield from self._after_space(found.end())
+        place += self._held[place] == "{"  # some templates show two pairs of braces
+        name: str | None = None
+        id: str | None = None
+        arguments, is_told = "", False
+        while True:
+            place = yield from self._after_space(place)
+            if self._held[place] != '"':
+                break
+            end, _ = yield from self._value_end(place)
+            key = self._held[place + 1 : end - 1]
+            place = yield from self._after_space(end)
+            if self._held[place] != ":":
+                break
+            place = yield from self._after_space(place + 1)
+            if not (self._form.is_named or is_told or key in _KEYS):
+                name, key = key, _ARGUMENTS_KEYS[0]
+            if is_known and not is_told and key not in (_ARGUMENTS_KEYS if name else _KEYS):
+                return False
+            if name and key in _ARGUMENTS_KEYS and not is_told:
+                self._take(place)
+                yield from self._read_value(name, id)
+                place, is_told = 0, True
+            else:
+                end, missing = yield from self._value_end(place)
+                text = self._held[place:end] + missing
+                value, place = _loaded(text), end
+                if key in _NAME_KEYS and not is_told:
+                    if not isinstance(value, str) or not _FUNCTION.fullmatch(value):
+                        return False
+                    if is_known and self._tools and value not in self._tools:
+                        return False
+                    name = value
+                    self._begin()
+                elif key in _ARGUMENTS_KEYS:
+                    arguments = text
+                elif key == "id" and isinstance(value, str):
+                    id = value
+            place = yield from self._after_space(place)
+            if self._held[place] != ",":
+                break
+            place += 1
+        if not is_told:
+            if name is None or is_known:
+                return False
+            self._begin_call(name, id)
+            self._add_arguments(_as_object(arguments))
+        self._take(place + (self._held[place] == "}"))
         return True
-
-    def _read_untagged_call(self, openings: Sequence[Head]) -> Steps[bool]:
-        """Read the call of a known function that is a JSON object after one of these openings."""
-        name: str | OneOf = OneOf(tuple(self._tools), NAME) if self._tools else NAME
-        named: Head = (_BRACE, _TYPE, _NAME_KEY, name, '"')
-        heads: list[Head] = [[*each, *named] for each in openings]
-        if (yield from self._find(*heads)) is None:
-            return False
-        self._begin()
-        found = yield from self._find(*([*each, _ARGUMENTS_KEY] for each in heads))
-        if found is None:
-            self._begin(is_sure=False)
-            return False
-        yield from self._read_named(found)
-        return True
-
-    def _read_named(self, found: re.Match[str]) -> Steps[None]:
-        """Read the arguments that follow this head in an object, and the end of the object."""
-        self._take((yield from self._after_space(found.end())))
-        yield from self._read_value(found["NAME"])
-        if more := (yield from self._find([',"'])):
-            place, _ = yield from self._value_end(more.end() - 1, closing="}")
-        else:
-            place = yield from self._after_space()
-            place += self._held[place] == "}"
-        self._take(place)
 
     def _read_value(self, name: str, id: str | None = None) -> Steps[None]:
         """Tell a call and its arguments, which come next; those of an object while they are
@@ -397,9 +394,7 @@ class CallReader(CallSteps):
             if not form.is_object or self._held[place] != "{":
                 return
             self._begin()
-            is_bare = is_untagged or form.is_bare
-            call = self._read_untagged_call([()]) if is_bare else self._read_object("")
-            if not (yield from call):
+            if not (yield from self._read_object([], is_known=is_untagged or form.is_bare)):
                 return
 
     def _left_after_call(self, place: int, *, is_untagged: bool) -> Steps[int]:

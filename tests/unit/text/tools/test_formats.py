@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
+from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tools.call_shape import TAG
@@ -524,7 +525,7 @@ def test_calls_that_are_spaced_otherwise_or_malformed_are_read(
 
 
 def test_a_text_is_told_while_it_is_written() -> None:
-    reader = FORMATS["qwen3-coder"].reader(TOOLS)
+    reader = AnswerForm(calls=FORMATS["qwen3-coder"], tools=TOOLS).reader()
     told = [
         part.text
         for piece in in_function_tag(("city", "a\nlong\ntext"))
