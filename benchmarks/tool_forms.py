@@ -25,7 +25,7 @@ from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.part import PartKind
 from edge_spec.text.template_traits import TemplateTraits, fitted
 from edge_spec.text.tools.detection import NativeTools
-from edge_spec.text.tools.formats import ToolForm
+from edge_spec.text.tools.formats import ToolForm, answer_reader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -144,7 +144,7 @@ def _checked(template: ChatTemplate, native: NativeTools) -> tuple[bool, bool, b
 
 
 def _calls(form: ToolForm, text: str) -> list[tuple[str, Any]]:
-    reader = AnswerForm(calls=form, tools=_TOOLS).reader()
+    reader = answer_reader(AnswerForm(calls=form, tools=_TOOLS))
     found: list[tuple[str, str]] = []
     for part in [*reader.push(text), *reader.finish()]:
         if part.call is not None:

@@ -43,7 +43,11 @@ class AnswerText:
         if prompt and self._tokens.of(prompt[-1]).raw is not None:
             for token in codec.encode("a")[-1:]:
                 self._pieces.push(token)
-        self._reader = None if form is None else form.reader()
+        self._reader: PartReader | None = None
+        if form is not None:
+            from edge_spec.text.tools.formats import answer_reader
+
+            self._reader = answer_reader(form)
         first = PartKind.REASONING if form is not None and form.is_opened else PartKind.TEXT
         self._parts = None if self._reader is None else PartTokens(self._reader, first)
         self._cutter = StopCutter(stops)

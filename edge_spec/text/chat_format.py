@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Unpack
 
 from edge_spec.core.model_info import TOOL_TEMPLATE, SpecialTokens
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
@@ -22,9 +22,9 @@ from edge_spec.text.control_tokens import (
 )
 from edge_spec.text.infill import Infill
 from edge_spec.text.parts.answer_form import (
+    SWITCHES,
     AnswerForm,
     ThoughtForm,
-    prompt_for,
     thought_budget,
     thought_form,
 )
@@ -280,16 +280,19 @@ def _rendered(
     except RecursionError:
         raise _too_deep() from None
     budget = thought_budget(options.get("reasoning"))
-    others = {name: value for name, value in options.items() if name != "reasoning"}
-
-    def render(**values: Any) -> str:
-        """values: of the template, beside those that are given."""
-        own = options.get("template_kwargs") or {}
-        given = {**own, **values} if budget == 0 else {**values, **own}
-        more = {"template_kwargs": given} if values else {}
-        return opened.template.render(messages, tools, **cast(PromptOptions, {**others, **more}))
-
-    return render() if budget is None else prompt_for(budget, opened.thought, render)
+    if budget is None:
+        return opened.template.render(messages, tools, **options)
+    own, switches = options.get("template_kwargs") or {}, dict.fromkeys(SWITCHES, budget > 0)
+    given = {**switches, **own} if budget else {**own, **switches}
+    try:
+        prompt = opened.template.render(messages, tools, **{**options, "template_kwargs": given})
+    except EdgeSpecError:
+        prompt = opened.template.render(messages, tools, **options)
+    # A thought of no tokens that the template opens all the same is ended, as templates with a
+    # switch write an empty one.
+    if budget == 0 and (form := opened.thought) and form.is_opened_by(prompt):
+        prompt += form.ending_after(prompt)
+    return prompt
 
 
 def _too_deep() -> UsageError:

@@ -74,8 +74,6 @@ class CallForm(Protocol):
     @property
     def markers(self) -> tuple[str, ...]: ...
 
-    def reader(self, answer: AnswerForm) -> PartReader: ...
-
 
 @dataclass(frozen=True)
 class AnswerForm:
@@ -99,9 +97,6 @@ class AnswerForm:
     text_opening: str = ""
     calls: CallForm | None = None
     tools: Tools = ()
-
-    def reader(self) -> PartReader:
-        return AnswerReader(self) if self.calls is None else self.calls.reader(self)
 
 
 def answer_tokens(
@@ -199,7 +194,7 @@ class AnswerReader(PartReader):
     def _read_last_calls(self, closing: str) -> bool:
         """Read the calls of an answer whose thought was not ended before them, as some models write
         them. They are calls where nothing else follows, else the model has thought of them."""
-        reader = replace(self._answer, thought=None).reader()
+        reader = type(self)(replace(self._answer, thought=None))
         names = {tool["function"]["name"] for tool in self._answer.tools}
         text = self._held.partition(closing)[0].strip()
         parts = [*reader.push(text), *reader.finish()]
@@ -263,22 +258,6 @@ def thought_budget(reasoning: Reasoning | None) -> int | None:
             remedy='It is "auto", "off", or the number of tokens that a thought may have.',
         )
     return reasoning
-
-
-def prompt_for(budget: int, form: ThoughtForm | None, render: Render) -> str:
-    """Returns the prompt for an answer whose thought may have so many tokens.
-
-    render: gives the prompt with other values of the template's. Of a thought of no tokens, the
-    prompt says that there is none, if the template has a switch for that; else it ends the thought
-    that it opens, as such templates write an empty one.
-    """
-    try:
-        prompt = render(**dict.fromkeys(SWITCHES, budget > 0))
-    except EdgeSpecError:
-        prompt = render()
-    if budget == 0 and form is not None and form.is_opened_by(prompt):
-        return prompt + form.ending_after(prompt)
-    return prompt
 
 
 def thought_form(source: str, render: Render, added: Collection[str]) -> ThoughtForm | None:

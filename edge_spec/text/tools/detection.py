@@ -23,8 +23,7 @@ from edge_spec.text.plain_messages import (
     joined,
     with_call_arguments,
 )
-from edge_spec.text.tools.call_format import CallFormat
-from edge_spec.text.tools.call_shape import SHORT_ID, TAG
+from edge_spec.text.tools.call_format import SHORT_ID, TAG, CallFormat
 from edge_spec.text.tools.formats import (
     FORMATS,
     GENERIC,

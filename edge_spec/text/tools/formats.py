@@ -9,13 +9,20 @@ from contextlib import suppress
 from typing import Any
 
 from edge_spec.text.grammar import Grammar
-from edge_spec.text.parts.answer_form import AnswerForm
+from edge_spec.text.parts.answer_form import AnswerForm, AnswerReader
 from edge_spec.text.parts.part import EndedError, PartKind, PartReader, Steps, first_of
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import Keyed, arguments_schema, as_lark
-from edge_spec.text.tools.call_format import ANYTHING, CallFormat, literal
-from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME
-from edge_spec.text.tools.reader import CallSteps
+from edge_spec.text.tools.call_format import (
+    ANYTHING,
+    ARGUMENTS,
+    ID,
+    INDEX,
+    NAME,
+    CallFormat,
+    literal,
+)
+from edge_spec.text.tools.reader import CallReader, CallSteps
 
 
 def _tags(tag: str, gap: str = "\n") -> CallFormat:
@@ -176,9 +183,6 @@ class HarmonyForm:
         header = f" to={_FUNCTIONS}{function['name']}{_CHANNEL}commentary json{_MESSAGE}"
         return f"{header}{arguments}<|call|>"
 
-    def reader(self, answer: AnswerForm) -> PartReader:
-        return HarmonyReader(answer)
-
     def grammar(
         self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
     ) -> Grammar:
@@ -297,3 +301,11 @@ def _recipient(header: str) -> str | None:
     """Return to whom a message is, if not to the user."""
     found = [each for each in _RECIPIENT.findall(header) if each not in _SPEAKERS]
     return found[-1] if found else None
+
+
+def answer_reader(answer: AnswerForm) -> PartReader:
+    """Read one answer: a thought, text and calls. Values that are written without a type have the
+    one of their schema, as far as the tools that may be called are known."""
+    if isinstance(answer.calls, CallFormat):
+        return CallReader(answer)
+    return AnswerReader(answer) if answer.calls is None else HarmonyReader(answer)

@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import cast
 
 from edge_spec.text.parts.answer_form import AnswerForm, AnswerReader
 from edge_spec.text.parts.part import CallHead, EndedError, PartKind, Steps, first_of
 from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, argument_types, as_json
-from edge_spec.text.tools.call_shape import ID, INDEX, NAME, TAG, CallShape, marker_of, new_id
+from edge_spec.text.tools.call_format import ID, INDEX, NAME, TAG, CallFormat, marker_of, new_id
 
 _SLOTS = {
     NAME: r"[a-zA-Z0-9_.-]{1,128}+",
@@ -159,9 +160,9 @@ class CallReader(CallSteps):
     while they are written, other values when they are complete.
     """
 
-    def __init__(self, form: CallShape, answer: AnswerForm) -> None:
-        """answer: has the tools that may be called; none where they are not known."""
-        self._form = form
+    def __init__(self, answer: AnswerForm) -> None:
+        """answer: in a `CallFormat`, with the tools that may be called, if they are known."""
+        self._form = form = cast(CallFormat, answer.calls)
         self._keyed = form.keyed or Keyed()
         # What may end a call, in order: signs, and tags.
         closing = form.closing.strip()

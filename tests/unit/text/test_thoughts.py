@@ -11,7 +11,7 @@ from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.parts.answer_form import TAGS, AnswerForm, ThoughtForm, speaks_of_thoughts
 from edge_spec.text.parts.part import PartKind
-from edge_spec.text.tools.formats import HARMONY
+from edge_spec.text.tools.formats import HARMONY, answer_reader
 from fixtures.echo_model import EOS, byte_tokenizer
 
 TURNS = (
@@ -115,7 +115,7 @@ def test_what_opens_the_text_of_an_answer_is_no_text(said: str, answer: str, cal
     text = ChatFormat(byte_tokenizer(), source, (EOS,), None)
     form = text.answer_form(text.chat_prompt("Hi"))
     assert form is not None and form.calls is calls
-    reader = form.reader()
+    reader = answer_reader(form)
     parts = [*(part for sign in answer for part in reader.push(sign)), *reader.finish()]
     for kind, expected in ((PartKind.REASONING, "so"), (PartKind.TEXT, "Yes.")):
         found = "".join(part.text for part in parts if part.kind is kind).strip()

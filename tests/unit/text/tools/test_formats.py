@@ -17,8 +17,8 @@ from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.template_traits import TemplateTraits
-from edge_spec.text.tools.call_shape import TAG
-from edge_spec.text.tools.formats import FORMATS, PYTHON
+from edge_spec.text.tools.call_format import TAG
+from edge_spec.text.tools.formats import FORMATS, PYTHON, answer_reader
 from fixtures import form_walks
 from fixtures.call_templates import JSON, TEMPLATES, template
 from fixtures.echo_model import EOS, VOCAB_SIZE, byte_tokenizer
@@ -525,7 +525,7 @@ def test_calls_that_are_spaced_otherwise_or_malformed_are_read(
 
 
 def test_a_text_is_told_while_it_is_written() -> None:
-    reader = AnswerForm(calls=FORMATS["qwen3-coder"], tools=TOOLS).reader()
+    reader = answer_reader(AnswerForm(calls=FORMATS["qwen3-coder"], tools=TOOLS))
     told = [
         part.text
         for piece in in_function_tag(("city", "a\nlong\ntext"))

@@ -10,7 +10,7 @@ import pytest
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.plain_messages import Tools
-from edge_spec.text.tools.formats import HarmonyForm
+from edge_spec.text.tools.formats import HarmonyForm, answer_reader
 from fixtures import form_walks
 
 PARAMETERS = {
@@ -27,7 +27,7 @@ IN_CHANNEL = f"<|channel|>commentary to=functions.weather <|constrain|>json<|mes
 
 def read(text: str, cuts: list[int]) -> tuple[list[tuple[str, str]], bool]:
     """What is read: kinds or, of calls, names, and texts."""
-    reader = AnswerForm(calls=HarmonyForm(), tools=TOOLS).reader()
+    reader = answer_reader(AnswerForm(calls=HarmonyForm(), tools=TOOLS))
     parts = []
     for start, end in pairwise(sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})):
         parts += reader.push(text[start:end])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.part import CallHead, Part, PartKind
 from edge_spec.text.tools.call_format import CallFormat
-from edge_spec.text.tools.formats import FORMATS, GENERIC
+from edge_spec.text.tools.formats import FORMATS, GENERIC, answer_reader
 from fixtures.read_calls import read
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n</tool_call>'
@@ -174,13 +174,13 @@ def test_a_call_of_a_known_function_may_follow_a_text(
 
 
 def test_a_block_of_code_is_shown_as_soon_as_it_is_no_call() -> None:
-    reader = AnswerForm(calls=GENERIC, tools=[{"function": {"name": "f"}}]).reader()
+    reader = answer_reader(AnswerForm(calls=GENERIC, tools=[{"function": {"name": "f"}}]))
     told = [
         [part.text for part in reader.push(piece)]
         for piece in ("a ```", "json\n", '{"name": ', '"Ann"', ": 3}", "``", "`")
     ]
     assert told == [["a "], [], [], ['```json\n{"name": "Ann"'], [": 3}"], [], []]
-    reader = AnswerForm(calls=GENERIC, tools=[{"function": {"name": "f"}}]).reader()
+    reader = answer_reader(AnswerForm(calls=GENERIC, tools=[{"function": {"name": "f"}}]))
     told = [[part.text for part in reader.push(piece)] for piece in ("```p", "ython\nf()", "\n```")]
     assert told == [["```p"], ["ython\nf()"], ["\n"]]
 
@@ -198,7 +198,7 @@ def test_a_call_has_the_id_that_the_model_writes_before_its_arguments() -> None:
 
 
 def test_a_call_is_told_as_it_comes_its_name_first() -> None:
-    reader = AnswerForm(calls=GENERIC).reader()
+    reader = answer_reader(AnswerForm(calls=GENERIC))
     begin, piece, _ = CALL.partition('"a"')
     assert reader.push(begin[:-1]) == []
     (first,) = reader.push(begin[-1:])
