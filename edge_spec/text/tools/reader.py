@@ -134,7 +134,6 @@ class CallSteps(AnswerReader):
             is_begun = True
 
 
-_FUNCTION = re.compile(r"[a-zA-Z0-9_.-]+")
 _PYTHON_TAGS = ("", "<|python_start|>", "<|python_tag|>")  # before calls of Llama
 
 # What models write around a call whose tags they have left out.
@@ -242,10 +241,9 @@ class CallReader(CallSteps):
         others = tuple(each for each in (*_TAGS, *_PYTHON_TAGS) if each not in own)
         openings: list[Head] = [[("", *_FENCES), others], [_FENCES, own]]
         is_call = yield from self._read_object(*openings[: 1 + bool(own)], is_known=True)
+        self._begin(is_sure=is_call)
         if is_call:
             yield from self._read_more_calls(is_untagged=True)
-        else:
-            self._begin(is_sure=False)
         return is_call
 
     def _read_calls(self, openings: Sequence[str]) -> Steps[bool]:
@@ -264,41 +262,31 @@ class CallReader(CallSteps):
 
     def _read_call(self, opening: str, *, is_known: bool = False) -> Steps[bool]:
         """Return False for what is none. is_known: neither is one of a function that the model was
-        not told of."""
-        form = self._form
+        not told of. Where the name is all that tells a call from text, an argument has to follow,
+        or its end if the function may be called."""
+        form, keyed = self._form, self._form.keyed
         if form.is_object:
             return (yield from self._read_object([opening]))
-        if form.keyed is not None:
-            return (yield from self._read_keyed(opening, form.keyed, is_known=is_known))
-        found = yield from self._find([opening, *form.head])
-        if found is None:
-            return False
-        place = yield from self._after_space(found.end())
-        if self._held[place] != "{":
-            return False
-        self._begin()
-        self._take(place)
-        yield from self._read_value(found["NAME"], found.groupdict().get(ID[1:]))
-        return True
-
-    def _read_keyed(self, opening: str, keyed: Keyed, *, is_known: bool) -> Steps[bool]:
-        """Read a call whose arguments are written one by one. Where the name is all that tells it
-        from text, an argument has to follow, or its end if the function may be called."""
-        form, head = self._form, [opening, *self._form.head]
-        is_open = not form.after_name.strip()
-        heads = [[*head, keyed.opening], [*head, form.closing]] if is_open else [head]
-        found = yield from self._find(*heads)
+        is_open = keyed is not None and not form.after_name.strip()
+        ends = ["{"] if keyed is None else [""]
+        if is_open:
+            ends = [self._keyed.opening, form.closing]
+        found = yield from self._find(*([opening, *form.head, each] for each in ends))
         if found is None:
             return False
         name, end = found["NAME"], found.end("NAME") if is_open else found.end()
-        has_arguments = self._held[end:].lstrip().startswith(keyed.opening.strip())
+        has_arguments = self._held[end:].lstrip().startswith(self._keyed.opening.strip())
         is_known = is_known or (is_open and not has_arguments and bool(self._tools))
         if is_known and name not in self._tools:
             return False
-        self._take(end)
         self._begin()
-        self._begin_call(name)
-        yield from self._read_arguments(argument_types(self._tools.get(name)))
+        if keyed is None:
+            self._take(end - len("{"))
+            yield from self._read_value(name, found.groupdict().get(ID[1:]))
+        else:
+            self._take(end)
+            self._begin_call(name)
+            yield from self._read_arguments(argument_types(self._tools.get(name)))
         return True
 
     def _read_object(self, *openings: Head, is_known: bool = False) -> Steps[bool]:
@@ -340,7 +328,7 @@ class CallReader(CallSteps):
                 text = self._held[place:end] + missing
                 value, place = _loaded(text), end
                 if key in _NAME_KEYS and not is_told:
-                    if not isinstance(value, str) or not _FUNCTION.fullmatch(value):
+                    if not isinstance(value, str) or not re.fullmatch(_SLOTS[NAME], value):
                         return False
                     if is_known and self._tools and value not in self._tools:
                         return False
