@@ -87,6 +87,28 @@ class OpenedTemplate:
         template = self.template
         return thought_form(template.source, template.render, self._codec.added_tokens())
 
+    def render(self, messages: Sequence[Message], tools: Tools, options: PromptOptions) -> str:
+        """Returns the prompt of plain messages, fitted to the template."""
+        try:
+            messages, tools = fitted(messages, tools, self.traits)
+        except RecursionError:
+            raise _too_deep() from None
+        budget = thought_budget(options.get("reasoning"))
+        if budget is None:
+            return self.template.render(messages, tools, **options)
+        own, switches = options.get("template_kwargs") or {}, dict.fromkeys(SWITCHES, budget > 0)
+        given = {**switches, **own} if budget else {**own, **switches}
+        switched: PromptOptions = {**options, "template_kwargs": given}
+        try:
+            prompt = self.template.render(messages, tools, **switched)
+        except EdgeSpecError:
+            prompt = self.template.render(messages, tools, **options)
+        # A thought of no tokens that the template opens all the same is ended, as templates with a
+        # switch write an empty one.
+        if budget == 0 and (form := self.thought) and form.is_opened_by(prompt):
+            prompt += form.ending_after(prompt)
+        return prompt
+
 
 class MessagePrompt(list[int]):
     """Tokens after which a message begins, and so a text, where others are gone on with: whether it
@@ -122,31 +144,22 @@ class ChatFormat:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        ids = self._prompt(messages, tools, options)
-        return ids if options.get("continue_final_message") else MessagePrompt(ids)
-
-    def _prompt(
-        self, messages: Sequence[Message], tools: Tools, options: PromptOptions
-    ) -> list[int]:
         if self.parse_special:
-            return self.tokenizer.encode(self.rendered(messages, tools, **options))
-        opened = self._for(tools)
-
-        def render(messages: Sequence[Message], tools: Tools, options: PromptOptions) -> str:
-            return _rendered(opened, messages, tools, options)
-
-        try:
-            plain = with_arguments(_plain(messages))
-            return opened.control_tokens.encode(render, plain, tools, options)
-        except RecursionError:
-            raise _too_deep() from None
+            ids = self.tokenizer.encode(self.rendered(messages, tools, **options))
+        else:
+            opened = self._for(tools)
+            try:
+                plain = with_arguments(_plain(messages))
+                ids = opened.control_tokens.encode(opened.render, plain, tools, options)
+            except RecursionError:
+                raise _too_deep() from None
+        return ids if options.get("continue_final_message") else MessagePrompt(ids)
 
     def rendered(
         self, messages: Sequence[Message], tools: Tools = (), **options: Unpack[PromptOptions]
     ) -> str:
         """The text of these tokens. Raises as `chat_prompt` does."""
-        opened = self._for(tools)
-        return _rendered(opened, _plain(messages), tools, options)
+        return self._for(tools).render(_plain(messages), tools, options)
 
     def answer_form(
         self, prompt: Sequence[int], tools: Tools = (), **options: Unpack[PromptOptions]
@@ -192,8 +205,7 @@ class ChatFormat:
         return "".join(stream.push(token) or special(token) for token in tokens)
 
     def tool_form(self) -> ToolForm:
-        """Returns the form in which the model calls tools. Raises UnsupportedModelError as
-        `template` does."""
+        """Returns the form in which the model calls tools. Raises as `template` does."""
         from edge_spec.text.tools.formats import GENERIC
 
         native = self._with_tools.traits.native_tools
@@ -206,8 +218,7 @@ class ChatFormat:
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
-        """Returns the values that `template_kwargs` may have here: names that the chat templates
-        read. Raises as `template` does."""
+        """Returns the names that `template_kwargs` may have here. Raises as `template` does."""
         return self._without_tools.template.variables | self._with_tools.template.variables
 
     def prompt_of(self, text: str, **options: Unpack[PromptOptions]) -> list[int]:
@@ -223,8 +234,7 @@ class ChatFormat:
 
     @property
     def control_tokens(self) -> ControlTokens:
-        """Returns those of conversations without tools. Raises UnsupportedModelError as `template`
-        does."""
+        """Returns those of conversations without tools. Raises as `template` does."""
         return self._without_tools.control_tokens
 
     @cached_property
@@ -270,29 +280,6 @@ class ChatFormat:
 
 def _plain(messages: Sequence[Message]) -> Sequence[Message]:
     return with_ordered_results(plain_messages(messages))
-
-
-def _rendered(
-    opened: OpenedTemplate, messages: Sequence[Message], tools: Tools, options: PromptOptions
-) -> str:
-    try:
-        messages, tools = fitted(messages, tools, opened.traits)
-    except RecursionError:
-        raise _too_deep() from None
-    budget = thought_budget(options.get("reasoning"))
-    if budget is None:
-        return opened.template.render(messages, tools, **options)
-    own, switches = options.get("template_kwargs") or {}, dict.fromkeys(SWITCHES, budget > 0)
-    given = {**switches, **own} if budget else {**own, **switches}
-    try:
-        prompt = opened.template.render(messages, tools, **{**options, "template_kwargs": given})
-    except EdgeSpecError:
-        prompt = opened.template.render(messages, tools, **options)
-    # A thought of no tokens that the template opens all the same is ended, as templates with a
-    # switch write an empty one.
-    if budget == 0 and (form := opened.thought) and form.is_opened_by(prompt):
-        prompt += form.ending_after(prompt)
-    return prompt
 
 
 def _too_deep() -> UsageError:

@@ -105,8 +105,7 @@ def _write_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Writes JSON as models were trained with it: transformers' own, which escapes nothing for
-    HTML."""
+    """Writes JSON as transformers does, not escaped for HTML: so models were trained with it."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -122,8 +121,7 @@ class _Interruption(BaseException):
 
 
 def _run_within(seconds: float, run: Callable[[], _Result]) -> _Result:
-    """Returns what `run` returns. Raises LimitError in it when the time is over, at the next step
-    of Python."""
+    """Returns what `run` returns. Raises LimitError at the next step of Python after the time."""
     thread, lock, is_over = threading.get_ident(), threading.Lock(), False
 
     def interrupt() -> None:

@@ -93,8 +93,7 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
-        """The whole answer fits the pattern, in the syntax of Rust's regex crate, without
-        lookaround and references."""
+        """The whole answer fits a pattern of Rust's regex crate: no lookaround, no references."""
         return cls("regex", pattern)
 
     @classmethod
@@ -104,8 +103,7 @@ class Grammar:
 
     @classmethod
     def gbnf(cls, text: str) -> Self:
-        """A context-free grammar as llama.cpp has it, beginning at `root`; one in Lark's syntax is
-        known by its look."""
+        """A grammar in llama.cpp's syntax, beginning at `root`, or in Lark's, known by its look."""
         return cls("gbnf", text)
 
 

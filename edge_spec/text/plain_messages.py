@@ -140,8 +140,7 @@ def _entry(value: Any, *names: str) -> str | None:
 
 
 def meant_arguments(arguments: Any) -> Any:
-    """Returns what a call's arguments mean, which may be JSON text. Raises ValueError for text that
-    is none."""
+    """Returns what a call's arguments mean. Raises ValueError for text that is no JSON."""
     return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
 
 

@@ -260,8 +260,7 @@ class Tokenizer:
         return tokens
 
     def added_tokens(self) -> dict[str, tuple[int, bool]]:
-        """Returns what is one token wherever a text spells it: its id, and whether it is
-        special."""
+        """Returns the id of each added token by its text, and whether it is special."""
         added = self._tokenizer.get_added_tokens_decoder().items()
         return {one.content: (token, one.special) for token, one in added}
 

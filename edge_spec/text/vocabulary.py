@@ -32,8 +32,7 @@ _LARGEST_SHARE = 0.75  # of a vocabulary; a part that is hardly smaller saves to
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Identifies what token ids mean, so that what is kept is used with the tokenizer it was made
-    with."""
+    """Identifies what token ids mean: what is kept is used with the same tokenizer alone."""
 
     sha256: str
     size: int  # ids are below it

@@ -246,8 +246,7 @@ def read_reasoning(text: str) -> Reasoning:
 
 
 def thought_budget(reasoning: Reasoning | None) -> int | None:
-    """Returns the tokens that a thought may have, None for as many as the model wants. Raises
-    UsageError for what is none of `Reasoning`."""
+    """Returns the tokens that a thought may have; None: any number. Raises UsageError."""
     if reasoning in (None, "auto"):
         return None
     if reasoning == "off":

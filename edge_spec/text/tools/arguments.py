@@ -50,8 +50,7 @@ def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_lark(schema: Any, definitions: Mapping[str, Any] | None = None) -> str:
-    """Return what Lark's %json takes, with JSON written as elsewhere. definitions: what the schema
-    may refer to."""
+    """Return what Lark's %json takes. definitions: what the schema may refer to."""
     schema = dict(schema) if isinstance(schema, Mapping) else {"anyOf": [schema]}
     if definitions and '"$ref"' in json.dumps(schema):
         schema["$defs"] = dict(definitions)

@@ -101,8 +101,7 @@ class _Probes:
 
     @cached_property
     def _listing(self) -> tuple[Tools, Sequence[Message]]:
-        """Return how a prompt comes to list tools: given as such, or with a message of the
-        system."""
+        """Return how a prompt comes to list tools: as tools, or in a message of the system."""
         system = with_tools({"role": "system", "content": ""}, _TOOLS)
         ways: list[tuple[Tools, Sequence[Message]]] = [(_TOOLS, ()), ((), (system,))]
         listed = (way for way in ways if _LISTED in self._render([*way[1], _USER], way[0]))
@@ -140,7 +139,7 @@ class _Probes:
         said = self._text({"role": "assistant", "content": _SAID}, **_ENDED)
         beginnings = (said.partition(_SAID)[0], self._text() or said)
         forms: list[ToolForm] = [HARMONY, *FORMATS.values()]
-        for shape, form in product((str, _squeezed), forms):
+        for shape, form in product(_SHAPES, forms):
             written, shown = shape(form.written(answer["tool_calls"])), shape(text)
             if isinstance(form, CallFormat) and form.is_bare:
                 is_shown = shown.startswith(tuple(shape(each) + written for each in beginnings))
@@ -187,6 +186,9 @@ def _conversation(content: str = "", ids: Sequence[str] = ("probe0001",)) -> lis
 
 def _squeezed(text: str) -> str:
     return re.sub(r"\s+", "", text).replace("'", '"')
+
+
+_SHAPES: tuple[Callable[[str], str], ...] = (str, _squeezed)
 
 
 def _states(text: str, form: CallFormat) -> bool:

@@ -52,8 +52,7 @@ def _patterns(head: Head) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 class CallSteps(AnswerReader):
-    """Tells text and calls. White space between calls and after the last one is left out, however
-    it comes in pieces."""
+    """Tells text and calls. White space between calls and after the last one is left out."""
 
     def __init__(self, answer: AnswerForm) -> None:
         self._num_calls = 0
@@ -351,8 +350,7 @@ class CallReader(CallSteps):
         return True
 
     def _read_value(self, name: str, id: str | None = None) -> Steps[None]:
-        """Tell a call and its arguments, which come next; those of an object while they are
-        written."""
+        """Tell a call and the arguments that come next, those of an object as they are written."""
         self._begin_call(name, id)
         is_object = self._held[0] == "{"
         end, missing = yield from self._value_end(tells=is_object)

@@ -42,6 +42,7 @@ pieces = given(cuts=st.lists(st.integers(0, 200), max_size=12))
         ('<tool_call>{"id": 3, "name": "f", "arguments": {}, "x": [{}]}', "", [("f", "{}")]),
         (CALL.replace("}}", '}, "x": ["}"]}'), "", [F]),
         (r'<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}', "", [("f", '{"a": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": {}, "parameters": {"a": 1}}', "", [("f", "{}")]),
         # a brace too few or too many, and no closing tag
         (f"{CALL.replace('}}', '}')}.", ".", [F]),
         ('<tool_call>{"name": "f", "arguments": {"a": [1</tool_call>', "", [("f", '{"a": [1]}')]),
@@ -109,6 +110,7 @@ def test_an_answer_without_tags_is_a_call_or_none(
         ('<tools>\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n</tools>', "", [F]),
         ('{"name": "f", "arguments": {"a": [1, "ü"]}}\n' + CALL_G, "", [F, G]),
         ('{"name": "x", "arguments": {}}', '{"name": "x", "arguments": {}}', []),
+        ('{"name": "f", "a": 3, "arguments": {}}', '{"name": "f", "a": 3, "arguments": {}}', []),
         ('```json\n{"name": "Ann"}\n```', '```json\n{"name": "Ann"}\n```', []),
         ('{"a": 1}\n' + CALL, '{"a": 1}\n', [F]),
         ("```python\nf()\n```" + CALL, "```python\nf()\n```", [F]),
@@ -183,6 +185,9 @@ def test_a_block_of_code_is_shown_as_soon_as_it_is_no_call() -> None:
     reader = answer_reader(AnswerForm(calls=GENERIC, tools=[{"function": {"name": "f"}}]))
     told = [[part.text for part in reader.push(piece)] for piece in ("```p", "ython\nf()", "\n```")]
     assert told == [["```p"], ["ython\nf()"], ["\n"]]
+    reader = answer_reader(AnswerForm(calls=GENERIC, tools=[{"function": {"name": "f"}}]))
+    told = [[part.text for part in reader.push(piece)] for piece in ('{"n', '": [', "1, 2")]
+    assert told == [[], ['{"n": ['], ["1, 2"]]
 
 
 def test_calls_are_counted_and_told_apart() -> None:
