@@ -10,10 +10,9 @@ from fastapi import FastAPI, Request
 
 from edge_spec import SamplingParams
 from edge_spec.apps.server.body import Body
-from edge_spec.apps.server.models import ServedModel
-from edge_spec.apps.server.reply import Running
+from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.request import Desk
-from edge_spec.cli.server_options import ServerOptions
+from edge_spec.cli.options import ServerOptions
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 
 _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
@@ -126,8 +125,8 @@ class ShowRequest(Body):
     model: str
 
 
-def add_models(app: FastAPI, running: Running) -> None:
-    models, ask = running.models, running.ask
+def add_models(app: FastAPI, models: Models) -> None:
+    ask = models.ask
 
     @app.get("/v1/models")
     async def all_models(request: Request) -> Any:

@@ -14,8 +14,9 @@ from edge_spec import FinishReason, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole
 from edge_spec.apps.server.errors import refused
+from edge_spec.apps.server.models import Models
 from edge_spec.apps.server.openai import ChatBody, CompletionBody
-from edge_spec.apps.server.reply import Reply, Running, chat_logprobs, server_event, timings
+from edge_spec.apps.server.reply import Reply, chat_logprobs, server_event, timings
 from edge_spec.apps.server.request import Desk, Gap, Request, Work
 from edge_spec.apps.server.schema import AnswerBody, TokenId
 from edge_spec.core.text_codec import TextCodec
@@ -213,17 +214,17 @@ def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[s
             yield field, found
 
 
-def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
+def add_llamacpp_paths(app: FastAPI, models: Models) -> None:
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
         """The tokens of a text."""
-        return {"tokens": await running.ask(request.model, lambda desk: tokenized(desk, request))}
+        return {"tokens": await models.ask(request.model, lambda desk: tokenized(desk, request))}
 
     @app.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
         """The text of tokens, control tokens written out."""
         asked = request.tokens
-        return {"content": await running.ask(request.model, lambda desk: detokenized(desk, asked))}
+        return {"content": await models.ask(request.model, lambda desk: detokenized(desk, asked))}
 
     @app.post("/apply-template")
     async def apply_template(body: ChatBody) -> dict[str, Any]:
@@ -232,4 +233,4 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
         def rendered(desk: Desk) -> str:
             return detokenized(desk, desk.work(body.request()).prompts[0])
 
-        return {"prompt": await running.ask(body.model, rendered)}
+        return {"prompt": await models.ask(body.model, rendered)}

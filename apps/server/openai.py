@@ -34,9 +34,11 @@ class ChatBody(ConversationBody):
     messages: Annotated[list[Message], Field(min_length=1)]
 
     def request(self) -> Request:
-        goes_on = self.continue_final_message or any(m.prefix for m in self.messages[-1:]) or None
         messages = [message.for_template() for message in self.messages]
-        return replace(super().request(), messages=messages, continue_final_message=goes_on)
+        return replace(super().request(), messages=messages)
+
+    def _goes_on(self) -> bool | None:
+        return self.continue_final_message or any(m.prefix for m in self.messages[-1:]) or None
 
 
 TokenIds = Annotated[

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from edge_spec import Engine, Grammar, SamplingParams
 from edge_spec.apps.server.errors import ApiError, refused
-from edge_spec.cli.server_options import ServerOptions
+from edge_spec.cli.options import ServerOptions
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.parts.answer_form import SWITCHES, AnswerForm, answer_tokens
 
@@ -35,8 +35,8 @@ class Request:
 
     Without messages, prompts and gap, a model is only to be opened. messages: as chat templates
     read them; messages_field: what the body calls them. tools: in OpenAI's form. tool_name: the one
-    tool to call. form: of the answer, with the field that asks for it. sampling: of SamplingParams.
-    logprobs: the number of alternatives.
+    tool to call. prompt_options: of `Engine.chat_prompt`. form: of the answer, with the field that
+    asks for it. sampling: of SamplingParams. logprobs: the number of alternatives.
     """
 
     body: Any = None  # of the API, which some replies repeat
@@ -47,10 +47,7 @@ class Request:
     tool_choice: Literal["none", "auto", "required"] = "auto"
     tool_name: str | None = None
     parallel_tool_calls: bool | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    reasoning: Literal["auto", "off"] | int | None = None
+    prompt_options: Mapping[str, Any] = field(default_factory=dict)
     prompts: Sequence[str | Sequence[int]] = ()
     gap: Gap | None = None
     form: tuple[str, Grammar] | None = None
@@ -117,13 +114,7 @@ class Desk:
         tools = () if request.tool_choice == "none" else request.tools
         shown = [_without_strict(tool) for tool in tools]
         self._require_read(request)
-        asked: dict[str, Any] = {
-            "template_kwargs": request.template_kwargs or None,
-            "add_generation_prompt": request.add_generation_prompt,
-            "continue_final_message": request.continue_final_message,
-            "reasoning": request.reasoning or self.options.reasoning,
-        }
-        options = {name: value for name, value in asked.items() if value is not None}
+        options: Any = {"reasoning": self.options.reasoning, **request.prompt_options}
         try:
             prompt = self.engine.chat_prompt(request.messages, shown, **options)
         except UnsupportedModelError as error:
@@ -160,7 +151,7 @@ class Desk:
     def _require_read(self, request: Request) -> None:
         """Raises ApiError for a variable that asks for something and that the template does not
         read. Models that cannot think may be asked to."""
-        given = request.template_kwargs.items()
+        given = request.prompt_options.get("template_kwargs", {}).items()
         asked = {name for name, value in given if value and name not in _OF_THOUGHTS}
         for name in sorted(asked - self.engine.parts.text.template_variables) if asked else ():
             field = name if name == "documents" else "chat_template_kwargs"
