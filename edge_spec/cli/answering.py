@@ -86,8 +86,8 @@ def generate(
     ] = None,
     *,
     asked: GenerateOptions,
-    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
+    loading: options.AskedOptions,
     explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
@@ -174,10 +174,10 @@ def _print(generation: Generation, as_json: bool) -> None:
 def chat(
     model: options.Model = "smollm2",
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    learn: options.Learn = False,
     *,
-    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
+    loading: options.AskedOptions,
+    learn: options.Learn = False,
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
@@ -231,9 +231,9 @@ def serve(
     ] = None,
     *,
     serving: ServeOptions,
-    learn: options.Learn = False,
-    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
+    loading: options.AskedOptions,
+    learn: options.Learn = False,
     explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
@@ -295,13 +295,15 @@ _PARALLEL = 2  # answers at once: one that is read, and one that is asked for me
 @options.with_groups
 def desktop(
     model: options.Model = "smollm2",
-    learn: options.Learn = False,
     *,
-    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
+    loading: options.AskedOptions,
+    learn: options.Learn = False,
 ) -> None:
-    """Talk to a model in a window, whose closing ends everything. Sampling options,
-    --max-tokens and --reasoning hold for what the page does not set."""
+    """Talk to a model in a window, whose closing ends everything.
+
+    Sampling options, --max-tokens and --reasoning hold for what the page does not set.
+    """
     entry_points.load_app("desktop")(
         partial(open_engine, model, loading, needs_chat=True, learns=learn),
         _say_where,

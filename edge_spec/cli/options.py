@@ -54,6 +54,7 @@ _UNDECLARED: Sequence[tuple[str, Any, float | None]] = (  # their types, and the
 )
 _server = partial(option, panel="Server")
 _several = partial(_server, (), read_as=list[str] | None)
+_limit = partial(option, panel="Limits of the server")
 _SAMPLING = "Sampling"
 _sampling = partial(option, None, panel=_SAMPLING)
 _OF_NO_DRAW = ("max_tokens", "reasoning")  # those that say nothing of how a token is chosen
@@ -146,23 +147,23 @@ class ServerOptions:
         "Another name of this machine, by which a container or a tunnel asks; may be repeated.",
         flag="--allow-host",
     )
-    max_models: int | None = _server(
+    max_models: int | None = _limit(
         None, "Models open at once.  [default: as many as memory holds]", least=1
     )
-    load_timeout_s: float = _server(
+    load_timeout_s: float = _limit(
         300.0, "Seconds that a request may wait for its model to be opened.", least=_LEAST_S
     )
     parallel: int = _server(4, "Answers of a model at once, each with a cache of its own.", least=1)
-    queue: int = _server(64, "Requests that may wait.", least=0)
-    queue_timeout_s: float = _server(60.0, "Seconds that one may wait.", least=_LEAST_S)
-    request_timeout_s: float = _server(
+    queue: int = _limit(64, "Requests that may wait.", least=0)
+    queue_timeout_s: float = _limit(60.0, "Seconds that one may wait.", least=_LEAST_S)
+    request_timeout_s: float = _limit(
         600.0, "Seconds that an answer may take from its first token on.", least=_LEAST_S
     )
-    client_timeout_s: float = _server(
+    client_timeout_s: float = _limit(
         30.0, "Seconds that a client may take to send the body of a request.", least=_LEAST_S
     )
-    grace_s: float = _server(30.0, "Seconds that answers have to end on a signal.", least=0)
-    max_body_bytes: int = _server(2 << 20, "Largest request.", least=1)
+    grace_s: float = _limit(30.0, "Seconds that answers have to end on a signal.", least=0)
+    max_body_bytes: int = _limit(2 << 20, "Largest request.", least=1)
     max_tokens: int | None = TEXT_TOKENS
     thought_tokens: int = THOUGHT_TOKENS
     sampling: SamplingParams = field(default_factory=SamplingParams)
