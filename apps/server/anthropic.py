@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
-from edge_spec.apps.server.answer import Ended
+from edge_spec.apps.server.answer import Round
 from edge_spec.apps.server.body import (
     MAX_TOOLS,
     Body,
@@ -242,8 +242,8 @@ class MessageReply(PartsReply):
     def waiting(self) -> str:
         return _event("ping")
 
-    def end(self, ended: Ended) -> str:
-        told, result = self.end_part(), ended.result
+    def end(self, round_: Round, result: GenerationResult) -> str:
+        told = self.end_part()
         reason, stop = self._reason(result)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         usage = _usage(result.stats, result.reasoning_n)

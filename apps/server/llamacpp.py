@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from pydantic import Field
 
 from edge_spec import FinishReason, GenerationResult
-from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.answer import Round
 from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole
 from edge_spec.apps.server.errors import refused
 from edge_spec.apps.server.models import Models
@@ -166,8 +166,8 @@ class InfillReply(Reply):
         }
         return server_event(told)
 
-    def end(self, ended: Ended) -> str:
-        return server_event(self._told(ended.result, content="", tokens=[]))
+    def end(self, round_: Round, result: GenerationResult) -> str:
+        return server_event(self._told(result, content="", tokens=[]))
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         return self._told(results[0])

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from edge_spec import Chunk, GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.answer import Round
 from edge_spec.apps.server.body import MAX_INT, Message
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
@@ -113,10 +113,10 @@ class ChatReply(Reply):
             logprobs = self._logprobs(choice, chunk.tokens)
         return self._event([_choice(choice, self.piece_member, said, logprobs)], **origins)
 
-    def end(self, ended: Ended) -> str:
-        self._results.append(ended.result)
-        last = _choice(ended.choice, self.piece_member, self.nothing, None, _reason(ended.result))
-        event = self._event([last], timings=timings([ended.result]), **self._origins(ended))
+    def end(self, round_: Round, result: GenerationResult) -> str:
+        self._results.append(result)
+        last = _choice(round_.choice, self.piece_member, self.nothing, None, _reason(result))
+        event = self._event([last], timings=timings([result]), **self._origins(round_))
         if not self._request.tells_usage or len(self._results) < len(self.work.prompts):
             return event
         return event + self._event([], usage=usage(self._results, self._request.num_choices))

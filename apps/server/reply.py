@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edge_spec import FinishReason, GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round, ServerAnswer
+from edge_spec.apps.server.answer import Round, ServerAnswer
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
 from edge_spec.apps.server.models import Models
 from edge_spec.apps.server.request import Desk, Work
@@ -60,11 +60,14 @@ class Reply(ABC):
         """Return what a round wrote."""
 
     @abstractmethod
-    def end(self, ended: Ended) -> str:
+    def end(self, round_: Round, result: GenerationResult) -> str:
         """Return what is left to tell of a choice that is complete."""
 
     def told(self, rounds: Sequence[Round]) -> str:
-        return "".join(self.end(e) if isinstance(e, Ended) else self.piece(e) for e in rounds)
+        return "".join(
+            self.piece(each) if each.result is None else self.end(each, each.result)
+            for each in rounds
+        )
 
     def closing(self) -> str:
         """Return the end of a stream whose choices are all complete."""

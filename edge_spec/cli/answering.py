@@ -181,18 +181,14 @@ def chat(
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
-    sampling.params()  # refused now rather than when the model is open
-    answering = {
-        "max_tokens": sampling.max_tokens,
-        "reasoning": read_reasoning(sampling.reasoning),
-    }
+    # Refused now rather than when the model is open.
+    sampling.params()
+    read_reasoning(sampling.reasoning)
 
     def opener(model: str, report: Progress | None) -> Engine:
         return open_engine(model, loading, report=report, needs_chat=True, learns=learn)
 
-    entry_points.load_app("chat")(
-        opener, model, answering, system, json, asked_sampling=sampling.asked
-    )
+    entry_points.load_app("chat")(opener, model, sampling, system, as_json=json)
 
 
 @dataclass(frozen=True, kw_only=True)
