@@ -205,7 +205,7 @@ class ServerAnswer:
             self._answer(choice, prompt, options)
 
     def _choose_drafter(self) -> None:
-        engine, drafter = self._slot.engine, self._work.request.drafter or self._work.desk.drafter
+        engine, drafter = self._slot.engine, self._work.request.drafter or self._work.model.drafter
         if engine.drafter == drafter:
             return
         try:

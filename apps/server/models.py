@@ -22,7 +22,7 @@ from edge_spec.apps.server.errors import (
     shutting_down,
 )
 from edge_spec.apps.server.metrics import Metrics
-from edge_spec.apps.server.request import Desk, Work
+from edge_spec.apps.server.request import Work, read
 from edge_spec.cli.options import ServerOptions
 from edge_spec.core.model import Progress
 from edge_spec.loader import ModelOnDemand
@@ -54,6 +54,10 @@ class OpenModel:
     ) -> None:
         """forecast: of its memory. Raises an EdgeSpecError where the slots cannot be had, and then
         closes the engine where it is owned."""
+        self.name = name  # as answers have it
+        self.engine = engine
+        self.drafter = engine.drafter
+        self.options = options
         self.forecast = forecast
         with ExitStack() as opened:  # closes what is open already where the rest fails
             if is_owned:
@@ -65,7 +69,6 @@ class OpenModel:
             for slot in slots:
                 opened.callback(slot.thread.shutdown)
             self.pool = Pool(slots, options.queue, options.queue_timeout_s)
-            self.desk = Desk(name, engine, options)
             self._opened = opened.pop_all()
 
     @staticmethod
@@ -122,7 +125,7 @@ class ServedModel:
 
     def take(self, opened: OpenModel) -> None:
         """It is open from now on."""
-        self.opened, self.context_length = opened, opened.desk.engine.context_length
+        self.opened, self.context_length = opened, opened.engine.context_length
 
 
 class Models:
@@ -184,14 +187,14 @@ class Models:
         finally:
             self._release(model)
 
-    async def ask(self, model: str | None, asked: Callable[[Desk], T]) -> T:
-        """Return what a model's desk answers in a thread. Raises ApiError for an unknown model."""
+    async def ask(self, model: str | None, asked: Callable[[OpenModel], T]) -> T:
+        """Return what is asked of a model in a thread. Raises ApiError for an unknown model."""
         async with self.using(self.find(model)) as opened:
-            return await asyncio.to_thread(asked, opened.desk)
+            return await asyncio.to_thread(asked, opened)
 
     async def read(self, body: AnswerBody) -> Work:
         """Return what an engine would be asked for. Raises ApiError as `ask` does."""
-        return await self.ask(body.model, lambda desk: desk.work(body.request()))
+        return await self.ask(body.model, lambda opened: read(opened, body.request()))
 
     async def begin(
         self, model: ServedModel, opened: OpenModel, work: Work, arrived: float

@@ -213,7 +213,7 @@ class CompletionReply(ChatReply):
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        decode = work.desk.engine.parts.text.tokenizer.decode
+        decode = work.model.engine.parts.text.tokenizer.decode
         self._echoed = list(map(decode, work.prompts)) if work.request.body.echo else []
         self._offsets = [0] * len(work.prompts)  # of the next token in the choice's text
 

@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 from edge_spec import FinishReason, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Round, ServerAnswer
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
-from edge_spec.apps.server.models import Models
-from edge_spec.apps.server.request import Desk, Work
+from edge_spec.apps.server.models import Models, OpenModel
+from edge_spec.apps.server.request import Work, read
 from edge_spec.apps.server.schema import AnswerBody
 from edge_spec.engine.results import Alternative
 from edge_spec.text.parts.part import CallHead
@@ -50,7 +50,7 @@ class Reply(ABC):
     def __init__(self, work: Work) -> None:
         self.work = work
         self._request = work.request
-        self._model = work.desk.model
+        self._model = work.model.name
 
     def opening(self) -> str:
         return ""
@@ -274,8 +274,8 @@ class AnswerResponse(Response):
         self._body = body
         self._kind = kind
 
-    def _read(self, desk: Desk) -> Reply:
-        return self._kind(desk.work(self._body.request()))
+    def _read(self, opened: OpenModel) -> Reply:
+        return self._kind(read(opened, self._body.request()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that leaves gives its place in the queue or its slot back within a round."""
@@ -297,7 +297,7 @@ class AnswerResponse(Response):
         try:
             try:
                 async with self._models.using(self._model) as opened:
-                    reply = await asyncio.to_thread(self._read, opened.desk)
+                    reply = await asyncio.to_thread(self._read, opened)
                     if reply.work.prompts:  # else the model was only to be opened
                         answer = await self._models.begin(self._model, opened, reply.work, arrived)
                 if answer is not None and reply.work.request.stream:
