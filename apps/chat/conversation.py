@@ -4,7 +4,7 @@ snapshot of everything, or the messages alone as JSON."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ from edge_spec.apps.answering import Stop
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import atomic_file
-from edge_spec.text.parts.answer_form import answer_tokens
+from edge_spec.text.parts.answer_form import answer_tokens, read_reasoning
 
 if TYPE_CHECKING:
     from edge_spec import ChatOptions, Chunk, Engine, GenerationResult
+    from edge_spec.cli.options import SamplingOptions
     from edge_spec.text.parts.answer_form import Reasoning
 
 # "role", "content" and, of an answer, what was thought before it, "reasoning_content", which the
@@ -63,17 +64,10 @@ class ChatConversation:
     """
 
     def __init__(
-        self,
-        opener: Opener,
-        model: str,
-        answering: ChatOptions,
-        system: str | None,
-        asked_sampling: Mapping[str, float],
+        self, opener: Opener, model: str, asked: SamplingOptions, system: str | None
     ) -> None:
-        """Raises EdgeSpecError where the model cannot be opened.
-
-        answering: but for `sampling`, which follows from the model and what is asked.
-        """
+        """asked: goes before what the model's makers recommend. Raises EdgeSpecError where the
+        model cannot be opened."""
         self.model = model
         self.system = system
         self.said: list[Message] = []
@@ -90,12 +84,11 @@ class ChatConversation:
         self.stop = Stop()
         self.files: set[Path] = set()  # that hold it, which may be written again
         # Whether answers begin with a thought, or how long it may be.
-        self.reasoning: Reasoning = answering.get("reasoning") or "auto"
+        self.reasoning: Reasoning = read_reasoning(asked.reasoning)
         self._opener = opener
-        self._answering = answering
-        self._asked_sampling = asked_sampling
+        self._asked = asked
         self.engine = opener(model, None)
-        self._sampling = self.engine.chat_sampling(**asked_sampling)
+        self._sampling = self.engine.chat_sampling(**asked.asked)
 
     def close(self) -> None:
         self.engine.close()
@@ -103,12 +96,11 @@ class ChatConversation:
     @property
     def answering(self) -> ChatOptions:
         """Return the options of answers of the open model."""
-        limit = self._answering.get("max_tokens")
+        limit = self._asked.max_tokens
         if limit is None:
             form = self.engine.parts.text.answer_form((), reasoning=self.reasoning)
             limit = answer_tokens(form)
-        own: ChatOptions = {"max_tokens": limit, "sampling": self._sampling}
-        return {**self._answering, **own, "reasoning": self.reasoning}
+        return {"max_tokens": limit, "sampling": self._sampling, "reasoning": self.reasoning}
 
     @property
     def messages(self) -> list[Message]:
@@ -166,7 +158,7 @@ class ChatConversation:
     def _keep(self, said: list[Message], result: GenerationResult) -> None:
         thought = {_THOUGHT: result.reasoning} if result.reasoning else {}
         self.said = [*said, {"role": "assistant", "content": result.text, **thought}]
-        source = sampling_source(self.engine.parts.text.sampling, self._asked_sampling)
+        source = sampling_source(self.engine.parts.text.sampling, self._asked.asked)
         self.last = result
         self.last_sampling = f"{sampling_text(self._sampling)} ({source})"
         prompt = said[-1]["content"]
@@ -201,7 +193,7 @@ class ChatConversation:
         engine = self._opener(model, self.report)
         self.engine.close()
         self.engine, self.model = engine, model
-        self._sampling = engine.chat_sampling(**self._asked_sampling)
+        self._sampling = engine.chat_sampling(**self._asked.asked)
         self.left_out = 0  # its context may hold more
         self.plain_per_second = None
 

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ from edge_spec.engine.results import cut_thought, thought_line
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edge_spec import ChatOptions, Chunk
+    from edge_spec import Chunk
+    from edge_spec.cli.options import SamplingOptions
 
 
 def talk_in_lines(conversation: ChatConversation, *, as_json: bool) -> None:
@@ -127,19 +128,10 @@ def _interrupt_stops(stop: Stop) -> Iterator[None]:
 
 
 def run(
-    opener: Opener,
-    model: str,
-    answering: ChatOptions,
-    system: str | None,
-    as_json: bool,
-    asked_sampling: Mapping[str, float],
+    opener: Opener, model: str, asked: SamplingOptions, system: str | None, as_json: bool
 ) -> None:
-    """Open the model and talk until /quit or the end of input. Raises EdgeSpecError.
-
-    asked_sampling: overrides the sampling that the model's makers recommend.
-    """
-    talk = ChatConversation(opener, model, answering, system, asked_sampling)
-    with closing(talk) as conversation:
+    """Open the model and talk until /quit or the end of input. Raises EdgeSpecError."""
+    with closing(ChatConversation(opener, model, asked, system)) as conversation:
         engine = conversation.engine
         if sys.stdin.isatty() and not as_json:
             for line in engine.plan:

@@ -117,19 +117,14 @@ class Pool:
 
 @dataclass(frozen=True)
 class Round:
-    """The text that a round, or several, wrote for one choice."""
+    """The text that a round, or several, wrote for one choice. With a result it is the choice's
+    end, and its chunk is empty."""
 
     choice: int
     chunk: Chunk
     predicted_n: int
     plain_per_second: float | None
-
-
-@dataclass(frozen=True)
-class Ended(Round):
-    """The end of a choice; its chunk is empty."""
-
-    result: GenerationResult
+    result: GenerationResult | None = None
 
 
 class ServerAnswer:
@@ -210,7 +205,7 @@ class ServerAnswer:
             self._answer(choice, prompt, options)
 
     def _choose_drafter(self) -> None:
-        engine, drafter = self._slot.engine, self._work.request.drafter or self._work.desk.drafter
+        engine, drafter = self._slot.engine, self._work.request.drafter or self._work.model.drafter
         if engine.drafter == drafter:
             return
         try:
@@ -251,11 +246,11 @@ class ServerAnswer:
             told = f"{self._stopped.message} {read}; asking again goes on from there."
             raise replace(self._stopped, message=told)
         num_tokens = len(result.tokens)
-        self._tell(Ended(choice, _NOTHING, num_tokens, slot.plain_per_second, result))
+        self._tell(Round(choice, _NOTHING, num_tokens, slot.plain_per_second, result))
 
     def _tell(self, event: Round) -> None:
         self._events.append(event)
-        if self._is_awaited or isinstance(event, Ended):
+        if self._is_awaited or event.result is not None:
             self._is_awaited = False
             self._loop.call_soon_threadsafe(self._news.set)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
-from edge_spec.apps.server.answer import Ended
+from edge_spec.apps.server.answer import Round
 from edge_spec.apps.server.body import (
     MAX_TOOLS,
     Body,
@@ -30,7 +30,7 @@ from edge_spec.apps.server.body import (
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import PartsReply, arguments_of, sealed, server_event, unsealed
 from edge_spec.apps.server.request import Request, Work
-from edge_spec.apps.server.schema import AnswerBody, SchemaFormat, grammar_of, thinking_of
+from edge_spec.apps.server.schema import AnswerBody, SchemaFormat, grammar_of, prompt_options
 from edge_spec.text.parts.part import CallHead
 
 # What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no
@@ -189,21 +189,21 @@ class CountBody(AnswerBody):
             tool_choice="none" if choice.type == "none" else "required" if forced else "auto",
             tool_name=choice.name,
             parallel_tool_calls=None if alone is None else not alone,
-            continue_final_message=goes_on or None,
             thoughts="hidden" if self.thinking and self.thinking.display == "omitted" else "told",
-            **self._thinking(),
+            prompt_options=self._prompt_options(goes_on or None),
         )
 
-    def _thinking(self) -> dict[str, Any]:
+    def _prompt_options(self, goes_on: bool | None) -> dict[str, Any]:
         """Thinking is off unless it is asked for, and a model that cannot think may be asked to."""
         given, config = self.chat_template_kwargs or {}, self.output_config or OutputConfig()
         asked = self.thinking or ThinkingOptions(type="disabled")
         effort = config.effort and _EFFORTS.get(config.effort, config.effort)
-        return thinking_of(
+        return prompt_options(
             given,
             None if "enable_thinking" in given else asked.type != "disabled",
             None if "reasoning_effort" in given else effort,
             asked.budget_tokens,
+            continue_final_message=goes_on,
         )
 
     def forms(self) -> dict[str, Grammar | None]:
@@ -242,8 +242,8 @@ class MessageReply(PartsReply):
     def waiting(self) -> str:
         return _event("ping")
 
-    def end(self, ended: Ended) -> str:
-        told, result = self.end_part(), ended.result
+    def end(self, round_: Round, result: GenerationResult) -> str:
+        told = self.end_part()
         reason, stop = self._reason(result)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         usage = _usage(result.stats, result.reasoning_n)

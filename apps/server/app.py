@@ -27,13 +27,14 @@ from edge_spec.apps.server.catalog import add_models, is_for_anthropic
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
 from edge_spec.apps.server.llamacpp import FimBody, InfillBody, InfillReply, add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
+from edge_spec.apps.server.models import Models
 from edge_spec.apps.server.ollama import OllamaChatBody, OllamaGenerateBody, OllamaReply
 from edge_spec.apps.server.openai import ChatBody, ChatReply, CompletionBody, CompletionReply
-from edge_spec.apps.server.reply import AnswerResponse, Reply, Running
+from edge_spec.apps.server.reply import AnswerResponse, Reply
 from edge_spec.apps.server.responses import ResponsesBody, ResponsesReply
 from edge_spec.apps.server.schema import AnswerBody
 from edge_spec.apps.web import INDEX, STATIC
-from edge_spec.cli.server_options import ServerOptions, origin_pattern
+from edge_spec.cli.options import ServerOptions, origin_pattern
 
 # Of each path that answers: what it answers, what reads a request, and what writes the reply.
 _ANSWERS: Sequence[tuple[str, str, type[AnswerBody], type[Reply]]] = (
@@ -65,7 +66,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build_app(running: Running, options: ServerOptions) -> ASGIApp:
+def build_app(models: Models, options: ServerOptions) -> ASGIApp:
     app = FastAPI(
         title="edge-spec",
         version=version("edge-spec"),
@@ -76,15 +77,15 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     for kind in (RequestValidationError, HTTPException, ApiError, Exception):
         app.add_exception_handler(kind, _refuse)
     for each in _ANSWERS:
-        _add_answer(app, running, *each)
-    _add_counts(app, running)
-    add_llamacpp_paths(app, running)
-    add_models(app, running)
-    _add_health(app, running.metrics)
+        _add_answer(app, models, *each)
+    _add_counts(app, models)
+    add_llamacpp_paths(app, models)
+    add_models(app, models)
+    _add_health(app, models.metrics)
     _add_page(app)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
-    running.metrics.paths = [path for path in paths if "{" not in path]
-    guarded: ASGIApp = Guard(app, options, running.metrics.observe_request)
+    models.metrics.paths = [path for path in paths if "{" not in path]
+    guarded: ASGIApp = Guard(app, options, models.metrics.observe_request)
     if options.cors_origins:
         guarded = CORSMiddleware(
             guarded,
@@ -98,26 +99,26 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
 
 
 def _add_answer(
-    app: FastAPI, running: Running, path: str, told: str, body: type[AnswerBody], reply: type[Reply]
+    app: FastAPI, models: Models, path: str, told: str, body: type[AnswerBody], reply: type[Reply]
 ) -> None:
     async def answer(asked: Any) -> Response:
-        return AnswerResponse(running, asked, reply)
+        return AnswerResponse(models, asked, reply)
 
     answer.__annotations__["asked"] = body  # by which FastAPI reads it
     content: dict[int | str, Any] = {200: {"content": {reply.media_type: {}}}}
     app.post(path, summary=told, response_model=None, responses=content)(answer)
 
 
-def _add_counts(app: FastAPI, running: Running) -> None:
+def _add_counts(app: FastAPI, models: Models) -> None:
     @app.post(f"{MESSAGES}/count_tokens")
     async def count(body: CountBody) -> dict[str, int]:
         """The tokens of a conversation with its tools."""
-        return {"input_tokens": len((await running.read(body)).prompts[0])}
+        return {"input_tokens": len((await models.read(body)).prompts[0])}
 
     @app.post("/v1/responses/input_tokens")
     async def input_tokens(body: ResponsesBody) -> dict[str, Any]:
         """How many tokens a request has the model read."""
-        work = await running.read(body)
+        work = await models.read(body)
         return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}
 
 

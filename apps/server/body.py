@@ -237,10 +237,21 @@ class FunctionCall(OpenBody):
     arguments: Arguments | None = None
 
 
+def _wrapped(given: Any) -> Any:
+    """Return a function of OpenAI's newer form in the older one."""
+    if not isinstance(given, dict) or "function" in given or "name" not in given:
+        return given
+    return {"type": given.get("type", "function"), "function": given}
+
+
 class ToolCall(OpenBody):
+    """A call, or the tool that is to be called."""
+
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
+
+    _is_wrapped = model_validator(mode="before")(_wrapped)
 
 
 class Message(Body):
@@ -294,23 +305,9 @@ class Function(OpenBody):
     strict: bool | None = None  # True: keywords that cannot be held are refused
 
 
-def _wrapped(given: Any) -> Any:
-    """Return a function of OpenAI's newer form in the older one."""
-    if not isinstance(given, dict) or "function" in given or "name" not in given:
-        return given
-    return {"type": given.get("type", "function"), "function": given}
-
-
 class Tool(OpenBody):
     type: Literal["function"] = "function"
     function: Function
-
-    _is_wrapped = model_validator(mode="before")(_wrapped)
-
-
-class NamedTool(OpenBody):
-    type: Literal["function"] = "function"
-    function: FunctionCall
 
     _is_wrapped = model_validator(mode="before")(_wrapped)
 
@@ -323,7 +320,7 @@ def _word(choice: Any) -> Any:
 
 
 Word = Literal["none", "auto", "required", "any"]
-Choice = Annotated[Word | NamedTool, BeforeValidator(_word)]
+Choice = Annotated[Word | ToolCall, BeforeValidator(_word)]
 
 
 def tool_of(name: str, **others: Any) -> dict[str, Any]:

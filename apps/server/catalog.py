@@ -10,10 +10,8 @@ from fastapi import FastAPI, Request
 
 from edge_spec import SamplingParams
 from edge_spec.apps.server.body import Body
-from edge_spec.apps.server.models import ServedModel
-from edge_spec.apps.server.reply import Running
-from edge_spec.apps.server.request import Desk
-from edge_spec.cli.server_options import ServerOptions
+from edge_spec.apps.server.models import Models, OpenModel, ServedModel
+from edge_spec.cli.options import ServerOptions
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 
 _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
@@ -53,12 +51,12 @@ def _ollama_entry(model: ServedModel) -> dict[str, Any]:
     return {**named, "digest": "", "size": 0, "details": {}}
 
 
-def _info(desk: Desk) -> dict[str, Any]:
-    engine = desk.engine
+def _info(model: OpenModel) -> dict[str, Any]:
+    engine = model.engine
     return {
-        "model": desk.model,
+        "model": model.name,
         "runtime": engine.runtime,
-        "drafter": desk.drafter,
+        "drafter": model.drafter,
         "drafters": ["auto", "none", *engine.drafters],
         "plan": engine.plan,
         "context_length": engine.context_length,
@@ -66,9 +64,9 @@ def _info(desk: Desk) -> dict[str, Any]:
     }
 
 
-def _props(desk: Desk) -> dict[str, Any]:
+def _props(model: OpenModel) -> dict[str, Any]:
     """Describe the options of the page's conversations, and those of other requests."""
-    engine, text, options = desk.engine, desk.engine.parts.text, desk.options
+    engine, text, options = model.engine, model.engine.parts.text, model.options
     of_page = engine.chat_sampling(**options.asked_sampling)
     return {
         "default_generation_settings": {
@@ -76,7 +74,7 @@ def _props(desk: Desk) -> dict[str, Any]:
             "params": _params(of_page, options),
         },
         "total_slots": options.parallel,
-        "model_alias": desk.model,
+        "model_alias": model.name,
         "modalities": {"vision": False, "audio": False},
         "chat_template": text.chat_template or "",
         "bos_token": "" if text.bos_id is None else text.tokenizer.token_text(text.bos_id),
@@ -103,8 +101,8 @@ def _params(sampling: SamplingParams, options: ServerOptions) -> dict[str, float
     }
 
 
-def _for_ollama(desk: Desk) -> dict[str, Any]:
-    engine, text = desk.engine, desk.engine.parts.text
+def _for_ollama(model: OpenModel) -> dict[str, Any]:
+    engine, text = model.engine, model.engine.parts.text
     architecture = engine.parts.model.config.architecture
     able = ["completion", *(("tools",) if text.chat_template else ())]
     if text.chat_template and text.answer_form(()) is not None:
@@ -126,8 +124,8 @@ class ShowRequest(Body):
     model: str
 
 
-def add_models(app: FastAPI, running: Running) -> None:
-    models, ask = running.models, running.ask
+def add_models(app: FastAPI, models: Models) -> None:
+    ask = models.ask
 
     @app.get("/v1/models")
     async def all_models(request: Request) -> Any:
@@ -178,4 +176,4 @@ def add_models(app: FastAPI, running: Running) -> None:
     @app.get("/edge-spec/plan")
     async def plan(model: str | None = None) -> dict[str, Any]:
         """What runs the model, who drafts, and why. This opens the model."""
-        return await ask(model, lambda desk: {"plan": desk.engine.plan})
+        return await ask(model, lambda model: {"plan": model.engine.plan})

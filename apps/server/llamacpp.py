@@ -11,12 +11,13 @@ from fastapi import FastAPI
 from pydantic import Field
 
 from edge_spec import FinishReason, GenerationResult
-from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.answer import Round
 from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole
 from edge_spec.apps.server.errors import refused
+from edge_spec.apps.server.models import Models, OpenModel
 from edge_spec.apps.server.openai import ChatBody, CompletionBody
-from edge_spec.apps.server.reply import Reply, Running, chat_logprobs, server_event, timings
-from edge_spec.apps.server.request import Desk, Gap, Request, Work
+from edge_spec.apps.server.reply import Reply, chat_logprobs, server_event, timings
+from edge_spec.apps.server.request import Gap, Request, Work, read
 from edge_spec.apps.server.schema import AnswerBody, TokenId
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.text.control_tokens import PlainText
@@ -100,10 +101,10 @@ class DetokenizeRequest(Body):
     tokens: list[TokenId] = Field(default_factory=list)
 
 
-def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
+def tokenized(model: OpenModel, request: TokenizeRequest) -> list[Any]:
     """Return the tokens, with their texts or bytes where they are asked for."""
-    codec = desk.engine.parts.text.tokenizer
-    plain = PlainText(codec, desk.engine.parts.text.eos_ids)
+    codec = model.engine.parts.text.tokenizer
+    plain = PlainText(codec, model.engine.parts.text.eos_ids)
     ids = list(plain.beginning) if request.add_special else []
     if request.parse_special is False:
         ids += plain.tokens(request.content)
@@ -112,13 +113,13 @@ def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
     return [{"id": id, "piece": _piece(codec, id)} for id in ids] if request.with_pieces else ids
 
 
-def detokenized(desk: Desk, tokens: Sequence[int]) -> str:
+def detokenized(model: OpenModel, tokens: Sequence[int]) -> str:
     """Raises ApiError for what is no token of the model."""
-    size = desk.engine.parts.model.config.vocab_size
+    size = model.engine.parts.model.config.vocab_size
     wrong = next((token for token in tokens if token >= size), None)
     if wrong is not None:
         raise refused("tokens", f"has {wrong}: tokens are 0 to {size - 1}.")
-    codec = desk.engine.parts.text.tokenizer
+    codec = model.engine.parts.text.tokenizer
     stream, text = codec.stream(), ""
     for token in tokens:
         special = codec.special_text(token)
@@ -144,9 +145,9 @@ class InfillReply(Reply):
     def __init__(self, work: Work) -> None:
         super().__init__(work)
         self._body: InfillBody = work.request.body
-        self._context_length = work.desk.engine.context_length
+        self._context_length = work.model.engine.context_length
         (tokens,) = work.prompts
-        self._prompt = work.desk.engine.parts.text.tokenizer.decode(tokens)
+        self._prompt = work.model.engine.parts.text.tokenizer.decode(tokens)
         self._is_cut = isinstance(tokens, InfillPrompt) and tokens.is_cut
         self._prompt_n = len(tokens)
 
@@ -165,8 +166,8 @@ class InfillReply(Reply):
         }
         return server_event(told)
 
-    def end(self, ended: Ended) -> str:
-        return server_event(self._told(ended.result, content="", tokens=[]))
+    def end(self, round_: Round, result: GenerationResult) -> str:
+        return server_event(self._told(result, content="", tokens=[]))
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         return self._told(results[0])
@@ -213,23 +214,23 @@ def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[s
             yield field, found
 
 
-def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
+def add_llamacpp_paths(app: FastAPI, models: Models) -> None:
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
         """The tokens of a text."""
-        return {"tokens": await running.ask(request.model, lambda desk: tokenized(desk, request))}
+        return {"tokens": await models.ask(request.model, lambda model: tokenized(model, request))}
 
     @app.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
         """The text of tokens, control tokens written out."""
         asked = request.tokens
-        return {"content": await running.ask(request.model, lambda desk: detokenized(desk, asked))}
+        return {"content": await models.ask(request.model, lambda model: detokenized(model, asked))}
 
     @app.post("/apply-template")
     async def apply_template(body: ChatBody) -> dict[str, Any]:
         """The prompt that the chat template makes of a request."""
 
-        def rendered(desk: Desk) -> str:
-            return detokenized(desk, desk.work(body.request()).prompts[0])
+        def rendered(model: OpenModel) -> str:
+            return detokenized(model, read(model, body.request()).prompts[0])
 
-        return {"prompt": await running.ask(body.model, rendered)}
+        return {"prompt": await models.ask(body.model, rendered)}

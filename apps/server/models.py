@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
 from threading import Thread
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from edge_spec import EdgeSpecError, Engine
-from edge_spec.apps.server.answer import Pool, Slot
+from edge_spec.apps.server.answer import Pool, ServerAnswer, Slot
 from edge_spec.apps.server.errors import (
     ApiError,
     cannot_be_opened,
     overloaded,
     shutting_down,
 )
-from edge_spec.apps.server.request import Desk
-from edge_spec.cli.server_options import ServerOptions
+from edge_spec.apps.server.metrics import Metrics
+from edge_spec.apps.server.request import Work, read
+from edge_spec.cli.options import ServerOptions
 from edge_spec.core.model import Progress
 from edge_spec.loader import ModelOnDemand
 from edge_spec.loader.prepare import PreparedEngine
 from edge_spec.models.memory import Forecast, fit_together, fits_free_memory, forecast_here
 
+if TYPE_CHECKING:
+    from edge_spec.apps.server.schema import AnswerBody
+
+T = TypeVar("T")
 _LATEST = ":latest"  # which Ollama's clients add to names
 _CLOSING_S = 5.0  # for a model that is being opened when the server ends
 
@@ -48,6 +54,10 @@ class OpenModel:
     ) -> None:
         """forecast: of its memory. Raises an EdgeSpecError where the slots cannot be had, and then
         closes the engine where it is owned."""
+        self.name = name  # as answers have it
+        self.engine = engine
+        self.drafter = engine.drafter
+        self.options = options
         self.forecast = forecast
         with ExitStack() as opened:  # closes what is open already where the rest fails
             if is_owned:
@@ -59,7 +69,6 @@ class OpenModel:
             for slot in slots:
                 opened.callback(slot.thread.shutdown)
             self.pool = Pool(slots, options.queue, options.queue_timeout_s)
-            self.desk = Desk(name, engine, options)
             self._opened = opened.pop_all()
 
     @staticmethod
@@ -116,12 +125,12 @@ class ServedModel:
 
     def take(self, opened: OpenModel) -> None:
         """It is open from now on."""
-        self.opened, self.context_length = opened, opened.desk.engine.context_length
+        self.opened, self.context_length = opened, opened.engine.context_length
 
 
 class Models:
     """Opens models on demand, one at a time, and closes the least recently used idle one to make
-    room. Used in the event loop alone, but for `close`."""
+    room. Used in the event loop alone, but for `close`. answers: all that are being written."""
 
     def __init__(self, models: Sequence[ServedModel], options: ServerOptions) -> None:
         """models: the first one is answered with where a request names none."""
@@ -129,6 +138,8 @@ class Models:
         self._options = options
         named = [(name, each) for each in models for name in (each.name, *each.aliases)]
         self._by_name = {f"{name}{_LATEST}": each for name, each in named} | dict(named)
+        self.metrics = Metrics(models)
+        self.answers: set[ServerAnswer] = set()
         self._uses = count(1)
         self._turn = asyncio.Lock()  # of those that are opened
         self._released = asyncio.Event()  # another one each time
@@ -167,21 +178,50 @@ class Models:
     async def using(self, model: ServedModel) -> AsyncIterator[OpenModel]:
         """Keep the model open within the block. Raises ApiError if it cannot be opened, or not
         in time."""
-        self.hold(model)
+        self._hold(model)
         try:
             if model.opened is None:
                 await self._open(model)
             assert model.opened is not None
             yield model.opened
         finally:
-            self.release(model)
+            self._release(model)
 
-    def hold(self, model: ServedModel) -> None:
+    async def ask(self, model: str | None, asked: Callable[[OpenModel], T]) -> T:
+        """Return what is asked of a model in a thread. Raises ApiError for an unknown model."""
+        async with self.using(self.find(model)) as opened:
+            return await asyncio.to_thread(asked, opened)
+
+    async def read(self, body: AnswerBody) -> Work:
+        """Return what an engine would be asked for. Raises ApiError as `ask` does."""
+        return await self.ask(body.model, lambda opened: read(opened, body.request()))
+
+    async def begin(
+        self, model: ServedModel, opened: OpenModel, work: Work, arrived: float
+    ) -> ServerAnswer:
+        """Waits for a slot, as `Pool.take` does. arrived: on the clock `time.perf_counter`."""
+        slot = await opened.pool.take(work.prompts[0], work.request.session_id)
+        self._hold(model)  # as long as the slot is used, also when the client has left
+        waited_s = time.perf_counter() - arrived
+
+        def end() -> None:
+            self.answers.discard(answer)
+            opened.pool.release(slot)
+            self._release(model)
+            first_s = answer.first_token_s
+            first_s = None if first_s is None else waited_s + first_s
+            self.metrics.observe_answer(model.name, answer.results, first_s)
+
+        answer = ServerAnswer(slot, work, self._options.request_timeout_s, end)
+        self.answers.add(answer)
+        return answer
+
+    def _hold(self, model: ServedModel) -> None:
         """It stays open until `release`."""
         model.users += 1
         model.last_use = next(self._uses)
 
-    def release(self, model: ServedModel) -> None:
+    def _release(self, model: ServedModel) -> None:
         model.users -= 1
         model.last_use = next(self._uses)
         self._released.set()
@@ -194,12 +234,19 @@ class Models:
             if model.opening is not None:
                 model.opening.cancel()
 
-    def end(self) -> None:
-        """Nobody gets a slot any more."""
+    def cancel(self) -> None:
+        """Nothing new begins, what runs ends after its round."""
         self.end_openings()
         for model in self._models:
             if model.opened is not None:
                 model.opened.pool.close()
+        for answer in self.answers:
+            answer.cancel()
+
+    async def ended(self) -> None:
+        """Return when no slot is used any more; after `cancel`, that is a round later."""
+        while self.answers:
+            await asyncio.wait([next(iter(self.answers)).ended])
 
     def close(self) -> None:
         """Closes all that is open. To be called when the event loop has ended."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from edge_spec import GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.answer import Round
 from edge_spec.apps.server.body import Message, message_of, refusal
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.openai import ChatBody
@@ -92,10 +92,10 @@ class OllamaReply(Reply):
         name = "content" if is_text else "thinking"
         return _line(self._document({name: chunk.text}, **scores))
 
-    def end(self, ended: Ended) -> str:
-        calls = _calls(ended.result)
+    def end(self, round_: Round, result: GenerationResult) -> str:
+        calls = _calls(result)
         told = _line(self._document(calls)) if calls else ""
-        return told + _line(self._document(**_last(ended.result)))
+        return told + _line(self._document(**_last(result)))
 
     def failure(self, error: ApiError) -> str:
         return _line(error.document("/api/"))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from edge_spec import Chunk, GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.answer import Round
 from edge_spec.apps.server.body import MAX_INT, Message
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
@@ -34,9 +34,11 @@ class ChatBody(ConversationBody):
     messages: Annotated[list[Message], Field(min_length=1)]
 
     def request(self) -> Request:
-        goes_on = self.continue_final_message or any(m.prefix for m in self.messages[-1:]) or None
         messages = [message.for_template() for message in self.messages]
-        return replace(super().request(), messages=messages, continue_final_message=goes_on)
+        return replace(super().request(), messages=messages)
+
+    def _goes_on(self) -> bool | None:
+        return self.continue_final_message or any(m.prefix for m in self.messages[-1:]) or None
 
 
 TokenIds = Annotated[
@@ -111,10 +113,10 @@ class ChatReply(Reply):
             logprobs = self._logprobs(choice, chunk.tokens)
         return self._event([_choice(choice, self.piece_member, said, logprobs)], **origins)
 
-    def end(self, ended: Ended) -> str:
-        self._results.append(ended.result)
-        last = _choice(ended.choice, self.piece_member, self.nothing, None, _reason(ended.result))
-        event = self._event([last], timings=timings([ended.result]), **self._origins(ended))
+    def end(self, round_: Round, result: GenerationResult) -> str:
+        self._results.append(result)
+        last = _choice(round_.choice, self.piece_member, self.nothing, None, _reason(result))
+        event = self._event([last], timings=timings([result]), **self._origins(round_))
         if not self._request.tells_usage or len(self._results) < len(self.work.prompts):
             return event
         return event + self._event([], usage=usage(self._results, self._request.num_choices))
@@ -211,7 +213,7 @@ class CompletionReply(ChatReply):
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        decode = work.desk.engine.parts.text.tokenizer.decode
+        decode = work.model.engine.parts.text.tokenizer.decode
         self._echoed = list(map(decode, work.prompts)) if work.request.body.echo else []
         self._offsets = [0] * len(work.prompts)  # of the next token in the choice's text
 

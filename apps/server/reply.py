@@ -8,27 +8,26 @@ import json
 import time
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from itertools import accumulate
-from typing import Any, ClassVar, TypeVar
+from operator import add
+from typing import Any, ClassVar
 
 from pydantic_core import from_json
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edge_spec import FinishReason, GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round, ServerAnswer
+from edge_spec.apps.server.answer import Round, ServerAnswer
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
-from edge_spec.apps.server.metrics import Metrics
-from edge_spec.apps.server.models import Models, OpenModel, ServedModel
-from edge_spec.apps.server.request import Desk, Work
+from edge_spec.apps.server.models import Models, OpenModel
+from edge_spec.apps.server.request import Work, read
 from edge_spec.apps.server.schema import AnswerBody
 from edge_spec.engine.results import Alternative
 from edge_spec.text.parts.part import CallHead
 
-T = TypeVar("T")
 _STREAM_HEADERS = {
     "cache-control": "no-store, no-transform",  # whoever packs it waits for more
     "x-accel-buffering": "no",  # so does nginx
@@ -36,8 +35,9 @@ _STREAM_HEADERS = {
 _SEALED = "edge-spec."
 _NEVER = -9999.0  # OpenAI's for a probability of 0, whose logarithm JSON cannot write
 _SUMMED = (
-    *("prompt_n", "cached_n", "prompt_ms", "predicted_n", "stop_n", "predicted_ms"),
-    *("draft_n", "draft_n_accepted", "rounds", "plain_rounds"),
+    *("prompt_n", "cached_n", "prompt_ms", "predicted_n", "stop_n", "predicted_ms", "near_ties"),
+    *("draft_n", "draft_n_accepted", "draft_ms", "verify_ms", "anticipated_n", "overlapped_n"),
+    *("rounds", "plain_rounds", "acceptance_histogram", "plain_reasons", "overlap_reasons"),
 )
 
 
@@ -50,7 +50,7 @@ class Reply(ABC):
     def __init__(self, work: Work) -> None:
         self.work = work
         self._request = work.request
-        self._model = work.desk.model
+        self._model = work.model.name
 
     def opening(self) -> str:
         return ""
@@ -60,11 +60,14 @@ class Reply(ABC):
         """Return what a round wrote."""
 
     @abstractmethod
-    def end(self, ended: Ended) -> str:
+    def end(self, round_: Round, result: GenerationResult) -> str:
         """Return what is left to tell of a choice that is complete."""
 
     def told(self, rounds: Sequence[Round]) -> str:
-        return "".join(self.end(e) if isinstance(e, Ended) else self.piece(e) for e in rounds)
+        return "".join(
+            self.piece(each) if each.result is None else self.end(each, each.result)
+            for each in rounds
+        )
 
     def closing(self) -> str:
         """Return the end of a stream whose choices are all complete."""
@@ -154,38 +157,23 @@ def unsealed(text: str | None) -> str:
 
 
 def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """Return the timings of all choices of a reply: sums, and rates over the sums."""
+    """Return the statistics of all choices of a reply, sums and rates over the sums, and those that
+    llama.cpp's server names otherwise."""
     every = [result.stats for result in results]
     stats = replace(
         every[0],
-        **{name: sum(getattr(each, name) for each in every) for name in _SUMMED},
-        acceptance_histogram=sum((each.acceptance_histogram for each in every), Counter()),
-        plain_reasons=sum((each.plain_reasons for each in every), Counter()),
+        **{name: reduce(add, (getattr(each, name) for each in every)) for name in _SUMMED},
         plain_per_second=next(filter(None, (s.plain_per_second for s in reversed(every))), None),
     )
-    read_n = stats.prompt_n - stats.cached_n
-    histogram = sorted(stats.acceptance_histogram.items())
+    read_n, told = stats.prompt_n - stats.cached_n, stats.to_dict()
+    del told["drafters"]  # the tokens of `speculative` tell more
     return {
+        **told,
         "cache_n": stats.cached_n,
         "prompt_n": read_n,
-        "prompt_ms": round(stats.prompt_ms, 3),
         "prompt_per_token_ms": _ratio(stats.prompt_ms, read_n),
         "prompt_per_second": _ratio(read_n * 1e3, stats.prompt_ms),
-        "predicted_n": stats.predicted_n,
-        "predicted_ms": round(stats.predicted_ms, 3),
         "predicted_per_token_ms": _ratio(stats.predicted_ms, stats.predicted_n),
-        "predicted_per_second": _ratio(stats.predicted_n * 1e3, stats.predicted_ms),
-        "draft_n": stats.draft_n,
-        "draft_n_accepted": stats.draft_n_accepted,
-        "speedup": stats.speedup,
-        "acceptance_rate": stats.acceptance_rate,
-        "mean_accepted_length": stats.mean_accepted_length,
-        "acceptance_histogram": {str(n): count for n, count in histogram},
-        "rounds": stats.rounds,
-        "plain_rounds": stats.plain_rounds,
-        "plain_reasons": dict(stats.plain_reasons),
-        "lossless": stats.lossless,
-        "ttft_ms": round(stats.ttft_ms, 3),
     }
 
 
@@ -276,68 +264,18 @@ def reason_of(result: GenerationResult) -> str:
     return "stop" if result.finish_reason is FinishReason.STOP else "length"
 
 
-@dataclass
-class Running:
-    """All answers that are being written. Used in the event loop alone."""
-
-    models: Models
-    metrics: Metrics
-    request_timeout_s: float
-    answers: set[ServerAnswer] = field(default_factory=set)
-
-    async def begin(
-        self, model: ServedModel, opened: OpenModel, work: Work, arrived: float
-    ) -> ServerAnswer:
-        """Waits for a slot, as `Pool.take` does. arrived: on the clock `time.perf_counter`."""
-        slot = await opened.pool.take(work.prompts[0], work.request.session_id)
-        self.models.hold(model)  # as long as the slot is used, also when the client has left
-        waited_s = time.perf_counter() - arrived
-
-        def end() -> None:
-            self.answers.discard(answer)
-            opened.pool.release(slot)
-            self.models.release(model)
-            first_s = answer.first_token_s
-            first_s = None if first_s is None else waited_s + first_s
-            self.metrics.observe_answer(model.name, answer.results, first_s)
-
-        answer = ServerAnswer(slot, work, self.request_timeout_s, end)
-        self.answers.add(answer)
-        return answer
-
-    async def ask(self, model: str | None, asked: Callable[[Desk], T]) -> T:
-        """Return what a model's desk answers in a thread. Raises ApiError for an unknown model."""
-        async with self.models.using(self.models.find(model)) as opened:
-            return await asyncio.to_thread(asked, opened.desk)
-
-    async def read(self, body: AnswerBody) -> Work:
-        """Return what an engine would be asked for. Raises ApiError as `ask` does."""
-        return await self.ask(body.model, lambda desk: desk.work(body.request()))
-
-    def cancel(self) -> None:
-        """Nothing new begins, what runs ends after its round."""
-        self.models.end()
-        for answer in self.answers:
-            answer.cancel()
-
-    async def ended(self) -> None:
-        """Return when no slot is used any more; after `cancel`, that is a round later."""
-        while self.answers:
-            await asyncio.wait([next(iter(self.answers)).ended])
-
-
 class AnswerResponse(Response):
     """Raises ApiError for a model that is not served."""
 
-    def __init__(self, running: Running, body: AnswerBody, kind: type[Reply]) -> None:
+    def __init__(self, models: Models, body: AnswerBody, kind: type[Reply]) -> None:
         super().__init__()
-        self._running = running
-        self._model = running.models.find(body.model)
+        self._models = models
+        self._model = models.find(body.model)
         self._body = body
         self._kind = kind
 
-    def _read(self, desk: Desk) -> Reply:
-        return self._kind(desk.work(self._body.request()))
+    def _read(self, opened: OpenModel) -> Reply:
+        return self._kind(read(opened, self._body.request()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that leaves gives its place in the queue or its slot back within a round."""
@@ -358,10 +296,10 @@ class AnswerResponse(Response):
         answer: ServerAnswer | None = None
         try:
             try:
-                async with self._running.models.using(self._model) as opened:
-                    reply = await asyncio.to_thread(self._read, opened.desk)
+                async with self._models.using(self._model) as opened:
+                    reply = await asyncio.to_thread(self._read, opened)
                     if reply.work.prompts:  # else the model was only to be opened
-                        answer = await self._running.begin(self._model, opened, reply.work, arrived)
+                        answer = await self._models.begin(self._model, opened, reply.work, arrived)
                 if answer is not None and reply.work.request.stream:
                     response = await _begun(answer, reply)
                 else:

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from edge_spec import Engine, Grammar, SamplingParams
+from edge_spec import Grammar, SamplingParams
 from edge_spec.apps.server.errors import ApiError, refused
-from edge_spec.cli.server_options import ServerOptions
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.parts.answer_form import SWITCHES, AnswerForm, answer_tokens
+
+if TYPE_CHECKING:
+    from edge_spec.apps.server.models import OpenModel
 
 NO_LIMIT = -1  # of the tokens of an answer
 _OF_THOUGHTS = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
@@ -35,8 +37,8 @@ class Request:
 
     Without messages, prompts and gap, a model is only to be opened. messages: as chat templates
     read them; messages_field: what the body calls them. tools: in OpenAI's form. tool_name: the one
-    tool to call. form: of the answer, with the field that asks for it. sampling: of SamplingParams.
-    logprobs: the number of alternatives.
+    tool to call. prompt_options: of `Engine.chat_prompt`. form: of the answer, with the field that
+    asks for it. sampling: of SamplingParams. logprobs: the number of alternatives.
     """
 
     body: Any = None  # of the API, which some replies repeat
@@ -47,10 +49,7 @@ class Request:
     tool_choice: Literal["none", "auto", "required"] = "auto"
     tool_name: str | None = None
     parallel_tool_calls: bool | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    reasoning: Literal["auto", "off"] | int | None = None
+    prompt_options: Mapping[str, Any] = field(default_factory=dict)
     prompts: Sequence[str | Sequence[int]] = ()
     gap: Gap | None = None
     form: tuple[str, Grammar] | None = None
@@ -82,135 +81,127 @@ class Work:
     options: of each choice, for `Engine.generate`.
     """
 
-    desk: Desk
+    model: OpenModel
     request: Request
     prompts: Sequence[Sequence[int]]
     options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
 
 
-class Desk:
-    """Reads requests for one model. Any thread may ask it: it changes nothing."""
+def read(model: OpenModel, request: Request) -> Work:
+    """Return what is asked of a model. Any thread may call it: nothing changes. Raises
+    EdgeSpecError, ApiError, UnicodeEncodeError."""
+    if request.messages:
+        return _chat(model, request)
+    prompts: list[Sequence[int]]
+    if (gap := request.gap) is not None:
+        limit = request.max_tokens or model.options.max_tokens
+        room = {"max_tokens": None if limit == NO_LIMIT else limit, **gap.options}
+        prompts = [model.engine.infill_prompt(gap.prefix, gap.suffix, gap.files, **room)]
+    else:
+        encode = model.engine.encode
+        prompts = [encode(p) if isinstance(p, str) else p for p in request.prompts]
+    return _work(model, request, prompts, _grammar(request))
 
-    def __init__(self, model: str, engine: Engine, options: ServerOptions) -> None:
-        """model: its name, as answers have it."""
-        self.model = model
-        self.engine = engine
-        self.drafter = engine.drafter
-        self.options = options
 
-    def work(self, request: Request) -> Work:
-        """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
-        if request.messages:
-            return self._chat(request)
-        prompts: list[Sequence[int]]
-        if (gap := request.gap) is not None:
-            limit = request.max_tokens or self.options.max_tokens
-            room = {"max_tokens": None if limit == NO_LIMIT else limit, **gap.options}
-            prompts = [self.engine.infill_prompt(gap.prefix, gap.suffix, gap.files, **room)]
-        else:
-            encode = self.engine.encode
-            prompts = [encode(p) if isinstance(p, str) else p for p in request.prompts]
-        return self._work(request, prompts, _grammar(request))
+def _chat(model: OpenModel, request: Request) -> Work:
+    text = model.engine.parts.text
+    tools = () if request.tool_choice == "none" else request.tools
+    shown = [_without_strict(tool) for tool in tools]
+    _require_read(model, request)
+    options: Any = {"reasoning": model.options.reasoning, **request.prompt_options}
+    try:
+        prompt = model.engine.chat_prompt(request.messages, shown, **options)
+    except UnsupportedModelError as error:
+        field = request.messages_field
+        told = f"Change {field}, or continue a text with POST /v1/completions."
+        raise ApiError(400, f"{error.shown}. {told}", param=field) from error
+    form = text.answer_form(prompt, shown, **options)
+    if form is not None and request.thoughts == "in text":
+        form = replace(form, tells_thought=False)
+    return _work(model, request, [prompt], _chat_grammar(model, request, tools), form)
 
-    def _chat(self, request: Request) -> Work:
-        text = self.engine.parts.text
-        tools = () if request.tool_choice == "none" else request.tools
-        shown = [_without_strict(tool) for tool in tools]
-        self._require_read(request)
-        asked: dict[str, Any] = {
-            "template_kwargs": request.template_kwargs or None,
-            "add_generation_prompt": request.add_generation_prompt,
-            "continue_final_message": request.continue_final_message,
-            "reasoning": request.reasoning or self.options.reasoning,
-        }
-        options = {name: value for name, value in asked.items() if value is not None}
-        try:
-            prompt = self.engine.chat_prompt(request.messages, shown, **options)
-        except UnsupportedModelError as error:
-            field = request.messages_field
-            told = f"Change {field}, or continue a text with POST /v1/completions."
-            raise ApiError(400, f"{error.shown}. {told}", param=field) from error
-        form = text.answer_form(prompt, shown, **options)
-        if form is not None and request.thoughts == "in text":
-            form = replace(form, tells_thought=False)
-        return self._work(request, [prompt], self._chat_grammar(request, tools), form)
 
-    def _chat_grammar(self, request: Request, tools: Sequence[dict[str, Any]]) -> Grammar | None:
-        """Return what the answer is held to. Raises ApiError."""
-        required = request.tool_choice == "required"
-        calls = self.engine.parts.text.tool_form() if tools else None
-        if calls is None:
-            if required:
-                raise refused("tool_choice", "asks for a call: send tools, too.")
-            return _grammar(request)
-        if request.form is not None and request.form[1].kind != "json-schema":
-            told = "does not go with tools: send a JSON Schema, or no tools."
-            raise refused(request.form[0], told)
-        several = request.parallel_tool_calls
-        if several is None:  # who was not trained to call tools repeats the first one
-            several = self.engine.parts.text.knows_tools
-        name, text = request.tool_name, _grammar(request)
-        if name is not None:
-            several, tools = False, [tool for tool in tools if tool["function"]["name"] == name]
-            if not tools:
-                raise refused("tool_choice", f"names {name}, which tools do not have.")
-        with _naming("tools"):
-            return calls.grammar(list(tools), required=required, several=several, text=text)
+def _chat_grammar(
+    model: OpenModel, request: Request, tools: Sequence[dict[str, Any]]
+) -> Grammar | None:
+    """Return what the answer is held to. Raises ApiError."""
+    required = request.tool_choice == "required"
+    calls = model.engine.parts.text.tool_form() if tools else None
+    if calls is None:
+        if required:
+            raise refused("tool_choice", "asks for a call: send tools, too.")
+        return _grammar(request)
+    if request.form is not None and request.form[1].kind != "json-schema":
+        told = "does not go with tools: send a JSON Schema, or no tools."
+        raise refused(request.form[0], told)
+    several = request.parallel_tool_calls
+    if several is None:  # who was not trained to call tools repeats the first one
+        several = model.engine.parts.text.knows_tools
+    name, text = request.tool_name, _grammar(request)
+    if name is not None:
+        several, tools = False, [tool for tool in tools if tool["function"]["name"] == name]
+        if not tools:
+            raise refused("tool_choice", f"names {name}, which tools do not have.")
+    with _naming("tools"):
+        return calls.grammar(list(tools), required=required, several=several, text=text)
 
-    def _require_read(self, request: Request) -> None:
-        """Raises ApiError for a variable that asks for something and that the template does not
-        read. Models that cannot think may be asked to."""
-        given = request.template_kwargs.items()
-        asked = {name for name, value in given if value and name not in _OF_THOUGHTS}
-        for name in sorted(asked - self.engine.parts.text.template_variables) if asked else ():
-            field = name if name == "documents" else "chat_template_kwargs"
-            told = f"gives this model's chat template {name}, which it does not read"
-            raise refused(field, f"{told}: leave it out, or ask for another model.")
 
-    def _work(
-        self,
-        request: Request,
-        prompts: Sequence[Sequence[int]],
-        grammar: Grammar | None,
-        form: AnswerForm | None = None,
-    ) -> Work:
-        if request.ignore_eos and grammar is not None:
-            told = "keeps an answer of a given form from its end: leave one of them out."
-            raise refused("ignore_eos", told)
-        limit, options = request.max_tokens, self.options
-        if limit is None and options.max_tokens is not None:
-            limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
-        asked: dict[str, Any] = {
-            "max_tokens": None if limit == NO_LIMIT else limit,
-            **request.options,
-            "logprobs": request.logprobs,
-            "grammar": grammar,
-            "form": form,
-        }
-        given = {name: value for name, value in asked.items() if value is not None}
-        sampling = self._sampling(request)
-        choices = [
-            {**given, "sampling": sampling if seed is None else replace(sampling, seed=seed)}
-            for seed in _seeds(request)
-        ]
-        return Work(
-            desk=self,
-            request=request,
-            prompts=[prompt for prompt in prompts for _ in choices],
-            options=[options for _ in prompts for options in choices],
-        )
+def _require_read(model: OpenModel, request: Request) -> None:
+    """Raises ApiError for a variable that asks for something and that the template does not
+    read. Models that cannot think may be asked to."""
+    given = request.prompt_options.get("template_kwargs", {}).items()
+    asked = {name for name, value in given if value and name not in _OF_THOUGHTS}
+    for name in sorted(asked - model.engine.parts.text.template_variables) if asked else ():
+        field = name if name == "documents" else "chat_template_kwargs"
+        told = f"gives this model's chat template {name}, which it does not read"
+        raise refused(field, f"{told}: leave it out, or ask for another model.")
 
-    def _sampling(self, request: Request) -> SamplingParams:
-        """Raises ApiError for penalties that are to look at the last tokens alone."""
-        given = dict(request.sampling)
-        if request.ignore_eos:
-            ends = dict.fromkeys(self.engine.parts.text.eos_ids, -inf)
-            given["logit_bias"] = {**given.get("logit_bias", {}), **ends}
-        params, last = replace(self.options.sampling, **given), request.repeat_last_n
-        if params.penalized and last not in (None, -1) and last < self.engine.context_length:
-            told = "but penalties are of all tokens: leave it out or send -1."
-            raise refused("repeat_last_n", f"is {last}, {told}")
-        return params
+
+def _work(
+    model: OpenModel,
+    request: Request,
+    prompts: Sequence[Sequence[int]],
+    grammar: Grammar | None,
+    form: AnswerForm | None = None,
+) -> Work:
+    if request.ignore_eos and grammar is not None:
+        told = "keeps an answer of a given form from its end: leave one of them out."
+        raise refused("ignore_eos", told)
+    limit, options = request.max_tokens, model.options
+    if limit is None and options.max_tokens is not None:
+        limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
+    asked: dict[str, Any] = {
+        "max_tokens": None if limit == NO_LIMIT else limit,
+        **request.options,
+        "logprobs": request.logprobs,
+        "grammar": grammar,
+        "form": form,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    sampling = _sampling(model, request)
+    choices = [
+        {**given, "sampling": sampling if seed is None else replace(sampling, seed=seed)}
+        for seed in _seeds(request)
+    ]
+    return Work(
+        model=model,
+        request=request,
+        prompts=[prompt for prompt in prompts for _ in choices],
+        options=[options for _ in prompts for options in choices],
+    )
+
+
+def _sampling(model: OpenModel, request: Request) -> SamplingParams:
+    """Raises ApiError for penalties that are to look at the last tokens alone."""
+    given = dict(request.sampling)
+    if request.ignore_eos:
+        ends = dict.fromkeys(model.engine.parts.text.eos_ids, -inf)
+        given["logit_bias"] = {**given.get("logit_bias", {}), **ends}
+    params, last = replace(model.options.sampling, **given), request.repeat_last_n
+    if params.penalized and last not in (None, -1) and last < model.engine.context_length:
+        told = "but penalties are of all tokens: leave it out or send -1."
+        raise refused("repeat_last_n", f"is {last}, {told}")
+    return params
 
 
 def _seeds(request: Request) -> Iterator[int | None]:

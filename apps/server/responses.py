@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind
-from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.answer import Round
 from edge_spec.apps.server.body import (
     MAX_TOOLS,
     Arguments,
@@ -321,8 +321,7 @@ class ResponsesReply(PartsReply):
             self._new_scores += chat_logprobs(chunk.tokens)["content"]
         return super().piece(round_)
 
-    def end(self, ended: Ended) -> str:
-        result = ended.result
+    def end(self, round_: Round, result: GenerationResult) -> str:
         is_complete = result.finish_reason is FinishReason.STOP
         told = self._finish(is_complete=is_complete, is_cut=result.is_cut)
         self._response |= {

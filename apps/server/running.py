@@ -16,10 +16,8 @@ import uvicorn
 
 from edge_spec import Engine
 from edge_spec.apps.server.app import build_app
-from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models
-from edge_spec.apps.server.reply import Running
-from edge_spec.cli.server_options import ServerOptions
+from edge_spec.cli.options import ServerOptions
 from edge_spec.errors import DeviceError
 from edge_spec.loader import ModelOnDemand
 
@@ -68,9 +66,9 @@ class _Server(uvicorn.Server):
         self, models: Models, options: ServerOptions, sockets: list[socket.socket]
     ) -> None:
         """sockets: accept connections; the first one has the port."""
-        self._running = Running(models, Metrics(models), options.request_timeout_s)
+        self._models = models
         config = uvicorn.Config(
-            build_app(self._running, options),
+            build_app(models, options),
             http="h11",
             ws="none",
             lifespan="off",
@@ -112,17 +110,17 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._running.models.end_openings()  # a model may take longer than the time of grace
-        timer = asyncio.get_running_loop().call_later(self._grace_s, self._running.cancel)
+        self._models.end_openings()  # a model may take longer than the time of grace
+        timer = asyncio.get_running_loop().call_later(self._grace_s, self._models.cancel)
         try:
             await super().shutdown(sockets)
         finally:
             timer.cancel()
             self._cut()
-            await self._running.ended()
+            await self._models.ended()
 
     def _cut(self) -> None:
-        self._running.cancel()
+        self._models.cancel()
         for connection in self.server_state.connections:
             connection.transport.abort()
 

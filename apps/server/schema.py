@@ -24,8 +24,8 @@ from edge_spec.apps.server.body import (
     Choice,
     Content,
     JsonObject,
-    NamedTool,
     Tool,
+    ToolCall,
     Whole,
     joined,
 )
@@ -222,11 +222,11 @@ class AnswerBody(Body):
         }
 
 
-def thinking_of(
-    kwargs: JsonObject, thinks: bool | None, effort: str | None, budget: int | None
+def prompt_options(
+    kwargs: JsonObject, thinks: bool | None, effort: str | None, budget: int | None, **others: Any
 ) -> dict[str, Any]:
-    """Return the fields of a request about thoughts. kwargs: of the chat template, as the client
-    named them. Raises ApiError."""
+    """Return those that are asked for. kwargs: of the chat template, as the client named them.
+    Raises ApiError."""
     for name in ("messages", "tools"):
         if name in kwargs:
             raise refused("chat_template_kwargs", f"has {name}: send them beside it.")
@@ -250,7 +250,8 @@ def thinking_of(
         reasoning = budget
     elif budget is None and effort is None and switches == [None, None]:
         reasoning = None
-    return {"template_kwargs": given, "reasoning": reasoning}
+    asked = {"template_kwargs": given or None, "reasoning": reasoning, **others}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 class ConversationBody(AnswerBody):
@@ -283,8 +284,8 @@ class ConversationBody(AnswerBody):
             told = "goes on with a message, add_generation_prompt begins one: send one of them."
             raise refused("continue_final_message", told)
         scored, choice = max(self.top_logprobs or 0, self.n_probs or 0), self.tool_choice
-        name = choice.function.name if isinstance(choice, NamedTool) else None
-        if isinstance(choice, NamedTool) or choice == "any":
+        name = choice.function.name if isinstance(choice, ToolCall) else None
+        if isinstance(choice, ToolCall) or choice == "any":
             choice = "required"
         return replace(
             super().request(),
@@ -292,22 +293,26 @@ class ConversationBody(AnswerBody):
             tool_choice=choice or "auto",
             tool_name=name,
             parallel_tool_calls=self.parallel_tool_calls,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
             logprobs=scored if self.logprobs or scored else None,
             thoughts=self._thoughts(),
-            **self._thinking(),
+            prompt_options=self._prompt_options(),
         )
 
-    def _thinking(self) -> dict[str, Any]:
+    def _goes_on(self) -> bool | None:
+        """Return whether the answer goes on with the last message."""
+        return self.continue_final_message
+
+    def _prompt_options(self) -> dict[str, Any]:
         reasoning, kwargs = self.reasoning or Reasoning(), dict(self.chat_template_kwargs or {})
         if self.documents:
             kwargs["documents"] = list(self.documents)
-        return thinking_of(
+        return prompt_options(
             kwargs,
             reasoning.enabled if self.enable_thinking is None else self.enable_thinking,
             self.reasoning_effort or reasoning.effort,
             reasoning.max_tokens if self.reasoning_budget is None else self.reasoning_budget,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self._goes_on(),
         )
 
     def _thoughts(self) -> Literal["told", "hidden", "in text"]:

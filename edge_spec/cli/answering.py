@@ -9,14 +9,13 @@ from functools import partial
 from itertools import chain
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.options import open_engine
+from edge_spec.cli.options import ServerOptions, open_engine
 from edge_spec.cli.output import ProgressBar, print_json, printable
-from edge_spec.cli.server_options import ServerOptions
 from edge_spec.core import entry_points
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import MODEL_HELP, option
@@ -24,7 +23,7 @@ from edge_spec.text.parts.answer_form import TEXT_TOKENS, answer_tokens, read_re
 from edge_spec.text.parts.part import PartKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from edge_spec.core.model import Progress
     from edge_spec.engine.engine import Engine
@@ -87,8 +86,8 @@ def generate(
     ] = None,
     *,
     asked: GenerateOptions,
-    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
+    loading: options.AskedOptions,
     explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
@@ -139,14 +138,11 @@ def _grammar(path: Path) -> Grammar:
 
     try:
         schema = loads(path.read_text(encoding="utf-8"))
+        if not isinstance(schema, dict):
+            raise ValueError("it is no JSON object")
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"cannot read the schema {path}: {error}", remedy="Give a file with a JSON Schema."
-        ) from None
-    if not isinstance(schema, dict):
-        raise UsageError(
-            f"the schema {path} is no JSON object", remedy='For example {"type": "object"}.'
-        )
+        remedy = 'Give a file with a JSON Schema, such as {"type": "object"}.'
+        raise UsageError(f"cannot read the schema {path}: {error}", remedy=remedy) from None
     return Grammar.json_schema(schema)
 
 
@@ -178,30 +174,26 @@ def _print(generation: Generation, as_json: bool) -> None:
 def chat(
     model: options.Model = "smollm2",
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    learn: options.Learn = False,
     *,
-    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
+    loading: options.AskedOptions,
+    learn: options.Learn = False,
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
-    sampling.params()  # refused now rather than when the model is open
-    answering = {
-        "max_tokens": sampling.max_tokens,
-        "reasoning": read_reasoning(sampling.reasoning),
-    }
+    # Refused now rather than when the model is open.
+    sampling.params()
+    read_reasoning(sampling.reasoning)
 
     def opener(model: str, report: Progress | None) -> Engine:
         return open_engine(model, loading, report=report, needs_chat=True, learns=learn)
 
-    entry_points.load_app("chat")(
-        opener, model, answering, system, json, asked_sampling=sampling.asked
-    )
+    entry_points.load_app("chat")(opener, model, sampling, system, as_json=json)
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """Holds what is decided before there is a server."""
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(ServerOptions):
+    """The options of `edge-spec serve`. With `stdio` those of the server are not looked at."""
 
     alias: tuple[str, ...] = option(
         (),
@@ -219,6 +211,10 @@ class ServeOptions:
         flag="--stdio",
     )
 
+    def __post_init__(self) -> None:
+        if not self.stdio:
+            super().__post_init__()
+
 
 @options.with_groups
 def serve(
@@ -230,11 +226,10 @@ def serve(
         ),
     ] = None,
     *,
-    settings: ServerOptions,
     serving: ServeOptions,
-    learn: options.Learn = False,
-    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
+    loading: options.AskedOptions,
+    learn: options.Learn = False,
     explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
@@ -250,41 +245,35 @@ def serve(
     of several.
     """
     named = model or ["smollm2"]
-    settings = replace(settings, **sampling.of_requests())
-    how: dict[str, Any] = {"learns": learn, "explain": explain}
+    opening = partial(open_engine, learns=learn, explain=explain)
+    apart = "Start a process for each model."
+    if len(named) > 1 and learn:
+        raise UsageError("--learn is for one model", remedy=apart)
     if serving.stdio:
         if len(named) > 1:
-            raise UsageError("--stdio serves one model", remedy="Start a process for each model.")
-        open_model = partial(open_engine, named[0], loading, **how)
-        entry_points.load_app("sidecar")(open_model)
+            raise UsageError("--stdio serves one model", remedy=apart)
+        entry_points.load_app("sidecar")(partial(opening, named[0], loading))
         return
-    models = models_on_demand(named, serving.alias, loading, **how)
+    settings = replace(serving, **sampling.of_requests())
+    models = _models_on_demand(named, serving.alias, loading, opening)
     announce = partial(_announce, names=[each.name for each in models], as_json=json)
     entry_points.load_app("serve")(models, settings, announce)
 
 
-def models_on_demand(
+def _models_on_demand(
     models: Sequence[str],
     aliases: Sequence[str],
     loading: options.AskedOptions,
-    *,
-    learns: bool = False,
-    explain: bool = False,
+    opening: Callable[..., Engine],
 ) -> list[ModelOnDemand]:
-    """Raises as `served_names` does, and UsageError where several are to learn."""
+    """Raises as `served_names` does."""
     from edge_spec.loader import ModelOnDemand, options_of_others
     from edge_spec.models.source import served_names
 
-    if learns and len(models) > 1:
-        raise UsageError(
-            "--learn is for one model, since it learns while nobody is answered",
-            remedy="Start a server for each model, or leave --learn out.",
-        )
-    how: dict[str, Any] = {"learns": learns, "explain": explain}
     served: list[ModelOnDemand] = []
     for model, (name, *others) in zip(models, served_names(models, aliases), strict=True):
         asked = options_of_others(loading) if served else loading
-        served.append(ModelOnDemand(name, partial(open_engine, model, asked, **how), tuple(others)))
+        served.append(ModelOnDemand(name, partial(opening, model, asked), tuple(others)))
     return served
 
 
@@ -302,13 +291,15 @@ _PARALLEL = 2  # answers at once: one that is read, and one that is asked for me
 @options.with_groups
 def desktop(
     model: options.Model = "smollm2",
-    learn: options.Learn = False,
     *,
-    loading: options.AskedOptions,
     sampling: options.SamplingOptions,
+    loading: options.AskedOptions,
+    learn: options.Learn = False,
 ) -> None:
-    """Talk to a model in a window, whose closing ends everything. Sampling options,
-    --max-tokens and --reasoning hold for what the page does not set."""
+    """Talk to a model in a window, whose closing ends everything.
+
+    Sampling options, --max-tokens and --reasoning hold for what the page does not set.
+    """
     entry_points.load_app("desktop")(
         partial(open_engine, model, loading, needs_chat=True, learns=learn),
         _say_where,

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.models.asked_options import option
+
+if TYPE_CHECKING:
+    from edge_spec.core.config import ModelConfig
 
 
 @dataclass(frozen=True)

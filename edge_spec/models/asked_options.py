@@ -105,6 +105,7 @@ def option(
 
 
 model_option = partial(option, panel="Model and drafting")
+rare_option = partial(option, panel="Advanced")
 
 
 @cache
@@ -190,9 +191,9 @@ class AskedOptions:
         "Tokens of context, if not the model's own.",
         flag="--context",
     )
-    draft_runtime: str = model_option("auto", "The draft's runtime.")
-    draft_device: str | None = model_option(None, "Where the draft runs.")
-    draft_threads: int | None = model_option(None, "CPU threads of the draft, if not the model's.")
+    draft_runtime: str = rare_option("auto", "The draft's runtime.")
+    draft_device: str | None = rare_option(None, "Where the draft runs.")
+    draft_threads: int | None = rare_option(None, "CPU threads of the draft, if not the model's.")
     gpu_layers: int | str | None = option(
         None,
         "Layers that leave the CPU: a number, or auto, as many as fit.",
@@ -243,18 +244,18 @@ class AskedOptions:
         more="[models.md](models.md#a-draft-that-is-chosen), "
         "[drafters.md](drafters.md#trained-heads).",
     )
-    draft_overlap: str = model_option(
+    draft_overlap: str = rare_option(
         "auto",
         "Draft while the model verifies: auto where devices differ.",
         read_as=DraftOverlap,
         more="[drafters.md](drafters.md#draft-models).",
     )
-    draft_n_max: int | None = model_option(
+    draft_n_max: int | None = rare_option(
         None,
         "Most tokens drafted a round.",
         more="Without it, 15.",
     )
-    exit_layer: int | None = model_option(
+    exit_layer: int | None = rare_option(
         None,
         "Layers that early exit keeps.",
         more="Without it, those that `tune-skip` found.",
@@ -278,14 +279,14 @@ class AskedOptions:
         drafters=("answers",),
         in_auto=True,
     )
-    lookahead: str | None = model_option(
+    lookahead: str | None = rare_option(
         None,
         "Columns, n-gram length and draft tokens of the lookahead window.",
         metavar="W,N,G",
         more="Without it, 2,3,2.",
         drafters=("lookahead",),
     )
-    jacobi: str | None = model_option(
+    jacobi: str | None = rare_option(
         None,
         "How Jacobi's initial tokens are made.",
         read_as=JacobiInit | None,
@@ -300,12 +301,12 @@ class AskedOptions:
         more="[lossless.md](lossless.md).",
     )
     exact: bool = model_option(False, "The same as --lossless always.", flag="--exact")
-    parallel_rows: int | None = model_option(
+    parallel_rows: int | None = rare_option(
         None,
         "Most rows that all conversations together score, a pass.",
         more="Without it, as many as pay.",
     )
-    prompt_cache: str | Path | None = model_option(  # noqa: RUF009
+    prompt_cache: str | Path | None = rare_option(  # noqa: RUF009
         None,
         "Keep what was read of long prompts on disk: auto, or a directory.",
         read_as=str | None,
@@ -313,26 +314,26 @@ class AskedOptions:
         more="Up to 4 GB; `auto` is `prompts/` in the cache directory: "
         "[snapshots.md](snapshots.md#long-prompts).",
     )
-    parse_special: bool = model_option(
+    parse_special: bool = rare_option(
         False,
         "Read control tokens in messages, too; else their text stays text.",
         flag="--parse-special",
         more="Prompts without a template always have them read: "
         "[reliability.md](reliability.md#what-is-said-stays-text).",
     )
-    source_language: str | None = model_option(
+    source_language: str | None = rare_option(
         None,
         "The language that a translator of many languages reads, as its vocabulary names it.",
         metavar="NAME",
         more="Such as `eng_Latn`: [models.md](models.md#translators-of-many-languages).",
     )
-    target_language: str | None = model_option(
+    target_language: str | None = rare_option(
         None,
         "The language that it writes, such as fra_Latn.",
         metavar="NAME",
         more="Without it, the one that the model's files force.",
     )
-    call_timeout_s: float | None = model_option(
+    call_timeout_s: float | None = rare_option(
         None,
         "Seconds that a pass of the model may take before it is given up.",
         more="[reliability.md](reliability.md#the-target). Not with `early-exit` and `layer-skip`.",

@@ -24,6 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edge_spec import Engine
 from edge_spec.apps.chat import run
+from edge_spec.cli.options import SamplingOptions
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.factory import DrafterContext
@@ -137,8 +138,7 @@ if __name__ == "__main__":
     run(
         opener(scripted_answers, int(sys.argv[2])),
         "scripted",
-        {"max_tokens": 600},
+        SamplingOptions(max_tokens=600, temperature=0.0),
         None,
         as_json=False,
-        asked_sampling={"temperature": 0.0},
     )

@@ -101,6 +101,10 @@ def test_importing_edge_spec_loads_no_library() -> None:
     assert not set(HEAVY) & set(modules_after("import edge_spec"))
 
 
+def test_the_command_line_shows_its_help_with_typer_alone() -> None:
+    assert set(HEAVY) & set(modules_after("import edge_spec.cli.main")) == {"typer"}
+
+
 def test_importing_load_leaves_what_few_use_until_it_is_used() -> None:
     loaded = modules_after("from edge_spec import load")
     late = ("drafters.heads.", "drafters.draft.", "loader.head", "models.hub_download")

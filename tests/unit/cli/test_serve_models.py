@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_spec.cli.answering import ServeOptions
 from edge_spec.cli.main import run
+from edge_spec.errors import UsageError
 
 pytest.importorskip("uvicorn")
 
@@ -39,3 +41,9 @@ def test_a_mistake_ends_in_one_line(
     assert run(["serve", *arguments]) == status
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
+
+
+def test_options_of_the_server_are_not_looked_at_with_stdio() -> None:
+    assert ServeOptions(stdio=True, host="0.0.0.0", api_key="").stdio
+    with pytest.raises(UsageError, match="other machines reach"):
+        ServeOptions(host="0.0.0.0")

@@ -23,6 +23,7 @@ from edge_spec.apps.chat.commands import (
 from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.apps.chat.rendering import plain
 from edge_spec.apps.chat.repl import talk_in_lines
+from edge_spec.cli.options import SamplingOptions
 from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import GenerationResult
@@ -30,7 +31,7 @@ from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageE
 from fixtures import echo_model
 from fixtures.faults import Fault, FaultKind, FaultyModel
 
-GREEDY = {"temperature": 0.0}  # so that answers can be had again
+GREEDY: dict[str, Any] = {"temperature": 0.0}  # so that answers can be had again
 DOCS = Path(__file__).parents[4] / "docs"
 
 
@@ -57,8 +58,8 @@ def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
             opened.append((model, engine))
             return engine
 
-        options: Any = {"max_tokens": 12, **answering}
-        return ChatConversation(opener, "first", options, None, asked)
+        options = SamplingOptions(**{"max_tokens": 12, **asked, **answering})
+        return ChatConversation(opener, "first", options, None)
 
     return begin
 
@@ -273,7 +274,7 @@ def test_through_a_pipe_a_message_that_cannot_be_answered_ends_it(
 def thinking() -> ChatConversation:
     """A conversation with a model that answers a message with its own text, thoughts included."""
     engine = echo_model.open_echo(600, echo_model.THINKING_TEMPLATE)
-    return ChatConversation(lambda *_: engine, "echo", {}, None, GREEDY)
+    return ChatConversation(lambda *_: engine, "echo", SamplingOptions(**GREEDY), None)
 
 
 def test_through_a_pipe_there_is_the_text_alone_and_json_has_the_thought(
