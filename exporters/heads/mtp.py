@@ -1,13 +1,10 @@
-"""The layer for multi-token prediction (MTP) in a model's own files, read as a head for it: as
-DeepSeek-V3 and GLM-4.5 name it, and as MiMo does, which joins state and embedding the other way
-round (DeepSeek-AI 2024, DeepSeek-V3, section 2.2).
+"""Qwen 3.5's layer for multi-token prediction (MTP; DeepSeek-AI 2024, DeepSeek-V3, section 2.2) in
+a model's own files, read as a head for it.
 
-Qwen 3.5's is `mtp.*` of a model's directory, and what llama.cpp's converter makes of it, the block
-after the model's own in a GGUF file. It is one of the model's layers that attend, with gates beside
-the queries, and reads the state after the model's final norm. Norms of a directory have 1 taken
-away, those of GGUF have not.
-
-Layers with DeepSeek's experts or its latent attention are refused by the names of their tensors.
+It is `mtp.*` of a model's directory, and what llama.cpp's converter makes of it, the block after
+the model's own in a GGUF file: one of the model's layers that attend, with gates beside the
+queries, which reads the state after the model's final norm. Norms of a directory have 1 taken away,
+those of GGUF have not.
 """
 
 from __future__ import annotations
@@ -40,7 +37,6 @@ from edge_spec.exporters.heads.head_files import (
     HeadFiles,
     Names,
     Shapes,
-    StoredTensors,
     count,
     gguf_values,
     mapping,
@@ -48,32 +44,16 @@ from edge_spec.exporters.heads.head_files import (
     require_shapes,
     with_weights,
 )
-from edge_spec.exporters.hf_source import MIMO_PREFIX, mtp_prefix
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 MTP_PREFIX = "mtp."  # as Qwen3-Next and Qwen 3.5 have it, beside layers with a recurrent state
 _LAYER = "layers.0."
 _QUERIES, _GATE = _LAYER + "q.weight", _LAYER + "q_gate.weight"
-# Layers of DeepSeek and MiMo, each without a number of its own.
-_DEEPSEEK = {
-    "enorm.weight": "embed_norm",
-    "hnorm.weight": "state_norm",
-    "eh_proj.weight": "fc.weight",
-    "embed_tokens.weight": "embed",
-    "shared_head.norm.weight": "norm",
-    "shared_head.head.weight": "head",
-}
-_MIMO = {
-    "token_layernorm.weight": "embed_norm",
-    "hidden_layernorm.weight": "state_norm",
-    "input_proj.weight": "fc.weight",
-    "final_layernorm.weight": "norm",
-}
 _PARTS = ("gate", "up", "down")
 _MAX_EXPERTS = 4096
 _EVERY_EXPERT = re.compile(r"layers\.0\.experts\.([a-z_]+)\.weight")
-# Qwen 3.5's, in a directory and in GGUF. Matrices of all experts are in one tensor, or each apart.
-_QWEN35 = Names(
+# Matrices of all experts are in one tensor, or each apart.
+_DIRECTORY = Names(
     {
         "fc.weight": "fc.weight",
         "norm.weight": "norm",
@@ -117,33 +97,10 @@ _SHARED_SIZE = "shared_expert_intermediate_size"
 _KEYS: FurtherKeys = {_SHARED_SIZE: ("expert_shared_feed_forward_length", int)}  # of GGUF
 
 
-class _StateFirst(StoredTensors):
-    """Tensors of which fc joins the state and then the embedding: its halves change places."""
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        found = super().__getitem__(name)
-        return np.roll(found, found.shape[1] // 2, axis=1) if name == "fc.weight" else found
-
-
-def mtp_head(files: HeadFiles) -> EagleHead:
-    """Raises as `open_head` does."""
-    prefix = mtp_prefix(files.values, files.tensors)
-    if prefix is None:
-        raise ModelFileError(
-            f"{files.path} states layers for multi-token prediction, and has none",
-            remedy="Download the model again, or use it without them.",
-        )
-    is_mimo = prefix == MIMO_PREFIX
-    names = Names(_MIMO if is_mimo else _DEEPSEEK, LAYER, layer="", prefix=prefix)
-    head, named = _read(files, names, None)
-    require_shapes(head.path, names, named, eagle_shapes(head, {*named}))
-    read = with_weights(head, files, named)
-    return replace(read, tensors=_StateFirst(named)) if is_mimo and files.has_weights else read
-
-
-def _qwen35_head(files: HeadFiles, names: Names, norm_offset: float) -> EagleHead:
+def _read(files: HeadFiles, names: Names, norm_offset: float) -> EagleHead:
     """norm_offset: what is added to norms. Raises as `open_head` does."""
-    path, experts = files.path, _stated_experts(files.path, files.values)
+    path, values, target = files.path, files.values, files.target
+    experts = _stated_experts(path, values)
     if experts is not None:
         each = {
             f"mlp.experts.{expert}.{part}_proj.weight": f"experts.{expert}.{part}.weight"
@@ -151,22 +108,6 @@ def _qwen35_head(files: HeadFiles, names: Names, norm_offset: float) -> EagleHea
             for part in _PARTS
         }
         names = replace(names, of_layers={**each, **names.of_layers})
-    head, named = _read(files, names, experts)
-    named |= _with_gates(head, named, names.theirs(_QUERIES))
-    shapes = eagle_shapes(head, {*named})
-    if experts is not None:
-        shapes |= _expert_shapes(head.config, experts)
-    require_shapes(path, names, named, shapes)
-    norms = (name for name in named if name.endswith("norm") and norm_offset)
-    named |= {name: raised(named[name], norm_offset) for name in norms}
-    return with_weights(head, files, named)
-
-
-def _read(
-    files: HeadFiles, names: Names, experts: HeadExperts | None
-) -> tuple[EagleHead, dict[str, StoredTensor]]:
-    """Returns the first of a model's layers, without its tensors, and these by our names."""
-    path, values, target = files.path, files.values, files.target
     named = {
         name: each
         for name, each in names.rename(path, files.tensors).items()
@@ -194,7 +135,14 @@ def _read(
             f"{num_layers} layers, this target {target.num_layers}",
             remedy="Use it with its own model.",
         )
-    return head, named
+    named |= _with_gates(head, named, names.theirs[_QUERIES])
+    shapes = eagle_shapes(head, {*named})
+    if experts is not None:
+        shapes |= _expert_shapes(head.config, experts)
+    require_shapes(path, names, named, shapes)
+    norms = (name for name in named if name.endswith("norm") and norm_offset)
+    named |= {name: raised(named[name], norm_offset) for name in norms}
+    return with_weights(head, files, named)
 
 
 def _stated_experts(path: Path, values: Mapping[str, Any]) -> HeadExperts | None:
@@ -260,7 +208,7 @@ def _rows_in_order(stored: StoredTensor, order: np.ndarray, rows: slice | np.nda
 
 
 def first_tensor(names: Iterable[str]) -> str | None:
-    """Returns the name of a tensor of Qwen 3.5's layer, where a directory has any."""
+    """Returns the name of a tensor of such a layer, where a directory has any."""
     return next((name for name in names if name.startswith(MTP_PREFIX)), None)
 
 
@@ -280,7 +228,7 @@ def directory_head(files: HeadFiles) -> EagleHead:
             "states, as rejected draft tokens need it",
             remedy="Use a model of attention alone, or Qwen 3.5.",
         )
-    return _qwen35_head(replace(files, values=text), _QWEN35, norm_offset=1.0)
+    return _read(replace(files, values=text), _DIRECTORY, norm_offset=1.0)
 
 
 def is_gguf_head(path: Path, is_targets: bool) -> bool:
@@ -313,4 +261,4 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     if embedding is not None:
         values["vocab_size"] = embedding.shape[0]
     files = HeadFiles(path, values, file.tensors, target, has_weights)
-    return _qwen35_head(files, names, norm_offset=0.0)
+    return _read(files, names, norm_offset=0.0)

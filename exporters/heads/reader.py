@@ -41,9 +41,8 @@ from edge_spec.exporters.heads.mtp import (
     first_tensor,
     gguf_head,
     is_gguf_head,
-    mtp_head,
 )
-from edge_spec.exporters.hf_source import NUM_MTP, mtp_prefix, only_pickled, read_json, read_weights
+from edge_spec.exporters.hf_source import only_pickled, read_json, read_weights
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 # Of config.json, any of which only heads have.
@@ -86,10 +85,7 @@ def is_head(path: Path, is_targets: bool = False) -> bool:
         return False
     try:
         values = read_json(path / "config.json")
-        if _is_apart(path, values):
-            return True
-        tensors = _tensors(path)
-        return first_tensor(tensors) is not None or mtp_prefix(values, tensors) is not None
+        return _is_apart(path, values) or first_tensor(_tensors(path)) is not None
     except (ModelFileError, UnsupportedModelError):
         return False  # whoever opens it as a model says what is wrong
 
@@ -136,11 +132,9 @@ def _opened(files: HeadFiles) -> TrainedHead:
         return dflash_head(files)
     if "medusa_num_heads" in files.values:
         return medusa_head(files)
-    if not any(mark in files.values for mark in _MARKS):
-        if first_tensor(files.tensors) is not None:
-            return directory_head(files)
-        if files.values.get(NUM_MTP):
-            return mtp_head(files)
+    is_marked = any(mark in files.values for mark in _MARKS)
+    if not is_marked and first_tensor(files.tensors) is not None:
+        return directory_head(files)
     return eagle_head(files)
 
 
