@@ -217,7 +217,7 @@ def _with_halves(
     for name, tensor in named.items():
         if _TURNED.fullmatch(name):
             starts = np.arange(0, tensor.shape[0], size)
-            yield name, replace(tensor, row_order=(starts[:, None] + order).ravel())
+            yield name, tensor.in_order((starts[:, None] + order).ravel())
 
 
 def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

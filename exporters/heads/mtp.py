@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,13 +197,7 @@ def _with_gates(
     assert stored is not None
     rows = np.arange(expected[0]).reshape(config.num_heads, 2, config.head_dim)
     for name, order in ((_QUERIES, rows[:, 0].ravel()), (_GATE, rows[:, 1].ravel())):
-        read = partial(_rows_in_order, stored, order)
-        yield name, replace(stored, shape=(len(order), *stored.shape[1:]), read_rows=read)
-
-
-def _rows_in_order(stored: StoredTensor, order: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
-    """Reads some rows of a matrix, which stay in their file until they are asked for."""
-    return stored.rows(order[rows]).data
+        yield name, stored.in_order(order)
 
 
 def first_tensor(names: Iterable[str]) -> str | None:

@@ -98,7 +98,7 @@ def test_rows_of_k_quants_are_put_in_order(kind: Kind) -> None:
     _, block_bytes = quants.GGML_QUANT_SIZES[kind]
     data = np.random.RandomState(0).randint(0, 60, (6, block_bytes)).astype(np.uint8)
     order = np.array([4, 0, 5, 2, 1, 3])
-    values = StoredTensor((6, 256), kind, data, row_order=order).float32()
+    values = StoredTensor((6, 256), kind, data).in_order(order).float32()
     assert np.isfinite(values).all()
     assert np.ptp(values) > 0
     np.testing.assert_array_equal(values, quants.dequantize(data, kind)[order])
