@@ -1,25 +1,21 @@
 """Block quantization, packed in the layout of onnxruntime's MatMulNBits, and the matrices of a
 model's layers as blocks of integers, a layer at a time.
 
-A block of BLOCK_SIZE neighbouring weights of one row shares a float32 scale s and an integer
-zero point z; a weight is s * (q - z). Without zero points z is 2 ** (bits - 1). (Float zero
-points would carry Q4_1 over exactly, but make the CPU kernel 160 times slower.)
+A block of BLOCK_SIZE neighbouring weights of one row shares a float32 scale s and an integer zero
+point z; a weight is s * (q - z). Without zero points z is 2 ** (bits - 1). (Float zero points would
+carry Q4_1 over exactly, but make the CPU kernel 160 times slower.)
 
 What an error in a weight costs is the mean square of its inputs: the squared error of a layer's
-output, summed over texts, is that of its weights with these as factors, where inputs are
-uncorrelated (Lin et al. 2024, AWQ, keep the same inputs' weights exact; Kim et al. 2024,
-SqueezeLLM, weigh by the gradient instead).
+output is that of its weights with these as factors, where inputs are uncorrelated (Lin et al. 2024,
+AWQ, keep the same inputs' weights exact; Kim et al. 2024, SqueezeLLM, weigh by the gradient).
 
 What a file has in this form is carried over, and 8 bits are near enough to the source (0.003 nats a
-token on the demo model) to be rounded as they are. Other matrices are fitted to what each is
-multiplied with once all before it are in blocks: two streams of our own prompts pass the layers,
-one with the model's weights and one with what is made of them.
-
-Weights also make up for what the matrices before them have done to their inputs. In a quantized
-model a matrix gets other inputs than in its source: X instead of E. Of all weights those nearest to
-the source's outputs E W^T are W E^T X (X^T X)^-1 (least squares; Frantar et al. 2022, GPTQ, and Li
-et al. 2025, GPTAQ, correct in the same direction as they round). A part of the way is best where X
-is a sample of few texts.
+token on the demo model) to be rounded as they are. Other matrices are fitted to what they get once
+all before them are in blocks: two streams of our own prompts pass the layers, one with the model's
+weights and one with what is made of them. So weights also make up for what the matrices before them
+have done. Where a matrix gets X instead of E, the weights nearest to the source's outputs E W^T are
+W E^T X (X^T X)^-1 (least squares; Frantar et al. 2022, GPTQ, and Li et al. 2025, GPTAQ, correct in
+the same direction as they round). A part of the way is best where X is a sample of few texts.
 """
 
 from __future__ import annotations

@@ -68,6 +68,8 @@ class ReadingExporter(Protocol):
 class ScreeningExporter(Protocol):
     """An exporter that tells from a model's description whether it can write it."""
 
+    format: str
+
     def require_exportable(self, checkpoint: Any) -> None:
         """Raises UnsupportedModelError. checkpoint: what `export` takes, with unread weights."""
 
