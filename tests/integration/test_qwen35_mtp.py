@@ -265,3 +265,19 @@ def test_a_file_that_does_not_fit_is_refused(case: str, tmp_path: Path) -> None:
     with pytest.raises(EdgeSpecError) as caught:
         edge_spec.load(str(path), draft=str(path), threads=1)
     assert told in caught.value.message and "\n" not in str(caught.value)
+
+
+def _join(tensors: dict[str, np.ndarray]) -> None:
+    parts = [tensors.pop(f"{LAYER}ffn_{part}_exps.weight") for part in ("gate", "up")]
+    tensors[LAYER + "ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
+
+
+def test_gates_and_ups_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
+    apart = hybrid.write_qwen35(tmp_path / "apart.gguf", mtp=True, experts=True)
+    joined = hybrid.write_qwen35(tmp_path / "joined.gguf", mtp=True, experts=True, changed=_join)
+    target = open_model_info(apart).config
+    heads = [open_head(path, target) for path in (apart, joined)]
+    first, second = (head.tensors for head in heads if isinstance(head, EagleHead))
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], name)
