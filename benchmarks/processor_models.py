@@ -18,27 +18,26 @@ from edge_spec.models.source import fetch_demo_model
 
 TESTS = Path(__file__).parents[1] / "tests"
 LAYERS, TOKENS, CONTEXT = 2, 4096, 512
-# Name of a case -> its runtime, and the format, quantization and block size that it reads.
+# Name of a case -> its runtime, and the format and quantization that it reads.
 CASES = MappingProxyType(
     {
-        "ort int4": ("ort", "onnx", "int4", 32),
-        "ort int4 block 128": ("ort", "onnx", "int4", 128),
-        "ort int8": ("ort", "onnx", "int8", 32),
-        "ort fp32": ("ort", "onnx", "fp32", None),
-        "llamacpp Q4_0": ("llamacpp", "gguf", "Q4_0", None),
-        "llamacpp Q8_0": ("llamacpp", "gguf", "Q8_0", None),
-        "reference": ("reference", None, None, None),
+        "ort int4": ("ort", "onnx", "int4"),
+        "ort int8": ("ort", "onnx", "int8"),
+        "ort fp32": ("ort", "onnx", "fp32"),
+        "llamacpp Q4_0": ("llamacpp", "gguf", "Q4_0"),
+        "llamacpp Q8_0": ("llamacpp", "gguf", "Q8_0"),
+        "reference": ("reference", None, None),
     }
 )
 
 
 def convert(model: Path, case: str, folder: Path) -> Path:
     """Writes what the case's runtime reads into the folder; `model` is a Hugging Face directory."""
-    _, format, quantization, block_size = CASES[case]
+    _, format, quantization = CASES[case]
     if format is None:
         return model
     out = folder / (case.replace(" ", "-") + (".gguf" if format == "gguf" else ""))
-    options = ExportOptions(quantization, block_size, check=False)
+    options = ExportOptions(quantization, check=False)
     checkpoint = runtimes.open_checkpoint(model)
     runtimes.load_exporter(format).export(checkpoint, out, options, lambda what, fraction: None)
     return out

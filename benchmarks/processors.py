@@ -38,7 +38,7 @@ PROBE = Path(__file__).with_name("processor_probe.py")
 NATIVE = "native"
 # Which kernels OpenBLAS is told to take here, whatever an emulated processor can do.
 _THIS_MACHINES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-USUAL_CASES = ("ort int4", "ort int4 block 128", "ort int8", "ort fp32", "reference")
+USUAL_CASES = ("ort int4", "ort int8", "ort fp32", "reference")
 HEAD = ("processor", "instructions", "case", "widths that agree", "noise", "by default")
 TEXTS = ("texts that differ", "with `--exact`")
 PROMISES = MappingProxyType(

@@ -38,8 +38,7 @@ SETTLE_S = 0.2  # the threads of the process before spin on for a while
 WARM_UP_PASSES = 3
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 DEFAULT_CASES = {
-    "ort:int4:32": "onnxruntime",
-    "ort:int4:128": "onnxruntime",
+    "ort:int4": "onnxruntime",
     "llamacpp:Q4_0": "llama_cpp",
 }
 
@@ -50,8 +49,8 @@ def _pass_over(what: str, fraction: float) -> None: ...
 def work(model: str, case: str) -> None:
     """Answers each line {"context"} on stdin with the seconds of a pass of each width, and each
     line {"prompt"} with those of a prompt of this length."""
-    runtime, quantization, block_size = [*case.partition("@")[0].split(":"), "", ""][:3]
-    export = ExportOptions(quantization or None, int(block_size) if block_size else None)
+    runtime, _, quantization = case.partition("@")[0].partition(":")
+    export = ExportOptions(quantization or None)
     source = Source(real_models.named(model), _pass_over)
     prepared = ModelPlan(source, runtime, export=export).prepare(_pass_over)
     with open_engine(str(prepared.source.path), runtime=runtime, lossless="ties") as engine:

@@ -1,25 +1,21 @@
 """Block quantization, packed in the layout of onnxruntime's MatMulNBits, and the matrices of a
 model's layers as blocks of integers, a layer at a time.
 
-A block of `block_size` neighbouring weights of one row shares a float32 scale s and an integer
-zero point z; a weight is s * (q - z). Without zero points z is 2 ** (bits - 1). (Float zero
-points would carry Q4_1 over exactly, but make the CPU kernel 160 times slower.)
+A block of BLOCK_SIZE neighbouring weights of one row shares a float32 scale s and an integer zero
+point z; a weight is s * (q - z). Without zero points z is 2 ** (bits - 1). (Float zero points would
+carry Q4_1 over exactly, but make the CPU kernel 160 times slower.)
 
 What an error in a weight costs is the mean square of its inputs: the squared error of a layer's
-output, summed over texts, is that of its weights with these as factors, where inputs are
-uncorrelated (Lin et al. 2024, AWQ, keep the same inputs' weights exact; Kim et al. 2024,
-SqueezeLLM, weigh by the gradient instead).
+output is that of its weights with these as factors, where inputs are uncorrelated (Lin et al. 2024,
+AWQ, keep the same inputs' weights exact; Kim et al. 2024, SqueezeLLM, weigh by the gradient).
 
 What a file has in this form is carried over, and 8 bits are near enough to the source (0.003 nats a
-token on the demo model) to be rounded as they are. Other matrices are fitted to what each is
-multiplied with once all before it are in blocks: two streams of our own prompts pass the layers,
-one with the model's weights and one with what is made of them.
-
-Weights also make up for what the matrices before them have done to their inputs. In a quantized
-model a matrix gets other inputs than in its source: X instead of E. Of all weights those nearest to
-the source's outputs E W^T are W E^T X (X^T X)^-1 (least squares; Frantar et al. 2022, GPTQ, and Li
-et al. 2025, GPTAQ, correct in the same direction as they round). A part of the way is best where X
-is a sample of few texts.
+token on the demo model) to be rounded as they are. Other matrices are fitted to what they get once
+all before them are in blocks: two streams of our own prompts pass the layers, one with the model's
+weights and one with what is made of them. So weights also make up for what the matrices before them
+have done. Where a matrix gets X instead of E, the weights nearest to the source's outputs E W^T are
+W E^T X (X^T X)^-1 (least squares; Frantar et al. 2022, GPTQ, and Li et al. 2025, GPTAQ, correct in
+the same direction as they round). A part of the way is best where X is a sample of few texts.
 """
 
 from __future__ import annotations
@@ -35,6 +31,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import LayerStream
 from edge_spec.core.model import Progress
 from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.requests import BLOCK_SIZE
 from edge_spec.exporters.stored_tensor import StoredTensor, on_all_cores
 from edge_spec.models import runtimes
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
@@ -50,7 +47,7 @@ class BlockQuantized:
 
     bits: int  # 4 or 8
     columns: int
-    packed: np.ndarray  # uint8 [rows, blocks, block_size * bits / 8], low nibble first
+    packed: np.ndarray  # uint8 [rows, blocks, BLOCK_SIZE * bits / 8], low nibble first
     scales: np.ndarray  # float32 [rows, blocks]
     zeros: np.ndarray  # uint8 [rows, blocks]
 
@@ -59,10 +56,6 @@ class BlockQuantized:
         cls, bits: int, columns: int, packed: np.ndarray, scales: np.ndarray
     ) -> BlockQuantized:
         return cls(bits, columns, packed, scales, np.full(scales.shape, 1 << (bits - 1), np.uint8))
-
-    @property
-    def block_size(self) -> int:
-        return int(self.packed.shape[-1]) * 8 // self.bits
 
     @property
     def zero_points(self) -> np.ndarray | None:
@@ -77,12 +70,12 @@ class BlockQuantized:
         return replace(self, packed=packed, scales=scales, zeros=zeros)
 
     def levels(self) -> np.ndarray:
-        """The integers, uint8 [rows, blocks * block_size]."""
+        """The integers, uint8 [rows, blocks * BLOCK_SIZE]."""
         return _unpack(self.packed, self.bits).reshape(len(self.packed), -1)
 
     def dequantize(self) -> np.ndarray:
         """float32 [rows, columns]."""
-        values = self.levels().reshape(*self.scales.shape, self.block_size)
+        values = self.levels().reshape(*self.scales.shape, BLOCK_SIZE)
         zeros = self.zeros[..., None].astype(np.float32)
         floats: np.ndarray = (values - zeros) * self.scales[..., None]
         return floats.astype(np.float32).reshape(len(floats), -1)[:, : self.columns]
@@ -110,16 +103,15 @@ def from_q8_0(stored: np.ndarray, columns: int) -> BlockQuantized:
     return BlockQuantized.symmetric(8, columns, values, scales)
 
 
-def is_carried(stored: Sequence[StoredTensor], bits: int, block_size: int) -> bool:
+def is_carried(stored: Sequence[StoredTensor], bits: int) -> bool:
     """Returns whether their file has them in this form."""
     kind = {4: GGMLQuantizationType.Q4_0, 8: GGMLQuantizationType.Q8_0}[bits]
-    return block_size == 32 and all(tensor.kind == kind for tensor in stored)
+    return all(tensor.kind == kind for tensor in stored)
 
 
 def quantize_stored(
     stored: Sequence[StoredTensor],
     bits: int,
-    block_size: int,
     importance: np.ndarray | None = None,
     correction: np.ndarray | None = None,
     symmetric: bool = False,
@@ -131,7 +123,7 @@ def quantize_stored(
     """
     columns = stored[0].shape[1]
     carry = None
-    if is_carried(stored, bits, block_size):
+    if is_carried(stored, bits):
         carry = from_q4_0 if bits == 4 else from_q8_0
 
     def made(part: StoredTensor) -> BlockQuantized:
@@ -140,7 +132,7 @@ def quantize_stored(
         weights = part.float32()
         if correction is not None:
             weights = weights @ correction
-        return _quantized(weights, bits, block_size, symmetric, importance)
+        return _quantized(weights, bits, symmetric, importance)
 
     step = max(1, _SLICE_WEIGHTS // columns)
     parts = [
@@ -154,7 +146,7 @@ def quantize_stored(
 def quantize(
     weights: np.ndarray,
     bits: int,
-    block_size: int,
+    *,
     symmetric: bool = False,
     importance: np.ndarray | None = None,
 ) -> BlockQuantized:
@@ -164,25 +156,20 @@ def quantize(
     Zero points are kept only where they lower the total error against symmetric blocks, and never
     where `symmetric` is asked for.
     """
-    stored = [StoredTensor.of(weights)]
-    return quantize_stored(stored, bits, block_size, importance, symmetric=symmetric)
+    return quantize_stored([StoredTensor.of(weights)], bits, importance, symmetric=symmetric)
 
 
 def _quantized(
-    weights: np.ndarray,
-    bits: int,
-    block_size: int,
-    symmetric: bool,
-    importance: np.ndarray | None,
+    weights: np.ndarray, bits: int, symmetric: bool, importance: np.ndarray | None
 ) -> BlockQuantized:
     rows, columns = weights.shape
-    blocks = -(-columns // block_size)
-    padding = ((0, 0), (0, blocks * block_size - columns))
+    blocks = -(-columns // BLOCK_SIZE)
+    padding = ((0, 0), (0, blocks * BLOCK_SIZE - columns))
     counts = np.ones(columns) if importance is None else importance / importance.mean()
-    counts = np.pad(counts, padding[1]).astype(np.float32).reshape(blocks, block_size)
+    counts = np.pad(counts, padding[1]).astype(np.float32).reshape(blocks, BLOCK_SIZE)
     padded = np.pad(weights, padding)
     levels, scales, zeros = _best_blocks(padded, counts, bits, symmetric)
-    packed = _pack(levels.reshape(rows, blocks, block_size), bits)
+    packed = _pack(levels.reshape(rows, blocks, BLOCK_SIZE), bits)
     scales, zeros = scales.reshape(rows, blocks), zeros.reshape(rows, blocks)
     return BlockQuantized(bits, columns, packed, scales, zeros)
 
@@ -201,12 +188,18 @@ def in_turns(parts: Sequence[BlockQuantized]) -> BlockQuantized:
     return whole.rows(np.arange(len(whole.packed)).reshape(len(parts), -1).T.ravel())
 
 
+def turns_of(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The same of floats."""
+    turns: np.ndarray = np.stack(parts, axis=1).reshape(-1, parts[0].shape[-1])
+    return turns
+
+
 def _best_blocks(
     weights: np.ndarray, counts: np.ndarray, bits: int, symmetric: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Levels uint8 [n, block_size], scales float32 [n] and zero points uint8 [n] of n blocks.
+    """Levels uint8 [n, BLOCK_SIZE], scales float32 [n] and zero points uint8 [n] of n blocks.
 
-    counts: [blocks of a row, block_size] float32.
+    counts: [blocks of a row, BLOCK_SIZE] float32.
     """
     counts = np.tile(counts, (len(weights), 1))
     weights = weights.reshape(counts.shape)
@@ -275,31 +268,37 @@ def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
-_PROMPTS_PER_CATEGORY = 6
-_MEASURED_PER_PROMPT = 32
+_LARGEST_INT8 = 127
+
+
+def channels(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns levels int8 [out, in] and scales float32 [out], symmetric."""
+    largest = np.abs(weights).max(axis=1)
+    scales = np.where(largest > 0, largest / np.float32(_LARGEST_INT8), np.float32(1))
+    return np.rint(weights / scales[:, None]).astype(np.int8), scales.astype(np.float32)
+
 
 _FLOOR = 1e-3  # of the mean: an input that was zero in these texts counts a little
+_MEASURED_TOKENS = 1024
 
 
 def input_importance(checkpoint: StoredCheckpoint, progress: Progress) -> Mapping[str, np.ndarray]:
-    """Returns an array [in] for each matrix, measured by the reference on the beginnings of our own
-    prompts; none for an embedding that is no head."""
-    tokenizer = Tokenizer(checkpoint.tokenizer_json())
-    tokens: list[int] = []
-    for prompt in read_prompts(OWN_PROMPTS, _PROMPTS_PER_CATEGORY):
-        tokens += tokenizer.encode(prompt.text + "\n")[:_MEASURED_PER_PROMPT]
-    tokens = tokens[: checkpoint.config.context_length]
+    """Returns an array [in] for each matrix, measured by the reference on our own prompts; none for
+    an embedding that is no head."""
+    texts = calibration_sequences(checkpoint, _MEASURED_TOKENS)
     found: dict[str, np.ndarray] = {}
+    if not texts:
+        return found
 
     def observe(name: str, inputs: np.ndarray) -> None:
         found[name] = importance(inputs)
 
-    stream = runtimes.load_layer_stream(checkpoint, [tokens], observe)
+    stream = runtimes.load_layer_stream(checkpoint, texts, observe)
     num_layers = checkpoint.config.num_layers
     for layer in range(num_layers):
         stream.advance()
         progress("Measuring what weights are multiplied with", (layer + 1) / num_layers)
-    stream.logits(np.arange(len(tokens)))
+    stream.logits(np.arange(sum(map(len, texts))))
     return found
 
 
@@ -374,11 +373,10 @@ _MIN_TOKENS, _MAX_TOKENS = 128, 2048
 class FittedLayers:
     """Reads a checkpoint as the weights that it has once they are in blocks."""
 
-    def __init__(self, checkpoint: StoredCheckpoint, bits: int, block_size: int) -> None:
+    def __init__(self, checkpoint: StoredCheckpoint, bits: int) -> None:
         self.config: ModelConfig = checkpoint.config
         self._checkpoint = checkpoint
         self._bits = bits
-        self._block_size = block_size
         self._streams: list[LayerStream] = []
         # Of one layer: what each matrix gets, and would get with the model's own weights.
         self._inputs: dict[str, np.ndarray] = {}
@@ -389,7 +387,7 @@ class FittedLayers:
         """The matrices of one group, above each other; each group is asked for once, in order."""
         bits = 8 if names[0] == _OF_ALL_LAYERS else self._bits
         if bits == 8 or self._is_carried(names) or not self._texts:
-            return quantize_stored(self._stored(names), bits, self._block_size)
+            return quantize_stored(self._stored(names), bits)
         while names[0] not in self._made:
             self._advance()
         return self._made.pop(names[0])
@@ -443,9 +441,7 @@ class FittedLayers:
         correction = None
         if exact is not None and len(inputs) >= inputs.shape[1]:
             correction = input_correction(inputs, exact)
-        return quantize_stored(
-            self._stored(group), self._bits, self._block_size, importance(inputs), correction
-        )
+        return quantize_stored(self._stored(group), self._bits, importance(inputs), correction)
 
     def _group(self, name: str) -> list[str]:
         """The matrices of the one's group that a model has; none for what is no matrix of a
@@ -459,7 +455,7 @@ class FittedLayers:
         return []
 
     def _is_carried(self, names: Sequence[str]) -> bool:
-        return is_carried(self._stored(names), self._bits, self._block_size)
+        return is_carried(self._stored(names), self._bits)
 
     def _stored(self, names: Sequence[str]) -> list[StoredTensor]:
         return [self._checkpoint.tensors[name] for name in names]

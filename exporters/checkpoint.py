@@ -22,12 +22,12 @@ Shapes = dict[str, tuple[int, ...]]
 def expected_shapes(config: ModelConfig) -> Shapes:
     """The tensors of a model of this description: name -> shape."""
     hidden, vocab, encoder = config.hidden_size, config.vocab_size, config.encoder
-    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    halves = {"model": config.num_layers} | ({"encoder": encoder.num_layers} if encoder else {})
+    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
+    shapes |= {f"{half}.norm.weight": (hidden,) for half in halves}
     if not config.tied_embeddings:
         shapes["lm_head.weight"] = (vocab, hidden)
-    halves = {"model": config.num_layers} | ({"encoder": encoder.num_layers} if encoder else {})
     for half, num_layers in halves.items():
-        shapes[f"{half}.norm.weight"] = (hidden,)
         for layer in range(num_layers):
             shapes |= _layer_shapes(config, f"{half}.layers.{layer}.", layer)
         if config.relative_positions is not None:

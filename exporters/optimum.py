@@ -36,8 +36,8 @@ from edge_spec.exporters.hf_source import (
 )
 from edge_spec.exporters.parity import Parity, compare, parity_tokens, require_near, scores_by
 from edge_spec.exporters.requests import (
+    BLOCK_SIZE,
     BlockQuantization,
-    chosen_block_size,
     chosen_quantization,
     describe,
     report_bundle,
@@ -62,9 +62,7 @@ _CHANGING_ROPES = ("dynamic", "longrope")
 _EXTERNAL_BYTES = 1024  # smaller tensors stay in the graph's own file
 
 
-def write_graph(
-    directory: str, scratch: str, out: str, bits: str, block_size: str
-) -> dict[str, Any]:
+def write_graph(directory: str, scratch: str, out: str, bits: str) -> dict[str, Any]:
     """Score a text, TOKENS_FILE in `scratch`, with transformers in float32 into SCORES_FILE beside
     it, and write the graph to `out`, its matrices in blocks of fewer `bits` than 32.
 
@@ -108,11 +106,11 @@ def write_graph(
     described = _described(config, raw / GRAPH_FILE, scores.shape[1], context)
     graph = onnx.load(str(raw / GRAPH_FILE))
     shutil.rmtree(raw)
-    _save(graph if bits == "32" else _quantize(graph, int(bits), int(block_size)), Path(out))
+    _save(graph if bits == "32" else _quantize(graph, int(bits)), Path(out))
     return {"config": described, "tokens": tokens, "notes": notes}
 
 
-def _quantize(graph: Any, bits: int, block_size: int) -> Any:
+def _quantize(graph: Any, bits: int) -> Any:
     """Return the graph with the constant matrices of all products in symmetric blocks, the head's
     of 8 bits."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -129,7 +127,7 @@ def _quantize(graph: Any, bits: int, block_size: int) -> Any:
         quantizer = MatMulNBitsQuantizer(
             model.model,
             bits=chosen_bits,
-            block_size=block_size,
+            block_size=BLOCK_SIZE,
             is_symmetric=True,
             accuracy_level=4,  # activations in int8
             nodes_to_exclude=excluded,
@@ -246,7 +244,7 @@ class OptimumExporter:
         """
         out = out.absolute()
         options.require_only("optimum")
-        name, block_size = chosen_quantization(options, QUANTIZATIONS), chosen_block_size(options)
+        name = chosen_quantization(options, QUANTIZATIONS)
         if options.num_layers is not None:
             raise UsageError(
                 "the optimum exporter cannot leave layers out", remedy="Leave --layers out."
@@ -258,7 +256,7 @@ class OptimumExporter:
             progress("Comparing with transformers", done)
 
         with scratch_beside(out) as scratch, atomic_directory(out) as work:
-            written = _write_graph(source, scratch, work, quantization.bits, block_size, progress)
+            written = _write_graph(source, scratch, work, quantization.bits, progress)
 
             def compared(bundle: Bundle) -> Parity:
                 tokens, scores = written["tokens"], np.load(scratch / SCORES_FILE, "r")
@@ -271,7 +269,7 @@ class OptimumExporter:
                 source,
                 ModelConfig.from_dict(written["config"]),
                 format=self.format,
-                quantization=name if name == "fp32" else f"{name} block {block_size}",
+                quantization=name if name == "fp32" else f"{name} block {BLOCK_SIZE}",
                 check=compared if options.check else None,
                 kv_cache="growing",
                 notes=written["notes"],
@@ -284,7 +282,6 @@ def _write_graph(
     scratch: Path,
     out: Path,
     bits: int,
-    block_size: int,
     progress: Progress,
 ) -> dict[str, Any]:
     """Return what `write_graph` does, in a process of its own. Raises ExportError."""
@@ -292,7 +289,7 @@ def _write_graph(
     progress("Exporting with optimum", 0.0)
     text = parity_tokens(path, source.tokenizer_json())
     (scratch / TOKENS_FILE).write_text(json.dumps(text), encoding="ascii")
-    arguments = map(str, (path, scratch, out, bits, block_size))
+    arguments = map(str, (path, scratch, out, bits))
     try:
         return dict(isolated(write_graph, *arguments, timeout_s=_TIMEOUT_S))
     except IsolatedError as error:

@@ -43,7 +43,7 @@ def against_reference(
     runtime: str,
     max_kl_divergence: float,
     progress: Progress,
-    remedy: str = "Use more bits or smaller blocks (--quant int8, --block-size 32).",
+    remedy: str = "Use more bits (--quant int8 or fp16).",
 ) -> Compare:
     """Return what scores the packaged text with the reference and with what was written, as a
     runtime runs it. That raises ExportError beyond the bound, and where the tokenizer makes too

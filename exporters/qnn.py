@@ -37,22 +37,16 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.exporters.block_quantize import BlockQuantized
+from edge_spec.exporters.block_quantize import BlockQuantized, channels
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.emitter import output_of
 from edge_spec.exporters.onnx.nodes import DATA_FILE
-from edge_spec.exporters.onnx.static import (
-    StaticForm,
-    StaticIntegers,
-    StaticOnnxExporter,
-    channels,
-)
+from edge_spec.exporters.onnx.static import StaticForm, StaticIntegers, StaticOnnxExporter
 from edge_spec.exporters.requests import (
     BLOCK_SIZE,
-    chosen_quantization,
+    check_request,
     report_bundle,
-    require_replaceable,
-    require_whole_blocks,
+    require_whole_rows,
 )
 from edge_spec.models.bundle import (
     TOKENIZER,
@@ -92,9 +86,8 @@ class HtpIntegers(StaticIntegers):
         add = self._nodes.weights.add_made
         packed = add(f"{name}.blocks", lambda: found().packed)
         scales = add(f"{name}.block_scales", lambda: found().scales.reshape(-1))
-        shape, blocks = self._checkpoint.tensors[name].shape, (bits, BLOCK_SIZE)
-        inputs = [x, packed, scales]
-        return self._nodes.multiply_blocks(inputs, shape, blocks, output, rounds_inputs=False)
+        shape, inputs = self._checkpoint.tensors[name].shape, [x, packed, scales]
+        return self._nodes.multiply_blocks(inputs, shape, bits, output, rounds_inputs=False)
 
     def _channel_blocks(self, name: str) -> BlockQuantized:
         levels, scales = channels(self._checkpoint.float32(name))
@@ -126,12 +119,11 @@ class QnnExporter:
         out = out.absolute()
         require_compiler()
         soc = chosen_soc(options.compute)
-        options.require_only(self.format, "compute", "context_length", "hidden_states")
-        require_replaceable(out)
-        quantization = chosen_quantization(options, QUANTIZATIONS)
-        if quantization != "fp16":
-            require_whole_blocks(checkpoint, "Export it as fp16.")
-        asked = replace(options, compute=None, quantization=quantization)
+        own_options = ("compute", "context_length", "hidden_states")
+        name = check_request(self, checkpoint, out, options, QUANTIZATIONS, *own_options)
+        if name != "fp16":
+            require_whole_rows(checkpoint, "Export it as fp16.")
+        asked = replace(options, compute=None, quantization=name)
         with atomic_directory(out) as work:
             scratch = work / "scratch"  # several times the weights: /tmp may be small
             scratch.mkdir()

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.export import ExportOptions, ExportReport
+from edge_spec.core.export import ExportOptions, ExportReport, ScreeningExporter
 from edge_spec.errors import UnsupportedModelError, UsageError, readable
 from edge_spec.exporters.checkpoint import ModelText, StoredCheckpoint
 from edge_spec.exporters.parity import Compare
@@ -46,63 +46,7 @@ from edge_spec.models.bundle import (
 )
 from edge_spec.storage.atomic import sha256_file
 
-_ROTATED = 16  # elements; onnxruntime's GroupQueryAttention rotates multiples of it
-
-
-def gguf_architecture(config: ModelConfig) -> str:
-    """llama.cpp runs Mistral's models as "llama", MiMo's, without MTP layers, as "qwen2"."""
-    same = {"mistral": "llama", "mimo": "qwen2"}  # as which llama.cpp runs them
-    return same.get(config.architecture, config.architecture)
-
-
-def head_problem(config: ModelConfig) -> str | None:
-    """Return why onnxruntime cannot compute the model's attention."""
-    for layer in config.attending:
-        size, rotation = config.heads(layer).head_dim, config.rotation(config.kind(layer))
-        if size % _ROTATED:
-            return (
-                f"onnxruntime needs a head size that is a multiple of {_ROTATED}, this model has "
-                f"{size}"
-            )
-        if rotation is None or rotation.size == size:
-            continue
-        rotates = f"this model rotates {rotation.size} of the {size} elements of a head"
-        if config.qk_norm_after_rope:
-            return f"{rotates} before it normalizes them, which onnxruntime does not"
-        if rotation.size % _ROTATED:
-            return f"onnxruntime rotates multiples of {_ROTATED} elements, {rotates}"
-    return None
-
-
-def is_composed(config: ModelConfig) -> bool:
-    """Returns whether a model's experts are nodes of their own, not one operator."""
-    experts = config.experts
-    if experts is None or experts.clamp is not None:
-        return False
-    return config.activation != "silu" or experts.expert_scales
-
-
-def architecture_problem(config: ModelConfig) -> str | None:
-    """Return what llama.cpp ignores, or refuses: what an architecture does not usually have."""
-    architecture, scaling = gguf_architecture(config), config.rope_scaling
-    problems = {
-        "its rotary frequencies are scaled one by one": architecture != "llama"
-        and scaling is not None
-        and scaling.kind != "linear",
-        "its rotations are scaled, too": scaling is not None and scaling.magnitude != 1.0,
-        "its attention output has a bias": architecture != "llama" and config.output_bias,
-        "it normalizes queries and keys": architecture != "qwen3" and config.qk_norm,
-        "it does not normalize queries and keys": architecture == "qwen3" and not config.qk_norm,
-        "its heads are not as wide as the model": architecture == "qwen2"
-        and config.query_size != config.hidden_size,
-    }
-    return next((problem for problem, found in problems.items() if found), None)
-
-
 OTHER_FORMAT = "Export it with --format onnx, or run it without --runtime."
-
-
-BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
 
 
 @dataclass(frozen=True)
@@ -130,14 +74,22 @@ def chosen_quantization(options: ExportOptions, known: Iterable[str], device: st
     return name
 
 
-def chosen_block_size(options: ExportOptions) -> int:
-    """Raises UsageError for one that is not in BLOCK_SIZES."""
-    block_size = BLOCK_SIZES[0] if options.block_size is None else options.block_size
-    if block_size not in BLOCK_SIZES:
-        raise UsageError(
-            f"block size {block_size}", remedy=f"Choose one of {', '.join(map(str, BLOCK_SIZES))}."
-        )
-    return block_size
+def check_request(
+    exporter: ScreeningExporter,
+    checkpoint: StoredCheckpoint,
+    out: Path,
+    options: ExportOptions,
+    known: Iterable[str],
+    *own_options: str,
+    device: str = "",
+) -> str:
+    """Return the quantization, one of `known`, before anything is written. own_options: what the
+    exporter knows beside those that all know. Raises UnsupportedModelError, UsageError."""
+    options.require_only(exporter.format, *own_options)
+    name = chosen_quantization(options, known, device)
+    require_replaceable(out)
+    exporter.require_exportable(checkpoint)
+    return name
 
 
 def require_replaceable(out: Path) -> None:
@@ -247,18 +199,18 @@ def chosen_context(config: ModelConfig, asked: int | None) -> int:
     return chosen
 
 
-def require_block_size(options: ExportOptions, what: str) -> None:
-    """Raises UsageError for another one than all such exports have."""
-    if options.block_size not in (None, BLOCK_SIZE):
-        raise UsageError(f"block size {options.block_size}", remedy=f"{what} have {BLOCK_SIZE}.")
-
-
-def require_whole_blocks(checkpoint: StoredCheckpoint, remedy: str) -> None:
-    """Raises UnsupportedModelError for matrices whose rows are not whole blocks."""
-    config = checkpoint.config
-    for size in (config.hidden_size, config.query_size, config.intermediate_size):
+def require_whole_blocks(path: Path, sizes: Iterable[int], remedy: str) -> None:
+    """Raises UnsupportedModelError for matrices whose rows, of these sizes, are no whole blocks."""
+    for size in sizes:
         if size % BLOCK_SIZE:
             raise UnsupportedModelError(
-                f"{checkpoint.path}: rows of {size} weights are not whole blocks of {BLOCK_SIZE}",
+                f"{path}: rows of {size} weights are not whole blocks of {BLOCK_SIZE}",
                 remedy=remedy,
             )
+
+
+def require_whole_rows(checkpoint: StoredCheckpoint, remedy: str) -> None:
+    """As `require_whole_blocks`, of all matrices of a plain model."""
+    config = checkpoint.config
+    sizes = config.hidden_size, config.query_size, config.intermediate_size
+    require_whole_blocks(checkpoint.path, sizes, remedy)

@@ -37,13 +37,12 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A weight still in its file; `row_order` picks the stored rows in Hugging Face's order, and
-    `read_rows` makes them of a file that has no rows: it returns uint8 [rows, row_bytes]."""
+    """A weight still in its file. read_rows: returns rows, uint8 [rows, row_bytes], where they are
+    not those of `data`."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
     data: np.ndarray  # uint8 [..., row_bytes], a view of the mapped file
-    row_order: np.ndarray | None = None
     read_rows: Callable[[slice | np.ndarray], np.ndarray] | None = None
 
     @classmethod
@@ -54,22 +53,20 @@ class StoredTensor:
 
     def stored_rows(self) -> np.ndarray:
         """uint8 [..., row_bytes] in Hugging Face's row order."""
-        if self.read_rows is not None:
-            return self.read_rows(slice(None) if self.row_order is None else self.row_order)
-        stored: np.ndarray = self.data if self.row_order is None else self._by_row()[self.row_order]
-        return stored
+        return self.data if self.read_rows is None else self.read_rows(slice(None))
 
     def rows(self, rows: slice | np.ndarray) -> StoredTensor:
         """Returns some rows, by their indices; a slice of stored rows is a view."""
         if self.read_rows is not None:
-            order = np.arange(self.shape[0])[rows]
-            return replace(self.in_order(order), shape=(len(order), *self.shape[1:]))
-        data = self._by_row()[rows if self.row_order is None else self.row_order[rows]]
-        return replace(self, shape=(len(data), *self.shape[1:]), data=data, row_order=None)
+            return self.in_order(np.arange(self.shape[0])[rows])
+        data = self._by_row()[rows]
+        return replace(self, shape=(len(data), *self.shape[1:]), data=data)
 
     def in_order(self, rows: np.ndarray) -> StoredTensor:
-        """Returns the tensor with its rows in this order, which is kept until they are read."""
-        return replace(self, row_order=rows if self.row_order is None else self.row_order[rows])
+        """Returns these rows in their order, which stay where they are until they are read."""
+        read = self._by_row().__getitem__ if self.read_rows is None else self.read_rows
+        shape = (len(rows), *self.shape[1:])
+        return replace(self, shape=shape, read_rows=lambda chosen: read(rows[chosen]))
 
     def _by_row(self) -> np.ndarray:
         """`data`, of a vector with one item a row."""

@@ -108,9 +108,6 @@ class AskedExport:
         "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
         "lut6). For a pair bundle FORMAT=NAME, several joined by commas.",
     )
-    block_size: int | None = option(
-        None, "onnx, optimum: weights with one scale, 32, 64 or 128.  [default: 32]"
-    )
     layers: int | None = option(None, "Keep only the first layers, for a draft.")
     compute: str | None = option(
         None, "coreml: the unit to lay the graph out for, gpu or ane.  [default: gpu]"
@@ -149,7 +146,6 @@ class AskedExport:
 
         return ExportOptions(
             quantization,
-            self.block_size,
             self.layers,
             self.check,
             compute,

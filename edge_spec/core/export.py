@@ -20,7 +20,6 @@ class ExportOptions:
     `compute` on, an exporter refuses what it does not know (`require_only`)."""
 
     quantization: str | None = None
-    block_size: int | None = None
     num_layers: int | None = None  # only the first ones, for a draft; None: all
     check: bool = True  # compare the result with the reference and refuse it beyond its bound
     compute: str | None = None  # the unit that the graph is laid out for, such as "gpu"
@@ -68,6 +67,8 @@ class ReadingExporter(Protocol):
 @runtime_checkable
 class ScreeningExporter(Protocol):
     """An exporter that tells from a model's description whether it can write it."""
+
+    format: str
 
     def require_exportable(self, checkpoint: Any) -> None:
         """Raises UnsupportedModelError. checkpoint: what `export` takes, with unread weights."""

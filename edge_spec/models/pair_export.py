@@ -53,7 +53,7 @@ _IDLE = (
 _SOCS: Mapping[str, str] = {"windows-npu": "SC8380XP", "android": "SM8650"}
 # Options that some formats alone have.
 _FIXED = ("coreml", "onnx-static")  # formats whose shapes are fixed
-_OWN_OPTIONS = {"block_size": ("onnx",), "context_length": _FIXED, "hidden_states": _FIXED}
+_OWN_OPTIONS = {"context_length": _FIXED, "hidden_states": _FIXED}
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def export_pair(
 ) -> PairManifest:
     """Write a pair bundle at `out`; its manifest says what was chosen and left out, and why.
 
-    options: one of a single format, such as a block size, goes to that format; quantization, layers
+    options: one of a single format, such as a context, goes to that format; quantization, layers
     and compute unit are not taken from them. Raises UsageError if `out` must not be replaced, for a
     draft with other tokens or all layers of the target, and for options that no format has; what
     the exporters raise; ExportError if nothing could be written of a model. Then, or when

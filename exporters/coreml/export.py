@@ -25,16 +25,13 @@ from edge_spec.exporters.coreml.graph import ANE_MAX_SIZE, AnePass, GpuPass, bui
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
-    BLOCK_SIZE,
     StaticShape,
+    check_request,
     chosen_context,
-    chosen_quantization,
     describe,
     report_bundle,
-    require_block_size,
     require_plain,
-    require_replaceable,
-    require_whole_blocks,
+    require_whole_rows,
 )
 from edge_spec.models.devices import devices_of
 from edge_spec.storage.atomic import atomic_directory
@@ -61,8 +58,8 @@ class CoreMlQuantization:
 _HALF = CoreMlQuantization(dense(np.float16), dense(np.float16), 5e-3)
 QUANTIZATIONS: Mapping[str, Mapping[str, CoreMlQuantization]] = {
     GPU: {
-        "int4": CoreMlQuantization(blocks(4, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 1.5),
-        "int8": CoreMlQuantization(blocks(8, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 0.05),
+        "int4": CoreMlQuantization(blocks(4), blocks(8), 1.5),
+        "int8": CoreMlQuantization(blocks(8), blocks(8), 0.05),
         "fp16": _HALF,
     },
     # The Neural Engine has no weights in blocks along a row (ANEMLL): tables instead.
@@ -132,13 +129,11 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
         raise UsageError(
             f"unknown compute unit {compute!r}", remedy=f"Choose one of {', '.join(QUANTIZATIONS)}."
         )
-    name = chosen_quantization(options, QUANTIZATIONS[compute], compute)
-    require_block_size(options, "Core ML packages")
-    require_replaceable(out)
-    config = checkpoint.config
-    CoreMlExporter().require_exportable(checkpoint)
+    known, own_options = QUANTIZATIONS[compute], ("compute", "context_length", "hidden_states")
+    exporter, config = CoreMlExporter(), checkpoint.config
+    name = check_request(exporter, checkpoint, out, options, known, *own_options, device=compute)
     if name.startswith("int"):
-        require_whole_blocks(checkpoint, "Export it with --quant fp16.")
+        require_whole_rows(checkpoint, "Export it with --quant fp16.")
     if compute == ANE and config.head_dim % _ANE_ALIGNMENT:
         raise UnsupportedModelError(
             f"{checkpoint.path}: the Neural Engine needs a head size that is a multiple of "

@@ -105,12 +105,12 @@ def dense(dtype: type[np.floating]) -> Storage:
     return store
 
 
-def blocks(bits: int, block_size: int) -> Storage:
+def blocks(bits: int) -> Storage:
     """Symmetric, as Core ML's GPU kernels take them; what a file has in this form is kept bit for
     bit (GGUF's Q4_0 and Q8_0)."""
 
     def store(tensor: StoredTensor, rows: slice, importance: np.ndarray | None) -> Stored:
-        found = quantize_stored([tensor.rows(rows)], bits, block_size, importance, symmetric=True)
+        found = quantize_stored([tensor.rows(rows)], bits, importance, symmetric=True)
         middle = 1 << (found.bits - 1)
         levels = (found.levels().astype(np.int16) - middle).astype(_INTEGERS[found.bits])
         scales = found.scales.astype(np.float16)

@@ -1,18 +1,11 @@
-"""T5 (Raffel et al. 2020), T5 1.1 and Flan-T5: an encoder and a decoder with relative positions.
-
-T5 has one matrix before its activation and reads its scores off the embedding; 1.1 and Flan have
-gated MLPs and a head of their own.
+"""T5 (Raffel et al. 2020), T5 1.1 and Flan-T5, with relative positions. T5 has one matrix before
+its activation and reads its scores off the embedding; 1.1 and Flan have gated MLPs and a head.
 
 BART (Lewis et al. 2020) and those that came of it: Marian's translators (Junczys-Dowmunt et al.
 2018), mBART (Liu et al. 2020), Pegasus (Zhang et al. 2020), M2M-100 (Fan et al. 2021) and NLLB,
-which is the same model (NLLB Team 2022).
-
-In BART and Marian each sublayer is followed by a LayerNorm of the stream, which is what the next
-one reads: as we name them, norms belong to the sublayer that reads them, and the last one is the
-model's. The others have norms before sublayers, and one at the end.
-
-Positions are a table that BART and mBART have learnt, and sines and cosines in the others. mBART's
-embeddings are normed, too.
+which is the same model (NLLB Team 2022). In BART and Marian each sublayer is followed by a
+LayerNorm of the stream, which is what the next one reads: as we name them, norms belong to the
+sublayer that reads them, and the last one is the model's. The others have norms before sublayers.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from gguf.constants import (
     GGMLQuantizationType as Kind,
 )
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.isolated import IsolatedError, isolated, tell
 from edge_spec.core.model import Progress
@@ -45,9 +46,7 @@ from edge_spec.exporters.gguf_reader import MAGIC, GgufFile
 from edge_spec.exporters.parity import against_reference
 from edge_spec.exporters.requests import (
     OTHER_FORMAT,
-    architecture_problem,
     chosen_quantization,
-    gguf_architecture,
     require_plain,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -95,7 +94,7 @@ class GgufExporter:
         """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
         config = checkpoint.config
         require_plain(checkpoint, "GGUF")
-        problem = architecture_problem(config)
+        problem = _problem(config)
         if problem is not None:
             raise UnsupportedModelError(
                 f"llama.cpp does not run {checkpoint.path} as a {gguf_architecture(config)!r} "
@@ -142,6 +141,29 @@ class GgufExporter:
         quantize(source, out, file_type, progress, outputs=kind)
 
 
+def gguf_architecture(config: ModelConfig) -> str:
+    """llama.cpp runs Mistral's models as "llama", MiMo's, without MTP layers, as "qwen2"."""
+    same = {"mistral": "llama", "mimo": "qwen2"}
+    return same.get(config.architecture, config.architecture)
+
+
+def _problem(config: ModelConfig) -> str | None:
+    """Return what llama.cpp ignores, or refuses: what an architecture does not usually have."""
+    architecture, scaling = gguf_architecture(config), config.rope_scaling
+    problems = {
+        "its rotary frequencies are scaled one by one": architecture != "llama"
+        and scaling is not None
+        and scaling.kind != "linear",
+        "its rotations are scaled, too": scaling is not None and scaling.magnitude != 1.0,
+        "its attention output has a bias": architecture != "llama" and config.output_bias,
+        "it normalizes queries and keys": architecture != "qwen3" and config.qk_norm,
+        "it does not normalize queries and keys": architecture == "qwen3" and not config.qk_norm,
+        "its heads are not as wide as the model": architecture == "qwen2"
+        and config.query_size != config.hidden_size,
+    }
+    return next((problem for problem, found in problems.items() if found), None)
+
+
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
     """The quantization's name as the table spells it."""
     options.require_only(GgufExporter.format)
@@ -150,8 +172,6 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     if wanted.upper() in QUANTIZATIONS:
         wanted = wanted.upper()
     name = chosen_quantization(replace(options, quantization=wanted), QUANTIZATIONS)
-    if options.block_size is not None:
-        raise UsageError("GGUF formats fix their block sizes", remedy="Leave --block-size out.")
     if not out.parent.is_dir():
         raise UsageError(
             f"there is no directory {out.parent}", remedy="Create it, or choose another place."

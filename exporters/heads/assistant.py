@@ -16,6 +16,7 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.families.gemma import GEMMA4, gemma4_of_gguf, stated_kinds
 from edge_spec.exporters.families.stated import GgufKeys, StatedConfig
 from edge_spec.exporters.gguf_reader import ASSISTANT, GgufFile, Metadata
+from edge_spec.exporters.heads.eagle import head_config
 from edge_spec.exporters.heads.head_files import (
     GGUF_LAYER,
     LAYER,
@@ -103,34 +104,11 @@ def gguf_assistant(path: Path, target: ModelConfig, has_weights: bool) -> Assist
     return _assistant(files, _GGUF_NAMES, StatedConfig(values, path), target_size, (0, 0))
 
 
-def _config(
-    path: Path, stated: StatedConfig, target: ModelConfig
-) -> tuple[ModelConfig, Sequence[LayerKind]]:
-    """Rotary embeddings are those of its kinds of layers."""
-    values = stated.values
+def _kinds(stated: StatedConfig) -> Sequence[LayerKind]:
     try:
-        kinds, epsilon, head_dim = (
-            stated_kinds(stated),
-            float(values["rms_norm_eps"]),
-            stated.head_dim,
-        )
+        return stated_kinds(stated)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise damaged(f"{stated.path} lacks a valid value: {error}") from None
-    config = ModelConfig(
-        architecture=AssistantHead.drafted_by,
-        num_layers=len(kinds),
-        hidden_size=count(path, values, "hidden_size"),
-        intermediate_size=count(path, values, "intermediate_size"),
-        num_heads=count(path, values, "num_attention_heads"),
-        num_kv_heads=1,
-        head_dim=head_dim,
-        vocab_size=count(path, values, "vocab_size"),
-        context_length=target.context_length,
-        norm_epsilon=epsilon,
-        rope_theta=target.rope_theta,
-        qk_norm=True,
-    )
-    return config, kinds
 
 
 def _assistant(
@@ -141,9 +119,10 @@ def _assistant(
     clusters: tuple[int, int],
 ) -> AssistantHead:
     """clusters: how many of tokens there are, and how many of these are scored; 0: none."""
-    path, target = files.path, files.target
-    config, kinds = _config(path, stated, target)
-    named = names.rename(path, files.tensors)
+    path, target, values = files.path, files.target, stated.values
+    kinds, named = _kinds(stated), names.rename(path, files.tensors)
+    config = head_config(path, values, named, target, AssistantHead.drafted_by)
+    num_tokens = count(path, values, "vocab_size")
     if not clusters[0]:  # which files may have all the same
         named.pop(_CENTROIDS, None)
         named.pop(_ORDERING, None)
@@ -151,8 +130,8 @@ def _assistant(
     if target_size != target.hidden_size:
         told = f"states of {target_size} numbers, this target's have {target.hidden_size}"
         _refuse(path, f"it reads {told}")
-    if config.vocab_size != target.vocab_size:
-        told = f"{config.vocab_size} tokens, this target's {target.vocab_size}"
+    if num_tokens != target.vocab_size:
+        told = f"{num_tokens} tokens, this target's {target.vocab_size}"
         _refuse(path, f"its vocabulary has {told}")
     require_shapes(path, names, named, _shapes(config, layers, target_size, clusters[0]))
     embed = named["embed"]

@@ -1,11 +1,7 @@
-"""EAGLE heads: of SafeAILab, which published the method, of speculators and of SpecForge. They
-differ in names, in how they count layers and in options; `EagleHead` says all of it in one way.
-Layer ids of SpecForge are those of layers whose output is read, all others name inputs.
-
-DFlash heads as z-lab publishes them, and DSpark heads, which have more. They state the same in
-three ways: z-lab, SpecForge and Liquid AI in `dflash_config`, DeepSpec beside the sizes of layers,
-speculators with the sizes of layers apart. Layer ids name layers whose output is read, but those of
-speculators, which name inputs.
+"""EAGLE heads, of SafeAILab, which published the method, speculators and SpecForge, and DFlash and
+DSpark heads, of z-lab, SpecForge, Liquid AI, DeepSpec and speculators. `EagleHead` and `DFlashHead`
+say in one way what these name and count otherwise, and state in three places: `dflash_config`,
+beside the sizes of layers, or apart from them.
 
 Both in GGUF files, as llama.cpp's converter writes them: what these state, by the keys of
 config.json.

@@ -22,6 +22,7 @@ from edge_spec.exporters.gguf_reader import GgufFile, Metadata
 from edge_spec.exporters.stored_tensor import KINDS, StoredTensor, damaged
 
 _SHOWN = 200  # characters of a name in a message
+_MAX_LAYERS = 64  # of a head
 
 
 def other_target(told: str) -> UsageError:
@@ -98,7 +99,7 @@ class Names:
         for name, tensor in tensors.items():
             if not name.startswith(self.prefix) or name.endswith(self.ignored):
                 continue
-            ours = self._ours(name.removeprefix(self.prefix))
+            ours = self._table.get(name)
             if ours is None:
                 raise unknown_tensor(path, name)
             if ours.endswith(_ROWS) and len(tensor.shape) == 1:
@@ -107,24 +108,20 @@ class Names:
         return named
 
     @cached_property
-    def _layer(self) -> re.Pattern[str]:
-        return re.compile(re.escape(self.layer).replace(r"\{\}", r"(\d{1,3})") + "(.+)")
+    def _table(self) -> Mapping[str, str]:
+        """Theirs, in full -> ours."""
+        layers = {n: self.layer.format(n) for n in range(_MAX_LAYERS if "{}" in self.layer else 1)}
+        of_layers = {
+            prefix + theirs: f"layers.{layer}.{ours}"
+            for layer, prefix in layers.items()
+            for theirs, ours in self.of_layers.items()
+        }
+        return {self.prefix + theirs: ours for theirs, ours in {**self.whole, **of_layers}.items()}
 
-    def _ours(self, name: str) -> str | None:
-        layer = self._layer.fullmatch(name)
-        if name in self.whole or layer is None:
-            return self.whole.get(name)
-        *number, own = layer.groups()
-        ours = self.of_layers.get(own)
-        return ours and f"layers.{int(number[0]) if number else 0}.{ours}"
-
-    def theirs(self, ours: str) -> str:
-        """Returns what files call a tensor of ours, for messages."""
-        kind, *layer = ours.split(".", 2)
-        table, name, before = self.whole, ours, self.prefix
-        if kind == "layers":
-            table, name, before = self.of_layers, layer[1], before + self.layer.format(layer[0])
-        return before + {own: theirs for theirs, own in table.items()}.get(name, name)
+    @cached_property
+    def theirs(self) -> Mapping[str, str]:
+        """Ours -> theirs, in full, for messages."""
+        return {ours: theirs for theirs, ours in self._table.items()}
 
 
 _ENDS = ("weight", "bias")
@@ -170,8 +167,8 @@ def require_shapes(
     UnsupportedModelError for one too many."""
     for name in [*shapes, *named]:
         if name not in shapes:
-            raise unknown_tensor(path, names.theirs(name))
-        require_shape(path, names.theirs(name), named.get(name), shapes[name])
+            raise unknown_tensor(path, names.theirs.get(name, name))
+        require_shape(path, names.theirs.get(name, name), named.get(name), shapes[name])
 
 
 def require_shape(
@@ -220,7 +217,7 @@ def _with_halves(
     for name, tensor in named.items():
         if _TURNED.fullmatch(name):
             starts = np.arange(0, tensor.shape[0], size)
-            yield name, replace(tensor, row_order=(starts[:, None] + order).ravel())
+            yield name, tensor.in_order((starts[:, None] + order).ravel())
 
 
 def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -1,21 +1,14 @@
-"""The layer for multi-token prediction (MTP) in a model's own files, read as a head for it: as
-DeepSeek-V3 and GLM-4.5 name it, and as MiMo does, which joins state and embedding the other way
-round (DeepSeek-AI 2024, DeepSeek-V3, section 2.2).
+"""Qwen 3.5's layer for multi-token prediction (MTP; DeepSeek-AI 2024, DeepSeek-V3, section 2.2) in
+a model's own files, read as a head for it.
 
-Qwen 3.5's is `mtp.*` of a model's directory, and what llama.cpp's converter makes of it, the block
-after the model's own in a GGUF file. It is one of the model's layers that attend, with gates beside
-the queries, and reads the state after the model's final norm. Norms of a directory have 1 taken
-away, those of GGUF have not.
-
-Layers with DeepSeek's experts or its latent attention are refused by the names of their tensors.
+In GGUF it is the block after the model's own: one of the model's layers that attend, with gates
+beside the queries, which reads the state after the model's final norm.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +16,7 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, HeadExperts
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.families.family import experts_of, raised
+from edge_spec.errors import ModelFileError, UsageError
 from edge_spec.exporters.gguf_reader import (
     GgufFile,
     Metadata,
@@ -35,62 +27,24 @@ from edge_spec.exporters.gguf_reader import (
 from edge_spec.exporters.heads.eagle import eagle_shapes, head_config, require_target
 from edge_spec.exporters.heads.head_files import (
     GGUF_LAYER,
-    LAYER,
     FurtherKeys,
     HeadFiles,
     Names,
     Shapes,
-    StoredTensors,
     count,
     gguf_values,
-    mapping,
     require_shape,
     require_shapes,
     with_weights,
 )
-from edge_spec.exporters.hf_source import MIMO_PREFIX, mtp_prefix
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
-MTP_PREFIX = "mtp."  # as Qwen3-Next and Qwen 3.5 have it, beside layers with a recurrent state
 _LAYER = "layers.0."
 _QUERIES, _GATE = _LAYER + "q.weight", _LAYER + "q_gate.weight"
-# Layers of DeepSeek and MiMo, each without a number of its own.
-_DEEPSEEK = {
-    "enorm.weight": "embed_norm",
-    "hnorm.weight": "state_norm",
-    "eh_proj.weight": "fc.weight",
-    "embed_tokens.weight": "embed",
-    "shared_head.norm.weight": "norm",
-    "shared_head.head.weight": "head",
-}
-_MIMO = {
-    "token_layernorm.weight": "embed_norm",
-    "hidden_layernorm.weight": "state_norm",
-    "input_proj.weight": "fc.weight",
-    "final_layernorm.weight": "norm",
-}
 _PARTS = ("gate", "up", "down")
 _MAX_EXPERTS = 4096
-_EVERY_EXPERT = re.compile(r"layers\.0\.experts\.([a-z_]+)\.weight")
-# Qwen 3.5's, in a directory and in GGUF. Matrices of all experts are in one tensor, or each apart.
-_QWEN35 = Names(
-    {
-        "fc.weight": "fc.weight",
-        "norm.weight": "norm",
-        "pre_fc_norm_embedding.weight": "embed_norm",
-        "pre_fc_norm_hidden.weight": "state_norm",
-    },
-    {
-        **LAYER,
-        **{f"mlp.shared_expert.{part}_proj.weight": f"{part}.weight" for part in _PARTS},
-        "mlp.gate.weight": "router.weight",
-        "mlp.shared_expert_gate.weight": "shared_gate.weight",
-        "mlp.experts.gate_up_proj": "experts.gate_up.weight",
-        "mlp.experts.down_proj": "experts.down.weight",
-    },
-    prefix=MTP_PREFIX,
-)
-_GGUF = Names(
+_EXPERTS = _LAYER + "experts."
+_NAMES = Names(  # of which matrices of all experts are one tensor
     {
         "nextn.enorm.weight": "embed_norm",
         "nextn.hnorm.weight": "state_norm",
@@ -110,70 +64,15 @@ _GGUF = Names(
     layer="",
 )
 _ARCHITECTURES = ("qwen35", "qwen35moe")  # of GGUF
-_NO_RETURN = ("qwen3_next",)  # model types with the same names, whose states are not taken back
-_ROTATED = "partial_rotary_factor"
-_DEFAULTS = {"head_dim": 256, _ROTATED: 0.25}  # of config.json
 _SHARED_SIZE = "shared_expert_intermediate_size"
 _KEYS: FurtherKeys = {_SHARED_SIZE: ("expert_shared_feed_forward_length", int)}  # of GGUF
 
 
-class _StateFirst(StoredTensors):
-    """Tensors of which fc joins the state and then the embedding: its halves change places."""
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        found = super().__getitem__(name)
-        return np.roll(found, found.shape[1] // 2, axis=1) if name == "fc.weight" else found
-
-
-def mtp_head(files: HeadFiles) -> EagleHead:
+def _read(files: HeadFiles, names: Names) -> EagleHead:
     """Raises as `open_head` does."""
-    prefix = mtp_prefix(files.values, files.tensors)
-    if prefix is None:
-        raise ModelFileError(
-            f"{files.path} states layers for multi-token prediction, and has none",
-            remedy="Download the model again, or use it without them.",
-        )
-    is_mimo = prefix == MIMO_PREFIX
-    names = Names(_MIMO if is_mimo else _DEEPSEEK, LAYER, layer="", prefix=prefix)
-    head, named = _read(files, names, None)
-    require_shapes(head.path, names, named, eagle_shapes(head, {*named}))
-    read = with_weights(head, files, named)
-    return replace(read, tensors=_StateFirst(named)) if is_mimo and files.has_weights else read
-
-
-def _qwen35_head(files: HeadFiles, names: Names, norm_offset: float) -> EagleHead:
-    """norm_offset: what is added to norms. Raises as `open_head` does."""
-    path, experts = files.path, _stated_experts(files.path, files.values)
-    if experts is not None:
-        each = {
-            f"mlp.experts.{expert}.{part}_proj.weight": f"experts.{expert}.{part}.weight"
-            for expert in range(experts.count)
-            for part in _PARTS
-        }
-        names = replace(names, of_layers={**each, **names.of_layers})
-    head, named = _read(files, names, experts)
-    named |= _with_gates(head, named, names.theirs(_QUERIES))
-    shapes = eagle_shapes(head, {*named})
-    if experts is not None:
-        shapes |= _expert_shapes(head.config, experts)
-    require_shapes(path, names, named, shapes)
-    norms = (name for name in named if name.endswith("norm") and norm_offset)
-    named |= {name: raised(named[name], norm_offset) for name in norms}
-    return with_weights(head, files, named)
-
-
-def _read(
-    files: HeadFiles, names: Names, experts: HeadExperts | None
-) -> tuple[EagleHead, dict[str, StoredTensor]]:
-    """Returns the first of a model's layers, without its tensors, and these by our names."""
     path, values, target = files.path, files.values, files.target
-    named = {
-        name: each
-        for name, each in names.rename(path, files.tensors).items()
-        if name.startswith(_LAYER) or not name.startswith("layers.")
-    }
-    if experts is not None:
-        named = dict(_each_expert(path, named, experts))
+    experts = _stated_experts(path, values)
+    named = names.rename(path, files.tensors)
     head = EagleHead(
         kind="MTP",
         path=path,
@@ -194,7 +93,14 @@ def _read(
             f"{num_layers} layers, this target {target.num_layers}",
             remedy="Use it with its own model.",
         )
-    return head, named
+    named |= _with_gates(head, named, names.theirs[_QUERIES])
+    shapes = eagle_shapes(head, {*named})
+    if experts is not None:
+        shapes |= _expert_shapes(head.config, experts, f"{_EXPERTS}gate_up.weight" in named)
+    require_shapes(path, names, named, shapes)
+    if experts is not None:
+        named = dict(_each_expert(named, experts))
+    return with_weights(head, files, named)
 
 
 def _stated_experts(path: Path, values: Mapping[str, Any]) -> HeadExperts | None:
@@ -208,35 +114,34 @@ def _stated_experts(path: Path, values: Mapping[str, Any]) -> HeadExperts | None
     return found
 
 
+def _expert_shapes(config: ModelConfig, experts: HeadExperts, has_joined_rows: bool) -> Shapes:
+    """has_joined_rows: of gate and up."""
+    hidden, count, size = config.hidden_size, experts.count, experts.size
+    rows = {"gate_up": 2 * size} if has_joined_rows else {"gate": size, "up": size}
+    return {
+        _LAYER + "router.weight": (count, hidden),
+        _LAYER + "shared_gate.weight": (1, hidden),
+        **{f"{_EXPERTS}{part}.weight": (count, each, hidden) for part, each in rows.items()},
+        _EXPERTS + "down.weight": (count, hidden, size),
+    }
+
+
 def _each_expert(
-    path: Path, named: Mapping[str, StoredTensor], experts: HeadExperts
+    named: Mapping[str, StoredTensor], experts: HeadExperts
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """Yields the tensors, those of each expert apart. Raises ModelFileError for those of all at
-    once that are of another shape."""
+    """Yields the tensors, those of each expert apart."""
     for name, tensor in named.items():
-        every = _EVERY_EXPERT.fullmatch(name)
-        if every is None:
+        if not name.startswith(_EXPERTS):
             yield name, tensor
             continue
-        parts = {"gate": slice(experts.size), "up": slice(experts.size, None)}
-        if every[1] != "gate_up":
-            parts = {every[1]: slice(None)}
-        for expert, own in enumerate(experts_of(f"{name} of {path}", tensor, experts.count)):
+        whole = name.removeprefix(_EXPERTS).removesuffix(".weight")
+        parts = {whole: slice(None)}
+        if whole == "gate_up":
+            parts = {"gate": slice(experts.size), "up": slice(experts.size, None)}
+        for expert, data in enumerate(tensor.data):
+            own = replace(tensor, shape=tensor.shape[1:], data=data)
             for part, rows in parts.items():
-                yield f"{_LAYER}experts.{expert}.{part}.weight", own.rows(rows)
-
-
-def _expert_shapes(config: ModelConfig, experts: HeadExperts) -> Shapes:
-    hidden = config.hidden_size
-    shapes: Shapes = {
-        _LAYER + "router.weight": (experts.count, hidden),
-        _LAYER + "shared_gate.weight": (1, hidden),
-    }
-    for expert in range(experts.count):
-        own = f"{_LAYER}experts.{expert}."
-        shapes |= {own + f"{part}.weight": (experts.size, hidden) for part in ("gate", "up")}
-        shapes[own + "down.weight"] = (hidden, experts.size)
-    return shapes
+                yield f"{_EXPERTS}{expert}.{part}.weight", own.rows(rows)
 
 
 def _with_gates(
@@ -250,37 +155,7 @@ def _with_gates(
     assert stored is not None
     rows = np.arange(expected[0]).reshape(config.num_heads, 2, config.head_dim)
     for name, order in ((_QUERIES, rows[:, 0].ravel()), (_GATE, rows[:, 1].ravel())):
-        read = partial(_rows_in_order, stored, order)
-        yield name, replace(stored, shape=(len(order), *stored.shape[1:]), read_rows=read)
-
-
-def _rows_in_order(stored: StoredTensor, order: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
-    """Reads some rows of a matrix, which stay in their file until they are asked for."""
-    return stored.rows(order[rows]).data
-
-
-def first_tensor(names: Iterable[str]) -> str | None:
-    """Returns the name of a tensor of Qwen 3.5's layer, where a directory has any."""
-    return next((name for name in names if name.startswith(MTP_PREFIX)), None)
-
-
-def directory_head(files: HeadFiles) -> EagleHead:
-    """Raises as `open_head` does."""
-    path, values = files.path, files.values
-    text = {**_DEFAULTS, **values, **mapping(values, "text_config")}
-    rope = mapping(text, "rope_parameters")
-    text[_ROTATED] = rope.get(_ROTATED, text[_ROTATED])
-    if text.get("num_experts"):
-        text["intermediate_size"] = text.get(_SHARED_SIZE)
-    if values.get("model_type") in _NO_RETURN:
-        raise UnsupportedModelError(
-            f"{path} has a layer for multi-token prediction "
-            f"({str(first_tensor(files.tensors))[:100]}) of a {values['model_type']} model: "
-            "llama.cpp, where alone such models run, does not take back their recurrent "
-            "states, as rejected draft tokens need it",
-            remedy="Use a model of attention alone, or Qwen 3.5.",
-        )
-    return _qwen35_head(replace(files, values=text), _QWEN35, norm_offset=1.0)
+        yield name, stored.in_order(order)
 
 
 def is_gguf_head(path: Path, is_targets: bool) -> bool:
@@ -301,7 +176,7 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     file = GgufFile(path)
     metadata = Metadata(file.metadata, path)
     first = main_layers(metadata)
-    names = replace(_GGUF, prefix=f"blk.{first}.")
+    names = replace(_NAMES, prefix=f"blk.{first}.")
     if first is None or not any(name.startswith(names.prefix) for name in file.tensors):
         raise ModelFileError(
             f"{path} has no layer for multi-token prediction",
@@ -313,4 +188,4 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     if embedding is not None:
         values["vocab_size"] = embedding.shape[0]
     files = HeadFiles(path, values, file.tensors, target, has_weights)
-    return _qwen35_head(files, names, norm_offset=0.0)
+    return _read(files, names)

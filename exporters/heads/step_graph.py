@@ -1,71 +1,23 @@
 """A head's step as one graph, whatever its kind.
 
-The layers of an EAGLE head as one graph, which scores rows and writes their keys and values.
+Query heads that share keys are rows of one matrix where a block is drafted, as in
+exporters/onnx/attention.py: each of its rows sees the whole block, so attention is none of a causal
+operator. The cache is read where it lies, with whatever is beyond its entries, which the bias
+hides; keys and values that the pass makes stand apart, and only scores are put side by side.
 
-Inputs and outputs (rows: entries made in this pass, total: entries before them and they):
-
-    embedded               [1, rows, hidden]        of the tokens
-    found                  [1, known, features]     the target's features of some rows
-    replaced               [1, rows - known, hidden]  the states that take their place in the others
-    order                  [rows] int64             which of these each row has
-    position_ids           [1, rows] int64
-    cos, sin               [positions, rotated / 2]
-    attention_bias         [1, 1, rows, total]      0 where a row sees an entry, -inf elsewhere
-    seqlens_k              [1] int32                total - 1
-    total_sequence_length  scalar int32             total
-    logit_rows             [scored] int64           the rows that are scored
-    past.N.key|value       [1, kv_heads, capacity, head_dim]
-    present.N.key|value    the same buffers
-    states                 [1, rows, hidden]        what the next rows go on from
-    logits                 [1, scored, scored tokens]
-
-A row sees none of the rows after it: the operator masks them by itself.
-
-The layers of a DFlash head as one graph, which reads a block and scores its rows.
-
-Inputs and outputs (known: tokens of the text that are read with the block, and end before it):
-
-    embedded            [1, block, hidden]      of the pending token and the masks after it
-    found               [1, known, features]    the target's features
-    position_ids        [1, known + block] int64
-    block_position_ids  [1, block] int64        the last of these
-    cos, sin            [positions, rotated / 2]
-    attention_bias      [1, 1, 1, capacity]     0 where the block sees an entry, -inf elsewhere
-    parts               [2] int64               known, block
-    widths              [2] int64               capacity, known + block
-    logit_rows          [scored] int64          the rows of the block that are scored
-    past.N.key|value    [1, kv_heads, capacity, head_dim]
-    made.N.key|value    [1, kv_heads, known, head_dim]  the entries of known tokens
-    logits              [scored, vocab]
-    likeliest, shares   see `HeadGraph.tell_likeliest`
-    states              [scored, hidden]        that were scored, where the head reads more of them
-
-Each row sees the whole block, so attention is none of a causal operator. As in
-exporters/onnx/attention.py, query heads that share keys are rows of one matrix. The cache is read
-where it lies, with whatever is beyond its entries, which the bias hides; keys and values that the
-pass makes stand apart, and only scores are put side by side.
-
-Medusa heads as one graph, which scores the tokens of heads and picks the likeliest.
-
-state      [1, hidden]               after the target's final norm
-asked      [heads] bool              which heads are scored, where each has an output matrix
-logits     [scored, scored tokens]   of all heads, where they share one
-likeliest  [scored, LIKELIEST] int64 of the scored tokens, in falling order
-shares     [scored, LIKELIEST]       of the sum of e to the logits
-
-Heads that share an output matrix are scored in one go, which reads it once. Each head with one of
-its own stands in a branch of an `If`: those that are not asked cost nothing.
+Medusa heads that share an output matrix are scored in one go, which reads it once. Each head with
+one of its own stands in a branch of an `If`: those that are not asked cost nothing.
 
 Experts are onnxruntime's operator, which reads those alone that rows take: no row's last bit
 matters in a head, so rows are not kept apart as those of models are (exporters/onnx/experts.py).
 
-Matrices are written as they are made: a message of protobuf ends at 2 GB, and a runtime maps a file
+Matrices are written beside the graph: a message of protobuf ends at 2 GB, and a runtime maps a file
 where it would hold copies of a message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import BinaryIO, Generic, TypeVar
 
@@ -83,7 +35,7 @@ from edge_spec.core.heads import (
     MedusaHead,
     TrainedHead,
 )
-from edge_spec.exporters.block_quantize import BlockQuantized, quantize
+from edge_spec.exporters.block_quantize import channels, joined, quantize, turns_of
 from edge_spec.exporters.onnx.experts import add_moe
 from edge_spec.exporters.onnx.nodes import (
     CONTRIB,
@@ -94,8 +46,6 @@ from edge_spec.exporters.onnx.nodes import (
 
 LIKELIEST = 4  # tokens of a row that are told: as many as a row of a tree has after it at most
 _RESCORED = 16  # likeliest tokens of a row in 4 bits, among which the likeliest one in 8 bits is
-_LARGEST_INT8 = 127
-BLOCK = 32  # weights that share a scale
 
 
 class HeadGraph(Nodes):
@@ -128,23 +78,25 @@ class HeadGraph(Nodes):
         if self.bits != 4 or matrix.bias is not None:
             return self.multiply_by(matrix, x, name, output, max(self.bits, 8))
         scores = self.multiply_by(matrix, x, name, output + ".rough", self.bits)
-        num_rows = sum(self._write_rows(name, matrix))
-        kept = self.constant("rescored", [min(_RESCORED, num_rows)])
+        levels, scales = zip(*(channels(read()) for read in matrix.parts), strict=True)
+        stored = self.weights.add(name + ".rows", np.concatenate(levels))
+        row_scales = self.weights.add(name + ".row_scales", np.concatenate(scales))
+        kept = self.constant("rescored", [min(_RESCORED, sum(map(len, levels)))])
         rough, ids = output + ".rough.best", output + ".rough.ids"
         self.add("TopK", [scores, kept], [rough, ids], axis=-1)
-        rows = self.add("Gather", [name + ".rows", ids], output + ".rows", axis=0)
+        rows = self.add("Gather", [stored, ids], output + ".rows", axis=0)
         floats = self.add("Cast", [rows], output + ".floats", to=TensorProto.FLOAT)
         last = self.constant("last_axis", [-1])
         column = self.add("Unsqueeze", [x, last], output + ".column")
         products = self.add("MatMul", [floats, column], output + ".products")
-        scales = self.add("Gather", [name + ".row_scales", ids], output + ".scales", axis=0)
+        own = self.add("Gather", [row_scales, ids], output + ".scales", axis=0)
         flat = self.add("Squeeze", [products, last], output + ".flat")
-        exact = self.add("Mul", [flat, scales], output + ".exact")
+        exact = self.add("Mul", [flat, own], output + ".exact")
         return self.add("ScatterElements", [scores, ids, exact], output, axis=-1)
 
     def multiply_by(self, matrix: HeadMatrix, x: str, name: str, output: str, bits: int) -> str:
-        """The matrix is stored as `name`, a part at a time, without zero points: blocks of its
-        weights are around 0. Its bias is added."""
+        """The matrix is stored as `name`, without zero points: blocks of its weights are around 0.
+        Its bias is added."""
         bias = None if matrix.bias is None else matrix.bias.astype(np.float32)
         if bits == FLOAT_BITS:
             whole = np.concatenate([read() for read in matrix.parts]).T
@@ -153,43 +105,9 @@ class HeadGraph(Nodes):
                 return self.add("MatMul", inputs, output)
             product = self.add("MatMul", inputs, output + ".product")
             return self.add("Add", [product, self.weights.add(name + ".bias", bias)], output)
-        columns, rows = self._write_blocks(name, matrix, bits)
-        inputs = [x, name, name + ".scales"]
-        if bias is not None:  # after zero points and group index
-            inputs += ["", "", self.weights.add(name + ".bias", bias)]
-        return self.multiply_blocks(inputs, (rows, columns), (bits, BLOCK), output)
-
-    def _write_rows(self, name: str, matrix: HeadMatrix) -> list[int]:
-        """Integers of 8 bits with a scale a row; returns how many rows each part has."""
-        scales: list[np.ndarray] = []
-
-        def rounded() -> Iterable[np.ndarray]:
-            for read in matrix.parts:
-                rows = read()
-                scale = np.abs(rows).max(axis=1, keepdims=True) / _LARGEST_INT8
-                scales.append(scale[:, 0].astype(np.float32))
-                yield np.rint(rows / np.where(scale, scale, 1)).astype(np.int8)
-
-        self.weights.add_parts(name + ".rows", rounded())
-        self.weights.add_parts(name + ".row_scales", [np.concatenate(scales)])
-        return [len(each) for each in scales]
-
-    def _write_blocks(self, name: str, matrix: HeadMatrix, bits: int) -> tuple[int, int]:
-        """Returns how many columns and rows the matrix has."""
-        columns, scales = 0, []
-
-        def packed() -> Iterable[np.ndarray]:
-            nonlocal columns
-            for read in matrix.parts:
-                stored = quantize(read(), bits, BLOCK, symmetric=True)
-                columns = stored.columns
-                scales.append(stored.scales)
-                yield stored.packed
-
-        self.weights.add_parts(name, packed())
-        joined = np.concatenate(scales)
-        self.weights.add_parts(name + ".scales", [joined])
-        return columns, len(joined)
+        weight = joined([quantize(read(), bits, symmetric=True) for read in matrix.parts])
+        own_bias = None if bias is None else (name + ".bias", bias)
+        return self.multiply_stored(x, name, weight, output, own_bias)
 
     def silu(self, x: str, output: str) -> str:
         return self.add("Mul", [x, self.add("Sigmoid", [x], x + ".sigmoid")], output)
@@ -223,38 +141,22 @@ class HeadGraph(Nodes):
         attributes: dict[str, float] = {"activation_alpha": 1.0, "activation_beta": 0.0}
         if self.bits == FLOAT_BITS:
             attributes["normalize_routing_weights"] = 1
-        blocks = None if self.bits == FLOAT_BITS else (self.bits, BLOCK)
+        bits = None if self.bits == FLOAT_BITS else self.bits
         output, attributes["k"] = prefix + "mixed_rows", experts.used
-        mixed = add_moe(self, [rows, scores], (up, down), output, blocks, **attributes)
+        mixed = add_moe(self, [rows, scores], (up, down), output, bits, **attributes)
         return self.reshape(mixed, "pass_shape", [1, -1, hidden], prefix + "mixture")
 
     def _stacked(self, prefix: str, count: int, part: str) -> list[str]:
-        """Writes the matrices of all experts: one name of floats, else those of packed values,
+        """Stores the matrices of all experts: one name of floats, else those of packed values,
         scales and zero points. The rows of gate and up take turns, as the operator reads them."""
-        matrices = [self.matrices[f"{prefix}experts.{expert}.{part}"] for expert in range(count)]
-        weights, name = self.weights, f"{prefix}{part}.experts"
+        matrices = (self.matrices[f"{prefix}experts.{expert}.{part}"] for expert in range(count))
+        experts = (turns_of([read() for read in each.parts]) for each in matrices)
+        name = f"{prefix}{part}.experts"
         if self.bits == FLOAT_BITS:
-            return [weights.add_parts(name, (_in_turns(each)[None] for each in matrices))]
-        made: list[BlockQuantized] = []
-
-        def packed() -> Iterator[np.ndarray]:
-            for each in matrices:
-                stored = quantize(_in_turns(each), self.bits, BLOCK, symmetric=True)
-                made.append(stored)
-                yield stored.packed.reshape(1, len(stored.packed), -1)
-
-        weights.add_parts(name, packed())
-        weights.add_parts(name + ".scales", [np.stack([each.scales for each in made])])
-        zeros = np.stack([each.stated_zero_points() for each in made])
-        weights.add_parts(name + ".zero_points", [zeros])
-        return [name, name + ".scales", name + ".zero_points"]
-
-
-def _in_turns(matrix: HeadMatrix) -> np.ndarray:
-    """The parts of a matrix, of as many rows each: a row of each, then the next ones."""
-    parts = [read() for read in matrix.parts]
-    turns: np.ndarray = np.stack(parts, axis=1).reshape(-1, parts[0].shape[-1])
-    return turns
+            return [self.weights.add(name, np.stack([*experts]))]
+        return self.store_experts(
+            name, [quantize(each, self.bits, symmetric=True) for each in experts]
+        )
 
 
 _Head = TypeVar("_Head", EagleHead, DFlashHead)
@@ -419,26 +321,32 @@ class EagleGraph(LayersGraph[EagleHead]):
         self.multiply(picked, "head", "logits")
 
     def _inputs(self) -> list[ValueInfoProto]:
+        """rows: entries made in this pass; total: entries before them, too. A row sees none of the
+        rows after it: the operator masks them by itself."""
         kinds, size = TensorProto, self._config.hidden_size
         return [
-            tensor("embedded", kinds.FLOAT, [1, "rows", size]),
+            tensor("embedded", kinds.FLOAT, [1, "rows", size]),  # of the tokens
+            # The target's features of some rows, the states that take their place in the others,
+            # and which of these each row has.
             tensor("found", kinds.FLOAT, [1, "known", "features"]),
             tensor("replaced", kinds.FLOAT, [1, "others", size]),
             tensor("order", kinds.INT64, ["rows"]),
             tensor("position_ids", kinds.INT64, [1, "rows"]),
             *self._tables(),
+            # 0 where a row sees an entry, -inf elsewhere.
             tensor("attention_bias", kinds.FLOAT, [1, 1, "rows", "total"]),
-            tensor("seqlens_k", kinds.INT32, [1]),
+            tensor("seqlens_k", kinds.INT32, [1]),  # total - 1
             tensor("total_sequence_length", kinds.INT32, []),
-            tensor("logit_rows", kinds.INT64, ["scored"]),
+            tensor("logit_rows", kinds.INT64, ["scored"]),  # the rows that are scored
             *self._keys_values("past", "capacity"),
         ]
 
     def _outputs(self) -> list[ValueInfoProto]:
+        kind, size = TensorProto.FLOAT, self._config.hidden_size
         return [
-            tensor("states", TensorProto.FLOAT, [1, "rows", self._config.hidden_size]),
-            tensor("logits", TensorProto.FLOAT, [1, "scored", "tokens"]),
-            *self._keys_values("present", "capacity"),
+            tensor("states", kind, [1, "rows", size]),  # what the next rows go on from
+            tensor("logits", kind, [1, "scored", "tokens"]),
+            *self._keys_values("present", "capacity"),  # the same buffers
         ]
 
 
@@ -518,17 +426,21 @@ class DFlashGraph(LayersGraph[DFlashHead]):
         return self.add("Transpose", [split], x + ".by_head", perm=[0, 2, 1, 3])
 
     def _inputs(self) -> list[ValueInfoProto]:
+        """known: tokens of the text that are read with the block, and end before it; rows: these
+        and those of the block."""
         kinds, size = TensorProto, self._config.hidden_size
         return [
+            # Of the pending token and the masks after it.
             tensor("embedded", kinds.FLOAT, [1, "block", size]),
-            tensor("found", kinds.FLOAT, [1, "known", "features"]),
+            tensor("found", kinds.FLOAT, [1, "known", "features"]),  # the target's features
             tensor("position_ids", kinds.INT64, [1, "rows"]),
-            tensor("block_position_ids", kinds.INT64, [1, "block"]),
+            tensor("block_position_ids", kinds.INT64, [1, "block"]),  # the last of these
             *self._tables(),
+            # 0 where the block sees an entry, -inf elsewhere.
             tensor("attention_bias", kinds.FLOAT, [1, 1, 1, "capacity"]),
-            tensor("parts", kinds.INT64, [2]),
-            tensor("widths", kinds.INT64, [2]),
-            tensor("logit_rows", kinds.INT64, ["scored"]),
+            tensor("parts", kinds.INT64, [2]),  # known, block
+            tensor("widths", kinds.INT64, [2]),  # capacity, rows
+            tensor("logit_rows", kinds.INT64, ["scored"]),  # the rows of the block that are scored
             *self._keys_values("past", "capacity"),
         ]
 
@@ -551,6 +463,7 @@ class MedusaGraph(HeadGraph):
             rows = [self._where_asked(index) for index in range(head.num_heads)]
             logits = self.add("Concat", rows, "logits", axis=0)
         outputs = self.tell_likeliest(logits, self._num_scored)
+        # After the target's final norm; and which heads are scored.
         inputs = [tensor("state", TensorProto.FLOAT, [1, head.hidden_size])]
         if not shares:
             inputs.append(tensor("asked", TensorProto.BOOL, [head.num_heads]))

@@ -1,5 +1,5 @@
-"""Attention of a layer and norms: GroupQueryAttention, or one of two forms, one for prompts and one
-for the few rows of a round.
+"""Attention and convolutions of a decoder's layers: GroupQueryAttention, or one of two forms, one
+for prompts and one for the few rows of a round.
 
 onnxruntime's GroupQueryAttention arranges the keys and values of all cached tokens for its
 kernels once more in every pass, and for each query head. In long texts that costs more than the
@@ -9,40 +9,15 @@ factor of its product, which is read where it lies. Values are arranged once for
 
 A single row has `group` rows then, so that the same kernel takes it as takes the rows of wider
 passes: none has to be attended twice, and its result is the same bit for bit. The cache may be
-longer than the text: what the mask hides is added as zero.
+longer than the text: what the mask hides is added as zero. The rows of a prompt are too many to be
+stacked: their scores of all cached tokens would take hundreds of megabytes.
 
-Two more inputs than the graph has otherwise (exporters/onnx/graph.py), and another mask:
-
-    stacked          [1] bool     which form this pass takes
-    cached_tokens    [1] int64    where the cache is written, of a stacked pass
-    attention_bias   [1, 1, rows, capacity] of a stacked pass: -inf beyond its own rows, too
-
-What only the other form reads is not looked at in a stacked pass, and `position_ids` has a
-position for each row. The rows of a prompt are too many to be stacked: their scores of all cached
-tokens would take hundreds of megabytes.
-
-Where an encoder stands before it, a decoder's graph attends to its source besides:
-
-    cross.N.key|value    [1, heads, source, head_dim]    of the source, fixed for all passes of it
-
-Relative positions are added to `attention_bias`, from `position_ids`: a row of a tree has the
-distances that it would have in its path.
-
-A gated short convolution over each element by itself, in the place of attention (LFM2).
-
-What it takes in is cached for every token, as keys are, so that rows of a tree, commits and
-rollbacks are the cache's own. Inputs and outputs that graphs with convolutions have besides:
-
-    cached_tokens    [1] int64                    where the cache is written
-    ancestors        [preceding, attended] int64  where the row before each attended row is cached,
-                                                  the one before that, ...; -1 before the text
-    past.N.gated     [1, 1, slots, hidden]
-    present.N.gated  the same buffers
-
-The last slot is never written: it is zeros, and what -1 finds. Rows are multiplied and added one by
-one, in an order that is always the same, so that no row's bits depend on how many there are. They
-pass through `attention_rows` and `kept_rows` as those of attention do, between which a graph is
-repeated for conversations that share a pass (runtimes/ort/joint_graph.py).
+A gated short convolution is over each element by itself (LFM2). What it takes in is cached for
+every token, as keys are, so that rows of a tree, commits and rollbacks are the cache's own. Rows
+are multiplied and added one by one, in an order that is always the same, so that no row's bits
+depend on how many there are. They pass through `attention_rows` and `kept_rows` as those of
+attention do, between which a graph is repeated for conversations that share a pass
+(runtimes/ort/joint_graph.py).
 """
 
 from __future__ import annotations
@@ -73,9 +48,11 @@ def pays_to_stack(config: ModelConfig) -> bool:
 
 
 def stacked_inputs() -> list[ValueInfoProto]:
+    """In a stacked pass, `attention_bias` is [1, 1, rows, capacity], -inf beyond its own rows, too,
+    and `position_ids` has a position for each row; what only the other form reads is ignored."""
     return [
-        tensor(STACKED, TensorProto.BOOL, [1]),
-        tensor("cached_tokens", TensorProto.INT64, [1]),
+        tensor(STACKED, TensorProto.BOOL, [1]),  # which form this pass takes
+        tensor("cached_tokens", TensorProto.INT64, [1]),  # where a stacked pass writes the cache
     ]
 
 
@@ -281,7 +258,8 @@ class AttentionGraph(Emitter):
         return self.add("Reshape", [normed, flat], name + ".flat")
 
     def _add_relative_bias(self) -> str:
-        """`attention_bias` with what each head adds, [1, heads, attended, total]."""
+        """`attention_bias` with what each head adds, [1, heads, attended, total]: a row of a tree
+        has the distances that it would have in its path."""
         relative = self.config.relative_positions
         assert relative is not None
         weight = self.checkpoint.float32("model.relative_bias.weight")
@@ -380,7 +358,10 @@ ANCESTORS = "ancestors"
 
 
 def convolution_inputs(config: ModelConfig) -> list[ValueInfoProto]:
+    """The last slot of a convolution's cache is never written: it is zeros, and what -1 finds."""
     return [
-        tensor("cached_tokens", TensorProto.INT64, [1]),
+        tensor("cached_tokens", TensorProto.INT64, [1]),  # where the cache is written
+        # Where the row before each attended row is cached, the one before that, ...; -1 before the
+        # text.
         tensor(ANCESTORS, TensorProto.INT64, [config.num_preceding, "attended"]),
     ]

@@ -8,7 +8,6 @@ not know about quantization.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import numpy as np
 from onnx import TensorProto
@@ -20,12 +19,13 @@ from edge_spec.exporters.block_quantize import (
     FittedLayers,
     in_turns,
     quantize_stored,
+    turns_of,
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.nodes import CONTRIB, Initializers, Nodes
+from edge_spec.exporters.requests import BLOCK_SIZE
 
 EMBEDDING = "model.embed_tokens.weight"
-EMBEDDING_BLOCK = 32
 
 
 class IntegerWeights:
@@ -34,13 +34,11 @@ class IntegerWeights:
     they are where low precision costs most, and llama.cpp's Q4_0 files keep 6 or 8 there too.
     """
 
-    def __init__(
-        self, checkpoint: StoredCheckpoint, nodes: Nodes, bits: int, block_size: int
-    ) -> None:
+    def __init__(self, checkpoint: StoredCheckpoint, nodes: Nodes, bits: int) -> None:
         self._checkpoint = checkpoint
         self._nodes = nodes
-        self._layers = FittedLayers(checkpoint, bits, block_size)
-        self._bits, self._block_size = bits, block_size
+        self._layers = FittedLayers(checkpoint, bits)
+        self.bits = bits  # of layers
         self._tables: dict[str, list[str]] = {}  # what was stored of each
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
@@ -50,20 +48,15 @@ class IntegerWeights:
     def rounded(self, x: str, names: Sequence[str]) -> str:
         """The same, of matrices that are not fitted to their inputs, x: [rows, in]."""
         stored = [self._checkpoint.tensors[name] for name in names]
-        weight = quantize_stored(stored, self._bits, self._block_size)
-        return self._product(x, names, weight, [])
+        return self._product(x, names, quantize_stored(stored, self.bits), [])
 
     def _product(
         self, x: str, names: Sequence[str], weight: BlockQuantized, biases: Sequence[str]
     ) -> str:
-        inputs = [x, *self._store(names[0], weight)]
+        bias = None
         if biases:
-            bias = np.concatenate([self._checkpoint.float32(name) for name in biases])
-            inputs += [""] * (5 - len(inputs))  # no zero points, no group index
-            inputs.append(self._nodes.weights.add(biases[0], bias))
-        shape = (len(weight.packed), weight.columns)
-        blocks = (weight.bits, weight.block_size)
-        return self._nodes.multiply_blocks(inputs, shape, blocks, output_of(names[0]))
+            bias = biases[0], np.concatenate([self._checkpoint.float32(name) for name in biases])
+        return self._nodes.multiply_stored(x, names[0], weight, output_of(names[0]), bias)
 
     def embed(self, ids: str, output: str, name: str) -> str:
         """ids: [1, rows] -> `output` [1, rows, columns], those rows of a table."""
@@ -80,7 +73,7 @@ class IntegerWeights:
             output,
             domain=CONTRIB,
             bits=8,
-            block_size=EMBEDDING_BLOCK,
+            block_size=BLOCK_SIZE,
             gather_axis=0,
             quantize_axis=1,
         )
@@ -91,41 +84,22 @@ class IntegerWeights:
         self._nodes.multiply_blocks(
             [hidden, *self._store_table(name)],
             (config.vocab_size, config.hidden_size),
-            (8, EMBEDDING_BLOCK),
+            8,
             output,
         )
 
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """Bits and sizes of the blocks that layers are stored in; None for floats."""
-        return self._bits, self._block_size
-
     def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
-        """Stores the matrices of all experts as `name` and returns what it consists of: packed
-        values [experts, rows, bytes], scales and zero points. names: of each expert, those whose
-        rows follow each other in turns."""
-        tensors, blocks = self._checkpoint.tensors, (self._bits, self._block_size)
-
-        @cache
-        def experts() -> list[BlockQuantized]:
-            return [
-                in_turns([quantize_stored([tensors[own]], *blocks) for own in each])
-                for each in names
-            ]
-
-        def part(read: Callable[[BlockQuantized], np.ndarray]) -> np.ndarray:
-            return np.stack([read(expert) for expert in experts()])
-
-        add = self._nodes.weights.add_made
-        return [
-            add(name, lambda: part(lambda each: each.packed.reshape(len(each.packed), -1))),
-            add(name + ".scales", lambda: part(lambda each: each.scales)),
-            add(name + ".zero_points", lambda: part(lambda each: each.stated_zero_points())),
+        """Stores the matrices of all experts as `name` and returns what it consists of. names: of
+        each expert, those whose rows follow each other in turns."""
+        tensors = self._checkpoint.tensors
+        experts = [
+            in_turns([quantize_stored([tensors[own]], self.bits) for own in each]) for each in names
         ]
+        return self._nodes.store_experts(name, experts)
 
     def _store_flat(self, name: str) -> list[str]:
         """A table that rows are looked up in and nothing else: its blocks side by side."""
-        table = quantize_stored([self._checkpoint.tensors[name]], 8, EMBEDDING_BLOCK)
+        table = quantize_stored([self._checkpoint.tensors[name]], 8)
         add = self._nodes.weights.add
         return [
             add(name, table.packed.reshape(len(table.packed), -1)),
@@ -136,24 +110,15 @@ class IntegerWeights:
     def _store_table(self, name: str) -> list[str]:
         """Embedding or head, which may be one: read once."""
         if name not in self._tables:
-            stored = [self._checkpoint.tensors[name]]
-            self._tables[name] = self._store(name, quantize_stored(stored, 8, EMBEDDING_BLOCK))
+            table = quantize_stored([self._checkpoint.tensors[name]], 8)
+            self._tables[name] = self._nodes.store_blocks(name, table)
         return self._tables[name]
-
-    def _store(self, name: str, weight: BlockQuantized) -> list[str]:
-        """Names of packed values, scales and, where there are any, zero points."""
-        inputs = [
-            self._nodes.weights.add(name, weight.packed),
-            self._nodes.weights.add(name + ".scales", weight.scales),
-        ]
-        zero_points = weight.zero_points
-        if zero_points is not None:
-            inputs.append(self._nodes.weights.add(name + ".zero_points", zero_points))
-        return inputs
 
 
 class FloatWeights:
     """Plain matrices, stored as float16 or float32 and used as float32."""
+
+    bits = None  # of blocks
 
     def __init__(
         self, checkpoint: StoredCheckpoint, nodes: Nodes, stored: type[np.floating]
@@ -188,17 +153,10 @@ class FloatWeights:
         table = self._add(name, lambda: self._read(name))
         self._nodes.add("Gemm", [hidden, table], output, transB=1)
 
-    @property
-    def blocks(self) -> None:
-        return None
-
     def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
-        def made() -> np.ndarray:
-            experts = ([self._checkpoint.float32(own) for own in each] for each in names)
-            turns = (np.stack(each, axis=1).reshape(-1, each[0].shape[-1]) for each in experts)
-            return np.stack([each.astype(self._stored) for each in turns])
-
-        return [self.widen(self._nodes.weights.add_made(name, made), name + ".float32")]
+        experts = ([self._checkpoint.float32(own) for own in each] for each in names)
+        stored = np.stack([turns_of(each).astype(self._stored) for each in experts])
+        return [self.widen(self._nodes.weights.add(name, stored), name + ".float32")]
 
     def _read(self, name: str) -> np.ndarray:
         """Raises UnsupportedModelError for values beyond float16, where that is what is stored."""

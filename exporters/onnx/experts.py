@@ -17,12 +17,22 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, TensorProto, helper
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import LEAST_SUM, SWISH_SLOPE, Experts
 from edge_spec.exporters.onnx.emitter import Emitter
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes, tensor
+from edge_spec.exporters.requests import BLOCK_SIZE
 
 MAX_SINGLE_ROWS = 16  # up to which each row is computed by itself
 _NEVER, _LEAST = -1e30, 1e-37  # a score that is not chosen, and a weight that has a logarithm
+
+
+def is_composed(config: ModelConfig) -> bool:
+    """Return whether a model's experts are nodes of their own, not one operator."""
+    experts = config.experts
+    if experts is None or experts.clamp is not None:
+        return False
+    return config.activation != "silu" or experts.expert_scales
 
 
 class _ExpertLayer:
@@ -235,18 +245,18 @@ class Mixture(_ExpertLayer):
 
     def _mix(self, graph: Emitter, rows: str, scores: str, prefix: str, output: str) -> str:
         """rows, and the scores that tell how their experts are mixed -> `output`, as `rows`."""
-        blocks, read, clamp = graph.matrices.blocks, [rows, scores], self._experts.clamp
+        bits, read, clamp = graph.matrices.bits, [rows, scores], self._experts.clamp
         is_normalized = self._experts.normalized or self._experts.sigmoid
         gate: dict[str, float] = {"activation_alpha": 1.0, "activation_beta": 0.0}
         if clamp is not None:
             gate = {"activation_alpha": SWISH_SLOPE, "activation_beta": 1.0, "swiglu_limit": clamp}
-        if blocks is None:
+        if bits is None:
             gate["normalize_routing_weights"] = int(is_normalized)
         elif not is_normalized:
             read += ["", graph.add("Softmax", [scores], prefix + "shares", axis=-1)]
         matrices = self._gate_up, self._down
         used = self._config.experts_used
-        return add_moe(graph, read, matrices, output, blocks, k=used, **gate)
+        return add_moe(graph, read, matrices, output, bits, k=used, **gate)
 
 
 def add_moe(
@@ -254,19 +264,19 @@ def add_moe(
     read: list[str],
     matrices: tuple[list[str], list[str]],
     output: str,
-    blocks: tuple[int, int] | None,
+    bits: int | None,
     **attributes: Any,
 ) -> str:
     """Adds onnxruntime's operator for experts. read: rows, scores, and what QMoE reads after zero
     points; matrices: gate and up in turns, and down, each values, scales and zero points of blocks,
-    and a bias or ""; blocks: their bits and sizes."""
+    and a bias or ""; bits: of blocks; None: floats."""
     (*up, up_bias), (*down, down_bias) = matrices
     inputs = [*read[:2], *up[:2], up_bias, *down[:2], down_bias]
-    if blocks is not None:
+    if bits is not None:
         inputs += ["", "", "", up[2], down[2], *read[2:]]
-        attributes |= {"expert_weight_bits": blocks[0], "block_size": blocks[1]}
+        attributes |= {"expert_weight_bits": bits, "block_size": BLOCK_SIZE}
     return nodes.add(
-        "MoE" if blocks is None else "QMoE",
+        "MoE" if bits is None else "QMoE",
         inputs,
         output,
         domain=CONTRIB,

@@ -1,45 +1,17 @@
-"""The graph of a decoder with its KV cache bound in place, for chains and trees.
+"""The graph of a decoder with its KV cache bound in place, for chains and trees, and that of an
+encoder over the same data file.
 
-Inputs and outputs (rows: tokens scored in this pass, attended: rows that attention computes,
-total: cached tokens + attended):
-
-    input_ids              [1, rows] int64
-    attention_rows         [attended] int64         which row each attended one repeats
-    kept_rows              [rows] int64             which attended row goes on as each row
-    position_ids           [1, attended] int64      depth in the tree, from the cache's end
-    attention_bias         [1, 1, attended, total]  0 where a row sees a position, -inf elsewhere
-    seqlens_k              [1] int32                total - 1
-    total_sequence_length  scalar int32             total
-    logit_rows             [scored] int64       the rows that reach the head
-    past.N.key|value       [1, kv_heads, capacity, head_dim]
-    present.N.key|value    the same buffers
-    logits                 [scored, vocab]
-    hidden                 [scored, hidden]     after the final norm
-
-Models whose keys are large have a second form of attention, with two more inputs, and so has the
-decoder of an encoder-decoder; layers with a convolution in the place of attention have inputs of
-their own (all in attention.py).
-
-In this one, a single row is attended twice. onnxruntime's CPU attention takes another kernel for
-one row, whose last bits differ; int8 activations turn that into half a logit some layers later.
-With two rows attended, and blocks of 32, a row's logits are bit-identical at every width that was
-measured (edge_spec/scheduler/batch_invariance.py measures it again on each machine). It costs about
-5 % of a plain step.
+A single row is attended twice. onnxruntime's CPU attention takes another kernel for one row, whose
+last bits differ; int8 activations turn that into half a logit some layers later. With two rows
+attended, a row's logits are bit-identical at every width that was measured
+(edge_spec/scheduler/batch_invariance.py measures it again on each machine). It costs about 5 % of a
+plain step.
 
 A sliding window is a second bias, made in the graph from `position_ids`: the operator's own counts
 cached rows, among which those of a tree stand side by side.
 
-Writes the embeddings and the scale of each layer that Gemma 4 has.
-
-An embedding of a layer is a part of a row of one table of all layers, and of what one matrix makes
-of the token's own embedding. It is added, behind a gate, to what the MLP leaves. That is no
-sublayer that a draft may leave out (`partial`): it is part of what each layer does. What is
-estimated there of how far a sublayer turns the stream does not know of it.
-
-The graph of an encoder, over the same data file as its decoder's:
-
-    input_ids            [1, source] int64
-    cross.N.key|value    [1, heads, source, head_dim]    what layer N of the decoder attends to
+Embeddings of layers (Gemma 4) are added, behind a gate, to what the MLP leaves. That is no sublayer
+that a draft may leave out (`partial`).
 """
 
 from __future__ import annotations
@@ -61,9 +33,8 @@ from edge_spec.exporters.onnx.attention import (
     stacked_inputs,
 )
 from edge_spec.exporters.onnx.emitter import count_up
-from edge_spec.exporters.onnx.experts import ComposedMixture, Mixture
+from edge_spec.exporters.onnx.experts import ComposedMixture, Mixture, is_composed
 from edge_spec.exporters.onnx.nodes import OPSET, tensor
-from edge_spec.exporters.requests import is_composed
 
 PARTIAL_FILE = "partial.onnx"
 NO_UPDATE = "no_update"
@@ -246,20 +217,21 @@ class GraphBuilder(AttentionGraph):
         more_inputs: Sequence[ValueInfoProto] = (),
         more_outputs: Sequence[ValueInfoProto] = (),
     ) -> ModelProto:
-        config, opset = self.config, OPSET
-        scored = [
-            tensor("logits", TensorProto.FLOAT, ["scored", config.vocab_size]),
-            tensor("hidden", TensorProto.FLOAT, ["scored", config.hidden_size]),
-        ]
+        """rows: tokens scored in this pass; attended: rows that attention computes; total: cached
+        tokens and attended ones; capacity: of the cache."""
+        config, opset, kinds = self.config, OPSET, TensorProto
         inputs = [
-            tensor("input_ids", TensorProto.INT64, [1, "rows"]),
-            tensor("attention_rows", TensorProto.INT64, ["attended"]),
-            tensor("kept_rows", TensorProto.INT64, ["rows"]),
-            tensor("position_ids", TensorProto.INT64, [1, "attended"]),
-            tensor("attention_bias", TensorProto.FLOAT, [1, 1, "attended", "total"]),
-            tensor("seqlens_k", TensorProto.INT32, [1]),
-            tensor("total_sequence_length", TensorProto.INT32, []),
-            tensor("logit_rows", TensorProto.INT64, ["scored"]),
+            tensor("input_ids", kinds.INT64, [1, "rows"]),
+            # Which row each attended one repeats, and which attended row goes on as each row.
+            tensor("attention_rows", kinds.INT64, ["attended"]),
+            tensor("kept_rows", kinds.INT64, ["rows"]),
+            # Depths in the tree, from the cache's end.
+            tensor("position_ids", kinds.INT64, [1, "attended"]),
+            # 0 where a row sees a position, -inf elsewhere.
+            tensor("attention_bias", kinds.FLOAT, [1, 1, "attended", "total"]),
+            tensor("seqlens_k", kinds.INT32, [1]),  # total - 1
+            tensor("total_sequence_length", kinds.INT32, []),
+            tensor("logit_rows", kinds.INT64, ["scored"]),  # the rows that reach the head
         ]
         if pays_to_stack(config):
             inputs, opset = inputs + stacked_inputs(), SCATTER_OPSET
@@ -268,7 +240,12 @@ class GraphBuilder(AttentionGraph):
         if config.convolving:
             inputs, opset = inputs + convolution_inputs(config), SCATTER_OPSET
         inputs += [*self._cache("past"), *more_inputs]
-        outputs = [*scored, *self._cache("present"), *more_outputs]
+        outputs = [
+            tensor("logits", kinds.FLOAT, ["scored", config.vocab_size]),
+            tensor("hidden", kinds.FLOAT, ["scored", config.hidden_size]),  # after the final norm
+            *self._cache("present"),  # the same buffers
+            *more_outputs,
+        ]
         return self.model("edge-spec", inputs, outputs, opset)
 
     def _cache(self, when: str) -> list[ValueInfoProto]:

@@ -20,6 +20,9 @@ from onnx import (
     numpy_helper,
 )
 
+from edge_spec.exporters.block_quantize import BlockQuantized
+from edge_spec.exporters.requests import BLOCK_SIZE
+
 CONTRIB = "com.microsoft"
 OPSET = 21
 IR_VERSION = 10
@@ -63,15 +66,14 @@ class Nodes:
         self,
         inputs: list[str],
         shape: tuple[int, ...],
-        blocks: tuple[int, int],
+        bits: int,
         output: str,
         rounds_inputs: bool = True,
     ) -> str:
         """A product with a matrix in blocks of integers. inputs: x, packed values, scales, maybe
-        zero points, group index and bias; shape: of the matrix; blocks: their bits and sizes;
-        rounds_inputs: to int8; else the runtime decides."""
+        zero points, group index and bias; shape: of the matrix; rounds_inputs: to int8; else
+        the runtime decides."""
         rows, columns = shape
-        bits, block_size = blocks
         return self.add(
             "MatMulNBits",
             inputs,
@@ -80,9 +82,43 @@ class Nodes:
             K=columns,
             N=rows,
             bits=bits,
-            block_size=block_size,
+            block_size=BLOCK_SIZE,
             accuracy_level=_ACCURACY_INT8 if rounds_inputs else None,
         )
+
+    def store_blocks(self, name: str, weight: BlockQuantized) -> list[str]:
+        """Names of packed values, scales and, where there are any, zero points."""
+        parts = {name: weight.packed, f"{name}.scales": weight.scales}
+        zero_points = weight.zero_points
+        if zero_points is not None:
+            parts[f"{name}.zero_points"] = zero_points
+        return [self.weights.add(part, values) for part, values in parts.items()]
+
+    def multiply_stored(
+        self,
+        x: str,
+        name: str,
+        weight: BlockQuantized,
+        output: str,
+        bias: tuple[str, np.ndarray] | None = None,
+    ) -> str:
+        """A product with a matrix that is stored as `name`. bias: its name, too, and its values."""
+        inputs = [x, *self.store_blocks(name, weight)]
+        if bias is not None:
+            inputs += [""] * (5 - len(inputs))  # no zero points, no group index
+            inputs.append(self.weights.add(*bias))
+        shape = (len(weight.packed), weight.columns)
+        return self.multiply_blocks(inputs, shape, weight.bits, output)
+
+    def store_experts(self, name: str, experts: Sequence[BlockQuantized]) -> list[str]:
+        """Names of packed values [experts, rows, bytes], scales and zero points."""
+        packed = np.stack([each.packed.reshape(len(each.packed), -1) for each in experts])
+        add = self.weights.add
+        return [
+            add(name, packed),
+            add(f"{name}.scales", np.stack([each.scales for each in experts])),
+            add(f"{name}.zero_points", np.stack([each.stated_zero_points() for each in experts])),
+        ]
 
     def choose(self, condition: str, outputs: str | list[str], *branches: GraphProto) -> str:
         """One of two branches, each with all outputs."""
@@ -155,17 +191,6 @@ class Initializers:
         if name not in self._names:
             self._names.add(name)
             self.protos.append(self._written(name, make()))
-        return name
-
-    def add_parts(self, name: str, parts: Iterable[np.ndarray]) -> str:
-        """Adds a tensor that is made some rows at a time, the first ones first, at least one."""
-        offset, rows = self._aligned(), 0
-        for part in parts:
-            self._data.write(np.ascontiguousarray(part).data)
-            rows += len(part)
-        kind = helper.np_dtype_to_tensor_dtype(part.dtype)
-        proto = TensorProto(name=name, dims=(rows, *part.shape[1:]), data_type=kind)
-        self.protos.append(self._refer_outside(proto, offset))
         return name
 
     def add_int4(self, name: str, make: Callable[[], np.ndarray]) -> str:

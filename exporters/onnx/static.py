@@ -2,16 +2,7 @@
 
 Only standard operators, with every shape fixed. A graph does not write the cache, which no ONNX
 operator does in place: it takes the states, attends to them and to its own rows side by side, and
-returns what its rows add; the runtime writes that at write_slot. Inputs and outputs:
-
-    input_ids          [1, rows] int32
-    position_ids       [rows] int32
-    past_mask          [1, 1, rows, slots] float32    what a row adds to its scores of each slot
-    own_mask           [1, 1, rows, rows] float32     and of the rows of this pass
-    past.N.key|value   [1, kv_heads, slots, head_dim]
-    new.N.key|value    [1, kv_heads, rows, head_dim]
-    logits             [rows, vocab] float32          of functions that score
-    hidden             [rows, hidden_size] float32    of these, where it was asked for
+returns what its rows add; the runtime writes that at write_slot.
 
 NPU compilers read integers as DequantizeLinear: with a scale a block of 4-bit weights, and a scale
 an output channel of 8-bit ones (ONNX opset 21). Every function of a bundle adds the same tensors;
@@ -33,6 +24,7 @@ from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.exporters.block_quantize import (
     BlockQuantized,
+    channels,
     input_importance,
     quantize_stored,
 )
@@ -45,20 +37,17 @@ from edge_spec.exporters.requests import (
     BlockQuantization,
     StaticFunction,
     StaticShape,
+    check_request,
     chosen_context,
-    chosen_quantization,
     describe,
     functions,
     report_bundle,
-    require_block_size,
     require_plain,
-    require_replaceable,
-    require_whole_blocks,
+    require_whole_rows,
 )
 from edge_spec.storage.atomic import atomic_directory
 
 PARTS = ("key", "value")
-_LARGEST = 127  # of symmetric 8-bit levels
 
 
 class StaticFloats(FloatWeights):
@@ -116,7 +105,7 @@ class StaticIntegers:
     def quantized(self, name: str) -> BlockQuantized:
         """Symmetric 4-bit blocks."""
         stored, importance = [self._checkpoint.tensors[name]], self._importance.get(name)
-        return quantize_stored(stored, 4, BLOCK_SIZE, importance, symmetric=True)
+        return quantize_stored(stored, 4, importance, symmetric=True)
 
     def _table(self, name: str, is_turned: bool = False) -> list[str]:
         """Levels [out, in], or [in, out], and scales [out]: of embedding and head, which may be
@@ -127,13 +116,6 @@ class StaticIntegers:
             add(name, lambda: found()[0].T if is_turned else found()[0]),
             add(name + ".scales", lambda: found()[1]),
         ]
-
-
-def channels(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns levels int8 [out, in] and scales float32 [out], symmetric."""
-    largest = np.abs(weights).max(axis=1)
-    scales = np.where(largest > 0, largest / np.float32(_LARGEST), np.float32(1))
-    return np.rint(weights / scales[:, None]).astype(np.int8), scales.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -330,6 +312,7 @@ class StaticPass(Emitter):
         return [
             tensor("input_ids", TensorProto.INT32, (1, rows)),
             tensor("position_ids", TensorProto.INT32, (rows,)),
+            # What a row adds to its scores of each slot, and of the rows of this pass.
             tensor("past_mask", TensorProto.FLOAT, (1, 1, rows, slots)),
             tensor("own_mask", TensorProto.FLOAT, (1, 1, rows, rows)),
             *self._states("past", slots),
@@ -366,7 +349,10 @@ class StaticOnnxExporter:
     ) -> ExportReport:
         """Writes the bundle `out` and compares it with the reference."""
         out = out.absolute()
-        name = _checked(checkpoint, out, options)
+        own_options = ("context_length", "hidden_states")
+        name = check_request(self, checkpoint, out, options, QUANTIZATIONS, *own_options)
+        if name == "int4":
+            require_whole_rows(checkpoint, "Export it with --quant int8 or fp16.")
         checkpoint = first_layers(checkpoint, options.num_layers)
         shape = StaticShape.of(chosen_context(checkpoint.config, options.context_length))
         bound = QUANTIZATIONS[name].max_kl_divergence
@@ -414,14 +400,3 @@ class StaticOnnxExporter:
                 graph.static = self._form.integers(checkpoint, graph, bits, importance)
             model = graph.build(hidden, written if function is first else lambda layer: None)
             (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())
-
-
-def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
-    options.require_only(StaticOnnxExporter.format, "context_length", "hidden_states")
-    name = chosen_quantization(options, QUANTIZATIONS)
-    require_block_size(options, "Static bundles")
-    require_replaceable(out)
-    StaticOnnxExporter().require_exportable(checkpoint)
-    if name == "int4":
-        require_whole_blocks(checkpoint, "Export it with --quant int8 or fp16.")
-    return name

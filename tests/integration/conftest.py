@@ -129,12 +129,12 @@ def tokenized(tiny: ModuleType, tmp_path: Path) -> Callable[..., StoredCheckpoin
 def exported(
     checkpoint: Callable[..., StoredCheckpoint], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Bundle]:
-    """exported(variant, quantization, block_size): a bundle that its own check has passed."""
+    """exported(variant, quantization): a bundle that its own check has passed."""
 
     @cache
-    def export(variant: str = "llama", quantization: str = "fp32", block_size: int = 32) -> Bundle:
+    def export(variant: str = "llama", quantization: str = "fp32") -> Bundle:
         out = tmp_path_factory.mktemp("bundle") / variant
-        options = ExportOptions(quantization, block_size, check=True)
+        options = ExportOptions(quantization, check=True)
         OnnxExporter().export(checkpoint(variant), out, options, lambda what, fraction: None)
         return open_bundle(out)
 

@@ -98,7 +98,7 @@ def test_rows_of_k_quants_are_put_in_order(kind: Kind) -> None:
     _, block_bytes = quants.GGML_QUANT_SIZES[kind]
     data = np.random.RandomState(0).randint(0, 60, (6, block_bytes)).astype(np.uint8)
     order = np.array([4, 0, 5, 2, 1, 3])
-    values = StoredTensor((6, 256), kind, data, row_order=order).float32()
+    values = StoredTensor((6, 256), kind, data).in_order(order).float32()
     assert np.isfinite(values).all()
     assert np.ptp(values) > 0
     np.testing.assert_array_equal(values, quants.dequantize(data, kind)[order])
@@ -131,3 +131,13 @@ def test_rows_that_are_made_and_those_of_vectors_are_the_ones_asked_for() -> Non
     assert every_second.shape == (2, 3)
     np.testing.assert_array_equal(every_second.float32(), matrix[1::2])
     np.testing.assert_array_equal(every_second.rows(np.array([1, 0])).float32(), matrix[[3, 1]])
+
+
+def test_layers_for_multi_token_prediction_are_left_out(tiny: ModuleType, tmp_path: Path) -> None:
+    """MiMo is Qwen 2 beside them."""
+    model = tiny.build("qwen2")
+    expected = set(model.weights)
+    model.config["model_type"] = "mimo"
+    model.weights["model.mtp_layers.0.input_proj.weight"] = np.zeros((2, 2), np.float32)
+    checkpoint = open_checkpoint(tiny.write_hf(model, tmp_path / "model"))
+    assert set(checkpoint.tensors) == set(checkpoint.names()) == expected

@@ -122,7 +122,6 @@ def test_blocks_of_a_gguf_file_are_carried_bit_for_bit(
         ({"compute": "npu"}, UsageError, "unknown compute unit 'npu'"),
         ({"quantization": "lut4"}, UsageError, "unknown quantization 'lut4' for the gpu"),
         ({"quantization": "int4", "compute": "ane"}, UsageError, "'int4' for the ane"),
-        ({"block_size": 64}, UsageError, "block size 64"),
         ({"context_length": 0}, UsageError, "context of 0 tokens"),
         ({"context_length": 129}, UsageError, "Choose 1 to 128"),
         ({"num_layers": 3}, UsageError, "2 layers"),

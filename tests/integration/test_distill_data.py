@@ -50,7 +50,7 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bundle(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundle") / "onnx"
-    options = ExportOptions("fp32", 32, check=False)
+    options = ExportOptions("fp32", check=False)
     OnnxExporter().export(open_checkpoint(target), path, options, quiet)
     return path
 

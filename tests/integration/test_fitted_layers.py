@@ -59,7 +59,7 @@ def test_each_matrix_is_fitted_to_what_it_gets_of_those_before_it(
     source = checkpoint(variant)
     texts = calibration_sequences(source, 2048)
     exact = inputs_of(source, texts, source.config.num_layers)
-    layers, made = FittedLayers(source, 4, 32), {}
+    layers, made = FittedLayers(source, 4), {}
     for layer in range(source.config.num_layers):
         for group in GROUPS:
             names = [f"{LAYERS}.{layer}.{each}" for each in group]
@@ -67,11 +67,11 @@ def test_each_matrix_is_fitted_to_what_it_gets_of_those_before_it(
             correction = input_correction(inputs, exact[names[0]])
             assert correction is not None
             weights = np.concatenate([source.float32(name) for name in names])
-            expected = quantize(weights @ correction, 4, 32, importance=importance(inputs))
+            expected = quantize(weights @ correction, 4, importance=importance(inputs))
             found = layers.take(names).dequantize()
             # Another order of sums may round one weight in thousands the other way.
             assert np.mean(np.abs(found - expected.dequantize()) > 1e-4) < 2e-3, names
-            plain = quantize(weights, 4, 32).dequantize()
+            plain = quantize(weights, 4).dequantize()
             wanted = exact[names[0]] @ weights.T
             errors = [np.square(inputs @ each.T - wanted).sum() for each in (found, plain)]
             assert errors[0] < errors[1], names

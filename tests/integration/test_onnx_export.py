@@ -28,7 +28,7 @@ VARIANTS = (
     *("llama", "llama-tied", "llama-linear", "llama-llama3", "llama-bias"),
     *("mistral", "qwen2", "qwen3"),
 )
-INTEGERS = [(name, block) for name in ("int8", "int4") for block in (32, 64, 128)]
+INTEGERS = ("int8", "int4")
 
 Tokens = Callable[..., list[int]]
 Exported = Callable[..., Bundle]
@@ -129,23 +129,19 @@ def test_fp32_scores_as_the_reference(
 
 
 @pytest.mark.parametrize(
-    ("variant", "integers"), each(["llama", "llama-bias", "qwen2", "qwen3"], INTEGERS)
+    ("variant", "quantization"), each(["llama", "llama-bias", "qwen2", "qwen3"], INTEGERS)
 )
 def test_integers_score_as_the_reference_on_the_weights_they_stand_for(
     variant: str,
-    integers: tuple[str, int],
+    quantization: str,
     checkpoint: Callable[..., StoredCheckpoint],
     tokens: Tokens,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With float32 activations (accuracy level 1), so that only the weights' packing is tested.
-
-    Rows are of 64 and 96 weights: blocks of 64 and 128 are padded.
-    """
-    quantization, block_size = integers
+    """With float32 activations (accuracy level 1), so that only the weights' packing is tested."""
     monkeypatch.setattr("edge_spec.exporters.onnx.nodes._ACCURACY_INT8", 1)
-    options = ExportOptions(quantization, block_size)
+    options = ExportOptions(quantization)
     OnnxExporter().export(checkpoint(variant), tmp_path / "out", options, lambda what, part: None)
     bundle = open_bundle(tmp_path / "out")
     text = tokens(40)
@@ -167,7 +163,7 @@ def test_quantized_weights_are_carried_over_bit_for_bit(
     kind: str, quantization: str, variant: str, gguf: Callable[..., Path], tmp_path: Path
 ) -> None:
     source = open_checkpoint(gguf(variant, kind))
-    options = ExportOptions(quantization, 32)
+    options = ExportOptions(quantization)
     OnnxExporter().export(source, tmp_path / "out", options, lambda what, part: None)
     for name, values in held(open_bundle(tmp_path / "out")).values.items():
         np.testing.assert_array_equal(values, source.float32(name), err_msg=name)

@@ -97,11 +97,10 @@ def test_missing_and_damaged_files_are_named(directory: Path, tmp_path: Path) ->
     ("options", "word"),
     [
         (ExportOptions(quantization="fp16"), "int4, int8, fp32"),
-        (ExportOptions(block_size=48), "32, 64, 128"),
         (ExportOptions(num_layers=1), "--layers"),
         (ExportOptions(compute="gpu"), "no option compute"),
     ],
-    ids=["quantization", "block size", "layers", "compute"],
+    ids=["quantization", "layers", "compute"],
 )
 def test_options_that_it_does_not_know_are_refused(
     options: ExportOptions, word: str, directory: Path, tmp_path: Path

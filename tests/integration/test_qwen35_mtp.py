@@ -58,7 +58,7 @@ def target(has_experts: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hybrid.write_qwen35(path, mtp=True, experts=has_experts)
 
 
-@pytest.fixture(scope="module", params=["own file", "file of the layer alone", "directory"])
+@pytest.fixture(scope="module", params=["own file", "file of the layer alone"])
 def head(
     request: pytest.FixtureRequest,
     target: Path,
@@ -68,8 +68,6 @@ def head(
     folder = tmp_path_factory.mktemp("head")
     if request.param == "own file":
         return target
-    if request.param == "directory":
-        return hybrid.write_mtp_directory(folder / "model", experts=has_experts)
     path = folder / "mtp-model.gguf"
     return hybrid.write_qwen35(path, only_mtp=True, experts=has_experts)
 
@@ -246,33 +244,12 @@ def _set(name: str, *shape: int) -> hybrid.Changed:
     return lambda tensors: tensors.update({name: np.zeros(shape, np.float32)})
 
 
-IN_DIRECTORY: dict[str, tuple[hybrid.Changed, dict[str, object], str]] = {
-    "norm": (_drop("mtp.norm.weight"), {}, "tensor mtp.norm.weight is missing"),
-    "no gates": (
-        _set("mtp.layers.0.self_attn.q_proj.weight", 128, 64),
-        {},
-        "mtp.layers.0.self_attn.q_proj.weight has the shape [128, 64], expected [256, 64]",
-    ),
-    "width": (_set("mtp.fc.weight", 64, 96), {}, "a head for another target: it reads 96"),
-    "vocabulary": (id, {"vocab_size": 248320}, "another target: its vocabulary has 248320"),
-    "rotated": (
-        id,
-        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.1}},
-        "no usable partial_rotary_factor",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", IN_DIRECTORY)
-def test_a_directory_that_does_not_fit_is_refused(case: str, target: Path, tmp_path: Path) -> None:
-    breaks, changes, told = IN_DIRECTORY[case]
-    path = hybrid.write_mtp_directory(tmp_path / "model", breaks, **changes)
-    with pytest.raises(EdgeSpecError) as caught:
-        edge_spec.load(str(target), draft=str(path), threads=1)
-    assert told in caught.value.message and "\n" not in str(caught.value)
-
-
 IN_FILE: dict[str, tuple[hybrid.Changed, str]] = {
+    "no gates": (
+        _set(LAYER + "attn_q.weight", 128, 64),
+        "blk.4.attn_q.weight has the shape [128, 64], expected [256, 64]",
+    ),
+    "width": (_set(LAYER + "nextn.eh_proj.weight", 64, 96), "another target: it reads 96"),
     "norm": (_drop(LAYER + "nextn.enorm.weight"), "blk.4.nextn.enorm.weight is missing"),
     "none": (
         lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(LAYER)],
@@ -288,3 +265,19 @@ def test_a_file_that_does_not_fit_is_refused(case: str, tmp_path: Path) -> None:
     with pytest.raises(EdgeSpecError) as caught:
         edge_spec.load(str(path), draft=str(path), threads=1)
     assert told in caught.value.message and "\n" not in str(caught.value)
+
+
+def _join(tensors: dict[str, np.ndarray]) -> None:
+    parts = [tensors.pop(f"{LAYER}ffn_{part}_exps.weight") for part in ("gate", "up")]
+    tensors[LAYER + "ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
+
+
+def test_gates_and_ups_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
+    apart = hybrid.write_qwen35(tmp_path / "apart.gguf", mtp=True, experts=True)
+    joined = hybrid.write_qwen35(tmp_path / "joined.gguf", mtp=True, experts=True, changed=_join)
+    target = open_model_info(apart).config
+    heads = [open_head(path, target) for path in (apart, joined)]
+    first, second = (head.tensors for head in heads if isinstance(head, EagleHead))
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], name)

@@ -173,7 +173,6 @@ def test_a_static_draft_changes_no_text_and_the_answer_goes_on_without_it(
     ("options", "error", "message"),
     [
         ({"quantization": "lut4"}, UsageError, "unknown quantization 'lut4'"),
-        ({"block_size": 64}, UsageError, "block size 64"),
         ({"context_length": 0}, UsageError, "context of 0 tokens"),
         ({"context_length": 129}, UsageError, "Choose 1 to 128"),
         ({"num_layers": 3}, UsageError, "2 layers"),

@@ -48,6 +48,6 @@ def test_corrected_weights_are_nearer_also_in_blocks() -> None:
 
     assert error(weights @ found) < 0.75 * error(weights)
     in_blocks = [
-        quantize(each, 4, 32, importance=counts).dequantize() for each in (weights, weights @ found)
+        quantize(each, 4, importance=counts).dequantize() for each in (weights, weights @ found)
     ]
     assert error(in_blocks[1]) < 0.8 * error(in_blocks[0])

@@ -63,7 +63,7 @@ def test_a_conversion_is_stale_after_a_change_of(
     elif what == "format":
         format = "gguf"
     elif what == "options":
-        options = ExportOptions(block_size=32)
+        options = ExportOptions(num_layers=1)
     else:
         monkeypatch.setattr(sources, "EXPORT_VERSION", sources.EXPORT_VERSION + 1)
     assert Source(str(gguf), quiet).cached(format, options) != before
