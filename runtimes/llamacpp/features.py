@@ -1,10 +1,8 @@
 """Features of a session's passes (`edge_spec.core.features`): residual streams that enter a model's
 layers, and keys and values of some, copied while llama.cpp computes a pass.
 
-Its scheduler tells a callback of each tensor (`cb_eval` of llama_context_params), whose names are
-those of its graphs: the stream that leaves layer i is "l_out-i" in nearly all architectures of
-llama-cpp-python 0.3.36 (rows/taps.cpp). One that a graph calls otherwise never comes, and is
-refused when it is first asked for.
+Its scheduler tells a callback (`cb_eval`) of each tensor by name: in nearly all architectures,
+"l_out-i" leaves layer i (rows/taps.cpp). Others are refused when they are first asked for.
 """
 
 from __future__ import annotations
@@ -56,8 +54,8 @@ class Tap:
     """
 
     def __init__(self, ggml: Any, hidden_size: int, most_rows: int) -> None:
-        """ggml: the library as ctypes has loaded it. most_rows: of one pass. Raises OSError,
-        AttributeError where this installation was built without a C++ compiler."""
+        """Raises OSError, AttributeError where this installation was built without a C++
+        compiler."""
         self._hidden_size, self._most_rows = hidden_size, most_rows
         self._fields = _Fields(
             most_rows=most_rows,
@@ -72,27 +70,25 @@ class Tap:
         self.data = ctypes.addressof(self._fields)
 
     def want(self, layers: Sequence[int], sizes: Mapping[int, int]) -> None:
-        """Has the next pass keep the streams that enter these layers, and the keys and values of
-        those with sizes, as many numbers each; none cost nothing. Forgets the pass before."""
+        """Have the next pass keep the streams that enter these layers, and the keys and values of
+        those with sizes, as many numbers each."""
         if (self._streams, self._shared) != (tuple(layers), sizes):
             self._streams, self._shared = tuple(layers), dict(sizes)
             self._lay_out()
         self._counts[:] = [0] * len(self._counts)
 
     def missing(self, num_rows: int) -> list[int]:
-        """Returns the layers of whose streams the last pass, of so many rows, gave another number
-        of values."""
+        """Return the layers of which the last pass gave other than so many rows."""
         counts = zip(self._streams, self._counts, strict=False)  # then those of keys and values
         return [layer for layer, count in counts if count != num_rows]
 
     def rows_of(self, layer: int) -> np.ndarray:
-        """[rows, hidden_size] float32 of the last pass, valid until the next one. layer: one of
-        those that were wanted."""
+        """[rows, hidden_size] float32 of the last pass, valid until the next one."""
         return self._rows[self._streams.index(layer)]
 
     def keys_values(self, num_rows: int) -> dict[int, tuple[np.ndarray, np.ndarray]] | None:
-        """[rows, numbers] float32 keys and values of each layer of the last pass, valid until the
-        next one; None where it was not of so many rows."""
+        """[rows, numbers] float32 keys and values of each layer, valid until the next pass; None
+        where the last one was not of so many rows."""
         first = len(self._streams)
         if any(count != num_rows for count in self._counts[first:]):
             return None
@@ -130,8 +126,8 @@ class Features:
             raise unsupported("final states of this model")
 
     def fitted(self, choices: ContextChoices) -> ContextChoices:
-        """Returns those of a context that gives the features. Prompts are read in the passes in
-        which they always are: others, of fewer rows, could leave other last bits in the cache."""
+        """Return those of a context that gives the features, and reads prompts in passes as wide as
+        ever: narrower ones could leave other last bits in the cache."""
         num_outputs, tap = choices.num_outputs, choices.tap
         if self.has_final:
             num_outputs = PREFILL_TOKENS

@@ -79,8 +79,8 @@ def install(ggml: Any) -> Rows:
 
 
 def wanted() -> str:
-    """Names the kernels that builds of llama.cpp get here where they fit, and their own build; ""
-    for none. llama.cpp is not opened for it. Raises UsageError as `install` does."""
+    """Name the kernels that builds of llama.cpp get here where they fit, and their own build; ""
+    for none. Raises UsageError as `install` does."""
     return library.build_name() if _llama_refusal() is None else ""
 
 
