@@ -78,6 +78,17 @@ def test_without_memory_for_it_the_graph_stays_as_it_is(
     assert not opened(model, 1)
 
 
+def test_a_graph_with_fewer_threads_gives_the_features_that_are_asked_for(model: OrtModel) -> None:
+    """One that was loaded before gives none of them."""
+    assert opened(model, 1)
+    session: Any = model.open_session()
+    session.collect_features([1], lambda start, features: None)
+    assert model.graphs.with_threads(1) is None
+    assert opened(model, 1)
+    given = {value.name for value in model.graphs.with_threads(1).get_outputs()}
+    assert "feature.1" in given
+
+
 def test_a_model_is_closed_while_the_graph_is_opened_once_more(model: OrtModel) -> None:
     model.graphs.is_ready(1)
     model.close()
