@@ -26,7 +26,7 @@ from edge_spec.runtimes.llamacpp.context import (
     Context,
     keeps_order,
 )
-from edge_spec.runtimes.llamacpp.features import Features, Tap, new_tap, unsupported
+from edge_spec.runtimes.llamacpp.features import Features, Tap, Tapped, new_tap, unsupported
 from edge_spec.runtimes.llamacpp.library import NAME, NO_REASON, PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.transfer import read_windowed, write_windowed
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
@@ -129,20 +129,20 @@ class Cache:
             self.choices = features.fitted(self.choices)
         sequence.features = features
 
-    def _require_streams(self, layers: Sequence[int]) -> None:
+    def _require_streams(self, streams: Sequence[Tapped]) -> None:
         """Try a pass of one token in a context of its own."""
-        untried = [layer for layer in layers if layer not in self.weights.known_streams]
+        untried = [each for each in streams if each not in self.weights.known_streams]
         if not untried:
             return
         tap, batch = new_tap(self.weights, 1), Batch(self.weights.library.llama_batch, 1)
-        tap.want(untried, {})
+        tap.want(untried)
         context = Context(self.weights, replace(self.choices, num_tokens=_TRIED_TOKENS, tap=tap))
         try:
             failed = context.decode(batch.chain([0], 0))
             context.wait()
         finally:
             context.free()
-        missing = untried if failed else tap.missing(1)
+        missing = [each.layer for each in untried if failed or tap.rows(each, 1) is None]
         if missing:
             named = f"inputs of the layers {', '.join(map(str, missing))}"
             architecture = self.weights.config.architecture
@@ -319,11 +319,9 @@ class Cache:
         """Raises SessionError."""
         log, tap = self.weights.library.log, context.choices.tap
         if tap is not None:
-            wanted = {
-                layer for each in sequences if each.features for layer in each.features.streams
-            }
+            streams = {each for one in sequences if one.features for each in one.features.streams}
             shared = sequences[0].keys_values
-            tap.want(sorted(wanted), {} if shared is None else shared.sizes)
+            tap.want([*sorted(streams), *(shared.wanted if shared else ())])
         known = log.num_errors
         context.is_broken, context.viewer = True, None
         self._batch.struct.n_tokens = num_rows
