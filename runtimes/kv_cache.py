@@ -30,9 +30,8 @@ class KvCache:
     a block for each shape, and what convolutions take in, [layers, 1, 1, 1, capacity + 1, hidden],
     whose last row stays zero (exporters/onnx/attention.py).
 
-    is_read_whole: passes read what is not in use, too, so that room costs time; it is finite, since
-    it is weighed with zero and not left out. element: their type. spare_tokens: how many may stand
-    beyond the context.
+    is_read_whole: passes read what is not in use, too, so that room costs time. spare_tokens: how
+    many may be beyond the context.
     """
 
     def __init__(
@@ -65,8 +64,8 @@ class KvCache:
         return_freed()
 
     def shrink(self, used: int) -> None:
-        """Gives back room that a much longer text has had; the buffers may move, and rows after the
-        first `used` tokens are gone then."""
+        """Give back room that a much longer text has had; the buffers may move, and hold the first
+        `used` tokens alone then."""
         room = self._room(used + GROWTH_TOKENS)
         if self.capacity >= _SPARE * room:
             self._replace(room, self._taken(used), used)
@@ -98,9 +97,9 @@ class KvCache:
             block[..., start : start + len(rows), :] = kept
 
     def state(self, length: int) -> dict[str, np.ndarray]:
-        """ "kv" [layers, 2, 1, kv_heads, length, head_dim] of the cache's type and more such blocks
+        """Copy the first tokens: "kv" [layers, 2, 1, kv_heads, length, head_dim], more such blocks
         for layers of other sizes (`ModelConfig.cache_blocks`), and where there are convolutions
-        "gated" [convolving layers, 1, 1, 1, length, hidden]: copies of the first tokens."""
+        "gated" [convolving layers, 1, 1, 1, length, hidden]."""
         return {kind: tokens.copy() for kind, tokens in self._taken(length).items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -125,8 +124,7 @@ class KvCache:
         return {kind: block[..., :length, :] for kind, block in self._blocks.items()}
 
     def _replace(self, capacity: int, tokens: Mapping[str, np.ndarray], length: int) -> None:
-        """Take new blocks that begin with these tokens; where memory is short, the old ones
-        stay."""
+        """Take new blocks that begin with these tokens, once there is memory for them."""
         made = self._allocate(capacity)
         for kind, block in made.items():
             block[..., :length, :] = tokens[kind]

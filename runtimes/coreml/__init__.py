@@ -3,6 +3,6 @@
 Nothing here imports coremltools before a model is opened.
 """
 
-from edge_spec.runtimes.coreml.model import CoreMlRuntime
+from edge_spec.runtimes.coreml.native import CoreMlRuntime
 
 __all__ = ["CoreMlRuntime"]

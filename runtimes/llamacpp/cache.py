@@ -1,8 +1,7 @@
 """The cells that the conversations on one model have in llama.cpp.
 
-A `Cache` has one context, in which each conversation is a sequence from its beginning, so that a
-pass may score rows of several. Where the context is full, or another one is needed, it is opened,
-and each conversation moves there with its next pass. The old one is freed when all have left.
+A `Cache` has one context, in which each conversation is a sequence, so that a pass may score rows
+of several. Where another one is needed, each conversation moves there with its next pass.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from edge_spec.runtimes.llamacpp.context import (
     Context,
     keeps_order,
 )
-from edge_spec.runtimes.llamacpp.features import Features, Tap, new_tap, unsupported
+from edge_spec.runtimes.llamacpp.features import Features, Tap, Tapped, new_tap, unsupported
 from edge_spec.runtimes.llamacpp.library import NAME, NO_REASON, PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.transfer import read_windowed, write_windowed
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
@@ -85,9 +84,8 @@ class Cache:
                 self._lock.release()
 
     def score(self, parts: Sequence[SequenceRows]) -> list[Forward]:
-        """Score rows of one conversation, or of several, in one pass. Rows that nobody reads the
-        scores of have none; beside them, others come without hidden states. Features are those of
-        all rows. Scores are valid until the next pass.
+        """Score rows of one conversation, or of several, in one pass. Beside rows that are not
+        scored, others come without hidden states. Features are those of all rows.
 
         Raises SessionError, DeviceMemoryError; there are no rows to commit then."""
         sequences = [part.sequence for part in parts]
@@ -125,27 +123,26 @@ class Cache:
             self.choices = replace(self.choices, tap=tap)
 
     def collect(self, sequence: CacheSequence, features: Features | None) -> None:
-        """Have the next passes of a conversation give features. Raises UnsupportedModelError,
-        SessionError."""
+        """Have the next passes give features. Raises UnsupportedModelError, SessionError."""
         if features is not None:
             self._require_streams(features.streams)
             self.choices = features.fitted(self.choices)
         sequence.features = features
 
-    def _require_streams(self, layers: Sequence[int]) -> None:
+    def _require_streams(self, streams: Sequence[Tapped]) -> None:
         """Try a pass of one token in a context of its own."""
-        untried = [layer for layer in layers if layer not in self.weights.known_streams]
+        untried = [each for each in streams if each not in self.weights.known_streams]
         if not untried:
             return
         tap, batch = new_tap(self.weights, 1), Batch(self.weights.library.llama_batch, 1)
-        tap.want(untried, {})
+        tap.want(untried)
         context = Context(self.weights, replace(self.choices, num_tokens=_TRIED_TOKENS, tap=tap))
         try:
             failed = context.decode(batch.chain([0], 0))
             context.wait()
         finally:
             context.free()
-        missing = untried if failed else tap.missing(1)
+        missing = [each.layer for each in untried if failed or tap.rows(each, 1) is None]
         if missing:
             named = f"inputs of the layers {', '.join(map(str, missing))}"
             architecture = self.weights.config.architecture
@@ -153,8 +150,8 @@ class Cache:
         self.weights.known_streams.update(untried)
 
     def settle(self, sequence: CacheSequence, rows: int = 0) -> Context:
-        """Leave the tokens of a conversation alone in its context, with room for `rows` more.
-        Raises SessionError, DeviceMemoryError."""
+        """Drop rows that were not committed, and make room for `rows` more. Raises SessionError,
+        DeviceMemoryError."""
         with self._turn():
             return self._prepare([sequence], rows)
 
@@ -236,8 +233,7 @@ class Cache:
                     context.give_back([each.number])
 
     def _open(self, rows: int) -> Context:
-        """Open a context with room for all, and `rows` more. Raises SessionError,
-        DeviceMemoryError."""
+        """Open a context for all, and `rows` more. Raises SessionError, DeviceMemoryError."""
         open_ones = [each for each in self._sequences if not each.is_closed]
         used = sum(each.length for each in open_ones) + rows
         before, most = self._current, self.context_length * max(1, len(open_ones))
@@ -269,8 +265,8 @@ class Cache:
     def _put(
         self, sequence: CacheSequence, context: Context, stored: np.ndarray, length: int
     ) -> None:
-        """Write a stored sequence to a context. Raises ValueError where the library does not take
-        it; the conversation is where it was then."""
+        """Write a stored sequence to a context. Raises ValueError, and changes nothing, where the
+        library does not take it."""
         [number] = context.take_numbers(1)
         try:
             if length:
@@ -303,8 +299,8 @@ class Cache:
     def _lay_out(
         self, context: Context, parts: Sequence[SequenceRows], num_rows: int, is_whole: bool
     ) -> list[slice | np.ndarray]:
-        """Begin a pass and write its batch; return where each part's rows are in it. First rows are
-        before second ones: what is rejected then comes after what is kept."""
+        """Begin a pass and write its batch; return where each part's rows are in it: first rows
+        before second ones, so that what is rejected comes after what is kept."""
         places: list[slice | np.ndarray] = [slice(num_rows)]
         if len(parts) > 1:
             order = sorted(
@@ -323,11 +319,9 @@ class Cache:
         """Raises SessionError."""
         log, tap = self.weights.library.log, context.choices.tap
         if tap is not None:
-            wanted = {
-                layer for each in sequences if each.features for layer in each.features.streams
-            }
+            streams = {each for one in sequences if one.features for each in one.features.streams}
             shared = sequences[0].keys_values
-            tap.want(sorted(wanted), {} if shared is None else shared.sizes)
+            tap.want([*sorted(streams), *(shared.wanted if shared else ())])
         known = log.num_errors
         context.is_broken, context.viewer = True, None
         self._batch.struct.n_tokens = num_rows
@@ -389,8 +383,8 @@ class Cache:
         return replace(out, features=features.read(context.choices.tap, num_rows, hidden, rows))
 
     def _share_out(self, context: Context, rows: int, seconds: float) -> None:
-        """The next pass has as many threads as are fastest beside what else is running. No score
-        depends on their number where attention does not share out a single row."""
+        """Choose the number of threads of the next pass. No score depends on it where attention
+        does not share out a single row."""
         governor = self._threads
         if governor is None:
             return

@@ -1,9 +1,8 @@
 """One thread that makes all passes on the processor, whoever asks for them.
 
-llama.cpp computes with OpenMP there. GNU's library keeps a pool of threads for each thread that has
-called it, and once all pools together have more threads than there are processors, its threads
-sleep at every barrier instead of spinning, of which a pass has hundreds: it takes half as long
-again. On a processor that two passes would have to share nothing is lost by taking turns.
+GNU's OpenMP keeps a pool of threads for each thread that has called it. Once all pools together
+have more threads than there are processors, they sleep at each of a pass's hundreds of barriers
+instead of spinning: it takes half as long again.
 """
 
 from __future__ import annotations

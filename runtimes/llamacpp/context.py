@@ -1,10 +1,9 @@
 """One context of llama.cpp: its batch, its scores, and which of its cells conversations have.
 
-Where a row's bits follow from the tokens before it (`invariant_rows`), they do as long as these are
-in cells in their order, in which attention adds them up: it skips the cells of others. A row of a
-tree is behind its parent, so trees keep the order, too. The library puts new tokens into the first
-free cells. So no cell before the last one in use is ever free: what is rejected there stays in the
-sequence HELD, which nobody reads, as long as the context lives.
+With `invariant_rows`, a row's bits follow from the tokens before it as long as these are in cells
+in their order, in which attention adds them up; rows of a tree are behind their parents. The
+library puts new tokens into the first free cells, so no cell before the last one in use may be
+free: what is rejected there stays in the sequence HELD, which nobody reads.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ WHOLE, RECURRENT = 0, 1  # llama_state_seq_flags: all layers, or those with a re
 
 
 class Batch:
-    """The tokens of one pass as `llama_batch` has them. `struct` points into arrays that are
-    written in place and live as long as this."""
+    """The tokens of one pass. `struct`, a `llama_batch`, points into arrays of this."""
 
     def __init__(self, batch_type: type[ctypes.Structure], num_tokens: int) -> None:
         self._tokens = np.zeros(num_tokens, np.int32)
@@ -108,8 +106,8 @@ class CacheSequence:
     """One conversation's tokens.
 
     outcome: how many tokens it has, and which rows of its last pass are among them, None before it
-    has chosen. has_rows: whether it may choose. Its own thread sets them, at any time; all else is
-    changed by whoever holds the cache's lock.
+    has chosen. has_rows: whether it may choose. Its own thread sets these two; all else is changed
+    under the cache's lock.
     """
 
     home: Context
@@ -205,8 +203,7 @@ class Context:
     # Sequences
 
     def remove(self, number: int, start: int = -1, end: int = -1) -> bool:
-        """Forget the positions of a sequence from `start` up to `end`; -1: from the first, to the
-        last. Return False where the library cannot."""
+        """Forget these positions of a sequence, -1: all. Return False where the library cannot."""
         return bool(self._weights.library.llama_memory_seq_rm(self.memory, number, start, end))
 
     def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
@@ -226,8 +223,8 @@ class Context:
         return sequence
 
     def write(self, sequence: np.ndarray, number: int, part: int = WHOLE) -> None:
-        """Put it in the place of what the sequence of this number was. Raises ValueError where the
-        library does not take it: it has to be one that `transfer` knows."""
+        """Replace a sequence by one that `transfer` knows. Raises ValueError where the library does
+        not take it."""
         writable = np.require(sequence, requirements=("C", "W"))  # from_buffer takes no other
         size = len(sequence)
         buffer = (ctypes.c_uint8 * size).from_buffer(writable.data)
@@ -260,10 +257,9 @@ class Context:
         return numbers
 
     def settle(self, sequences: Sequence[CacheSequence], joining: Sequence[CacheSequence]) -> None:
-        """Keep what the sequences have chosen of their last passes and drop all else.
-
-        An interrupt may come anywhere: then it is done again. sequences: all that are here.
-        joining: those whose next pass it is, which have given up what they have not chosen."""
+        """Keep what the sequences have chosen of their last passes and drop all else; again after
+        an interrupt. sequences: all that are here. joining: those whose next pass it is, which have
+        given up what they have not chosen."""
         decided = [each for each in sequences if each in joining or not each.is_undecided]
         kept = [self._kept_cells(each) for each in decided]
         if self._keeps_order:

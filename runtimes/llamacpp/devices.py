@@ -1,8 +1,7 @@
 """Lists and chooses the devices of the library: this machine's, and those of RPC servers.
 
-A model can be spread over the devices of servers of llama.cpp's RPC backend. The library ends the
-process where a server refuses it or speaks another version, and waits for ever for one that serves
-another client: each is tried before, in a process of its own.
+The library ends the process where an RPC server refuses it or speaks another version, and waits for
+ever for one that serves another client: each is tried before, in a process of its own.
 """
 
 from __future__ import annotations
@@ -123,10 +122,8 @@ def wanted_devices(options: RuntimeOptions) -> tuple[str, ...]:
 def choose_devices(
     wanted: Sequence[str], devices: Sequence[LibraryDevice]
 ) -> tuple[LibraryDevice, ...]:
-    """Those to offload to, for names such as "cuda0", "cuda" (the first), "gpu" (all) or "cpu".
-
-    No name stands for all. Raises UsageError that lists the devices there are.
-    """
+    """Return those to offload to, for names such as "cuda0", "cuda" (the first), "gpu" (all) or
+    "cpu"; none: all. Raises UsageError that lists the devices there are."""
     others = [device for device in devices if not device.is_cpu]
     chosen: list[LibraryDevice] = []
     for name in map(str.lower, wanted or ["gpu"] if others or wanted else []):
@@ -145,10 +142,7 @@ def choose_devices(
 
 
 def require_used(options: RuntimeOptions, devices: Sequence[LibraryDevice]) -> None:
-    """A server that was asked for and not chosen would silently do nothing.
-
-    Raises UsageError.
-    """
+    """Raises UsageError for a server that was asked for and not chosen."""
     unused = set(options.rpc_servers) - {device.server for device in devices}
     if unused:
         raise UsageError(

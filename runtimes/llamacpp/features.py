@@ -1,18 +1,16 @@
 """Features of a session's passes (`edge_spec.core.features`): residual streams that enter a model's
 layers, and keys and values of some, copied while llama.cpp computes a pass.
 
-Its scheduler tells a callback of each tensor (`cb_eval` of llama_context_params), whose names are
-those of its graphs: the stream that leaves layer i is "l_out-i" in nearly all architectures of
-llama-cpp-python 0.3.36 (rows/taps.cpp). One that a graph calls otherwise never comes, and is
-refused when it is first asked for.
+Its scheduler tells a callback (`cb_eval`) of each tensor by name: in nearly all architectures,
+"l_out-i" leaves layer i (rows/taps.cpp). Others are refused when they are first asked for.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,66 +47,56 @@ class _Fields(ctypes.Structure):
     )
 
 
+class Tapped(NamedTuple):
+    """What a tap keeps of a layer. kind: the stream that enters it, its keys or its values; size:
+    numbers of a token."""
+
+    layer: int
+    kind: int
+    size: int
+
+
 class Tap:
     """Belongs to the contexts that were opened with it, of which one computes at a time.
 
     Attributes: `callback` and `data` for llama_context_params.
     """
 
-    def __init__(self, ggml: Any, hidden_size: int, most_rows: int) -> None:
-        """ggml: the library as ctypes has loaded it. most_rows: of one pass. Raises OSError,
-        AttributeError where this installation was built without a C++ compiler."""
-        self._hidden_size, self._most_rows = hidden_size, most_rows
+    def __init__(self, ggml: Any, most_rows: int) -> None:
+        """Raises OSError, AttributeError where this installation was built without a C++
+        compiler."""
+        self._most_rows = most_rows
         self._fields = _Fields(
             most_rows=most_rows,
             name=ctypes.cast(ggml.ggml_get_name, _NAME),
             bytes=ctypes.cast(ggml.ggml_nbytes, _BYTES),
             get=ctypes.cast(ggml.ggml_backend_tensor_get, _GET),
         )
-        self._streams: tuple[int, ...] = ()
-        self._shared: dict[int, int] = {}
+        self._wanted: tuple[Tapped, ...] = ()
         self._lay_out()
         self.callback: Any = ctypes.cast(rows_library.function("tap"), Callback)
         self.data = ctypes.addressof(self._fields)
 
-    def want(self, layers: Sequence[int], sizes: Mapping[int, int]) -> None:
-        """Has the next pass keep the streams that enter these layers, and the keys and values of
-        those with sizes, as many numbers each; none cost nothing. Forgets the pass before."""
-        if (self._streams, self._shared) != (tuple(layers), sizes):
-            self._streams, self._shared = tuple(layers), dict(sizes)
+    def want(self, wanted: Sequence[Tapped]) -> None:
+        """Have the next pass keep these."""
+        if self._wanted != tuple(wanted):
+            self._wanted = tuple(wanted)
             self._lay_out()
         self._counts[:] = [0] * len(self._counts)
 
-    def missing(self, num_rows: int) -> list[int]:
-        """Returns the layers of whose streams the last pass, of so many rows, gave another number
-        of values."""
-        counts = zip(self._streams, self._counts, strict=False)  # then those of keys and values
-        return [layer for layer, count in counts if count != num_rows]
-
-    def rows_of(self, layer: int) -> np.ndarray:
-        """[rows, hidden_size] float32 of the last pass, valid until the next one. layer: one of
-        those that were wanted."""
-        return self._rows[self._streams.index(layer)]
-
-    def keys_values(self, num_rows: int) -> dict[int, tuple[np.ndarray, np.ndarray]] | None:
-        """[rows, numbers] float32 keys and values of each layer of the last pass, valid until the
-        next one; None where it was not of so many rows."""
-        first = len(self._streams)
-        if any(count != num_rows for count in self._counts[first:]):
-            return None
-        rows = [each[:num_rows] for each in self._rows[first:]]
-        return dict(zip(self._shared, zip(rows[::2], rows[1::2], strict=True), strict=True))
+    def rows(self, wanted: Tapped, num_rows: int) -> np.ndarray | None:
+        """[rows, numbers] float32 of the last pass, valid until the next one; None where it gave
+        other than so many rows."""
+        at = self._wanted.index(wanted)
+        return self._rows[at][:num_rows] if self._counts[at] == num_rows else None
 
     def _lay_out(self) -> None:
-        wanted = [(layer, _STREAM, self._hidden_size) for layer in self._streams]
-        for layer, size in self._shared.items():
-            wanted += [(layer, _KEYS, size), (layer, _VALUES, size)]
-        count, fields = len(wanted), self._fields
-        self._rows = [np.empty((self._most_rows, size), np.float32) for *_, size in wanted]
+        count, fields = len(self._wanted), self._fields
+        self._rows = [np.empty((self._most_rows, each.size), np.float32) for each in self._wanted]
         self._counts = (_INT * count)()
         fields.num_streams, fields.counts = count, self._counts
-        fields.layers = (ctypes.c_int32 * count)(*(layer for layer, *_ in wanted))
-        fields.kinds = (ctypes.c_int32 * count)(*(kind for _, kind, _ in wanted))
+        fields.layers = (ctypes.c_int32 * count)(*(each.layer for each in self._wanted))
+        fields.kinds = (ctypes.c_int32 * count)(*(each.kind for each in self._wanted))
         fields.row_bytes = (_INT * count)(*(rows.strides[0] for rows in self._rows))
         fields.rows = (_INT * count)(*(rows.ctypes.data for rows in self._rows))
 
@@ -123,15 +111,16 @@ class Features:
         self, weights: GgufWeights, layers: Sequence[int], on_prefilled: OnPrefilled
     ) -> None:
         self.on_prefilled = on_prefilled
-        self.has_final = weights.config.num_layers in layers
-        self.streams = tuple(layer for layer in layers if layer < weights.config.num_layers)
+        last, size = weights.config.num_layers, weights.hidden_size
+        self.has_final = last in layers
+        self.streams = [Tapped(layer, _STREAM, size) for layer in layers if layer < last]
         self._weights = weights
         if self.has_final and not weights.gives_final_states:
             raise unsupported("final states of this model")
 
     def fitted(self, choices: ContextChoices) -> ContextChoices:
-        """Returns those of a context that gives the features. Prompts are read in the passes in
-        which they always are: others, of fewer rows, could leave other last bits in the cache."""
+        """Return those of a context that gives the features, and reads prompts in passes as wide as
+        ever: narrower ones could leave other last bits in the cache."""
         num_outputs, tap = choices.num_outputs, choices.tap
         if self.has_final:
             num_outputs = PREFILL_TOKENS
@@ -145,10 +134,11 @@ class Features:
         """Copies these rows of the last pass, which had `num_rows`: [rows, features, hidden_size]
         float32. hidden: its final states. Raises SessionError."""
         found = []
-        if self.streams:
-            if tap is None or tap.missing(num_rows):
+        for stream in self.streams:
+            kept = None if tap is None else tap.rows(stream, num_rows)
+            if kept is None:
                 raise _missing("inputs of layers")
-            found += [tap.rows_of(layer)[rows] for layer in self.streams]
+            found.append(kept[rows])
         if self.has_final:
             if hidden is None:
                 raise _missing("hidden states")
@@ -158,7 +148,7 @@ class Features:
 
 def new_tap(weights: GgufWeights, most_rows: int) -> Tap:
     try:
-        return Tap(weights.library.ggml, weights.hidden_size, most_rows)
+        return Tap(weights.library.ggml, most_rows)
     except (OSError, AttributeError):
         what = "inputs of layers without edge-spec's own kernels"
         raise unsupported(what) from None
@@ -196,27 +186,29 @@ class KeysValues:
             for layer, heads in self._heads.items()
         }
         self.length = 0  # tokens whose are kept, from the first on
-        self._last: dict[int, tuple[np.ndarray, np.ndarray]] | None = None
-
-    @property
-    def sizes(self) -> dict[int, int]:
-        """Counts the numbers of a token's keys in each layer; it has as many values."""
-        return {layer: heads.kv_size for layer, heads in self._heads.items()}
+        self.wanted = [
+            Tapped(layer, kind, heads.kv_size)
+            for layer, heads in self._heads.items()
+            for kind in (_KEYS, _VALUES)
+        ]
+        self._last: list[np.ndarray] | None = None  # of the last pass, as `wanted`
 
     def take(self, tap: Tap | None, rows: int) -> None:
-        """Takes those of the last pass, none of whose rows is committed yet."""
-        self._last = None if tap is None else tap.keys_values(rows)
+        """Take those of the last pass, none of whose rows is committed yet."""
+        found = [None if tap is None else tap.rows(each, rows) for each in self.wanted]
+        known = [each for each in found if each is not None]
+        self._last = known if len(known) == len(found) else None
 
     def commit(self, rows: Sequence[int], length: int) -> None:
         """Keeps these rows of the last pass after the first `length` tokens."""
         if self._last is None or self.length < length:
             return  # nothing is known of those before
         end, taken = length + len(rows), np.asarray(rows)
-        for layer, both in self._last.items():
-            self._make_room(layer, end)
-            for part, found in zip(self._kept[layer], both, strict=True):
-                own = found[taken].reshape(len(taken), *part.shape[::2])
-                part[:, length:end] = own.swapaxes(0, 1)
+        for each, found in zip(self.wanted, self._last, strict=True):
+            self._make_room(each.layer, end)
+            part = self._kept[each.layer][each.kind - _KEYS]
+            own = found[taken].reshape(len(taken), *part.shape[::2])
+            part[:, length:end] = own.swapaxes(0, 1)
         self.length = end
 
     def cut(self, length: int) -> None:

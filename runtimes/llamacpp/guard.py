@@ -1,8 +1,8 @@
 """Calls a device, which may be lost meanwhile, so that the process outlives it.
 
 A backend tells of it by a C++ exception that nothing catches, or by ggml_abort; both end the
-process. So such calls run in threads of their own. One that fails stays where it is for good, with
-whatever locks it holds, and its caller is told; no device is asked for anything from then on.
+process. So such calls run in threads of their own. One that fails stays where it is for good, and
+its caller is told; no device is asked for anything from then on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sessions of models whose layers are attention and recurrence in turns, such as Qwen 3.5.
 
-A recurrent layer has one state for all of the text. The library keeps those after each of the
-last rows of a pass, so that rejected draft tokens of a chain can be dropped before the next one.
-Whatever was committed is read again where it is rolled back, from the last place before it at which
-the states were kept: with drafts and without, they then come from the same passes.
+A recurrent layer has one state for all of the text. The library keeps those after each of the last
+rows of a pass, so that rejected tokens of a chain can be dropped before the next one. A rollback
+into committed text reads it again from the last place before, so that states come from the same
+passes with drafts and without.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Place:
 
 
 class Places:
-    """The places of one text, within a bound of memory. Beyond it, the first one that was never of
-    use goes; the lowest, from which most texts go on that share a beginning, only after those."""
+    """The places of one text, within a bound of memory: beyond it, the first one goes that was
+    never of use, and the lowest, which most texts with its beginning go on from, last."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []  # by length
@@ -123,7 +123,7 @@ class HybridSession(LlamaCppSession):
         return 0 if place is None else place.length
 
     def state(self) -> dict[str, np.ndarray]:
-        """ "text" [length] int32 and "sequence" [bytes] uint8, in the library's own form; "places"
+        """ "text" [length] int32; "sequence" [bytes] uint8, in the library's own form; "places"
         [count] int64 and "states" [bytes] uint8, all of one size: of the last places, as many as
         take no more than the sequence."""
         self._drop_rejected()
@@ -167,8 +167,8 @@ class HybridSession(LlamaCppSession):
         return places
 
     def _drop_rejected(self) -> None:
-        """Drops what was rejected of a pass. Where nothing of it was kept the library has no state
-        before it, and does not say so: the text is read again, and saved for the next time."""
+        """Drop what was rejected of a pass. Where all of it was, the library has no state, and does
+        not say so: the text is read again, and saved for the next time."""
         sequence, length = self._sequence, self.length
         pending, chosen = sequence.pending, sequence.outcome[1]
         if pending is None or length == len(sequence.cells) + len(pending.cells):
@@ -186,8 +186,8 @@ class HybridSession(LlamaCppSession):
             context.write(self._saved, 0)
 
     def _read_again(self, length: int) -> None:
-        """Goes back to the last place before that length and reads the text from there. Raises
-        SessionError; what was read until then is what the session has."""
+        """Go back to the last place before that length and read the text from there. Raises
+        SessionError with what was read until then."""
         text = self._text[:length]
         self._sequence.hold(self._go_back(length))
         self._places.cut(self.length)
@@ -213,11 +213,8 @@ def require_known_hybrid(architecture: str, path: object) -> None:
 
 
 def rewindable(weights: GgufWeights, choices: ContextChoices, path: object) -> ContextChoices:
-    """Returns the choices of contexts of one sequence that keep as many states as the library
-    agrees to, KEPT_STATES at most. Opens a small one to see.
-
-    Raises UnsupportedModelError where the library keeps none.
-    """
+    """Return the choices of contexts that keep as many states as the library agrees to when a small
+    one is opened, KEPT_STATES at most. Raises UnsupportedModelError where it keeps none."""
     chosen = replace(choices, num_sequences=1, kept_states=KEPT_STATES)
     tried = Context(weights, replace(chosen, num_tokens=_TRIED_TOKENS))
     kept = weights.library.llama_n_rs_seq(tried.handle)

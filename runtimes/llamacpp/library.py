@@ -73,11 +73,8 @@ class LibraryDevice(NamedTuple):
 
 @dataclass(frozen=True)
 class Offload:
-    """Describes what of a model leaves the CPU.
-
-    num_layers: as --gpu-layers counts them; most: of them; num_cached: of these, how many have
-    keys and values; by_device: bytes, by the names that users type.
-    """
+    """What of a model leaves the CPU. num_layers: as --gpu-layers counts them, of `most`;
+    num_cached: those with keys and values; by_device: bytes, by the names that users type."""
 
     num_layers: int
     most: int
@@ -139,9 +136,8 @@ class LibraryLog:
         self.callback, self.data = self._receiver, ctypes.c_void_p()
 
     def send_through(self, filter: Any) -> None:
-        """Has each line go through a function of C, which drops those below `least_level` and calls
-        `data` with the others. A thread that loads a model would wait for the interpreter with each
-        of hundreds of lines that nobody reads."""
+        """Have a function of C drop lines below `least_level` and call `data` with the others: a
+        thread that loads a model would wait for the interpreter with each of hundreds."""
         self.callback = ctypes.cast(filter, LogCallback)
         self.data = ctypes.cast(self._receiver, ctypes.c_void_p)
 
@@ -321,8 +317,7 @@ class Library:
         wider ones; None where a build exports too little for it.
 
         ggml's flash attention shares the cells of a single row out among the threads, and sums in
-        another order than for several rows (ggml-cpu/ops.cpp). Its backend has a switch that turns
-        such kernels off; llama.h does not lead to it, but a method of the C++ class does.
+        another order (ggml-cpu/ops.cpp). Its backend has a switch that turns such kernels off.
         """
         try:
             scheduler = getattr(self, _SCHEDULER_OF)(context)
@@ -337,8 +332,7 @@ class Library:
     # Devices
 
     def devices(self, *servers: str) -> list[LibraryDevice]:
-        """Return those of servers (host:port) first, as llama.cpp has them: fewer results cross the
-        network. Then those of this machine."""
+        """Return those of servers (host:port) first, as llama.cpp has them, then this machine's."""
         found = []
         for server in servers:
             registry = self._add_server(server.encode())
@@ -349,10 +343,7 @@ class Library:
         return found + [self._device(handle) for handle in local]
 
     def _add_server(self, server: bytes) -> int | None:
-        """The second call for a server gives the same devices.
-
-        Ends the process where a server does not answer, and from then on where one dies.
-        """
+        """Ends the process where a server does not answer, and from then on where one dies."""
         self.ggml.ggml_set_abort_callback(_END)
         registry = self.ggml_backend_reg_by_name(b"RPC")
         address = self.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")

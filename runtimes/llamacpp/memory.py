@@ -2,12 +2,9 @@
 leave the CPU.
 
 Measured with llama-cpp-python 0.3.36 on x86-64 with AVX-512: the whole file is mapped and touched
-while loading, and matrices of REPACKED types are copied beside it. Kernels of our own have all
-matrices in another order and let go of the file. The cache is there at once, in the size that a
-session opens or grows it to.
-
-llama.cpp counts the head as the layer after the last one and offloads from there down; several
-devices share what is offloaded by their free memory (llama-model.cpp, load_tensors).
+while loading, and matrices of REPACKED types are copied beside it; our own kernels let go of the
+file. llama.cpp counts the head as the layer after the last one and offloads from there down, to
+several devices by their free memory (llama-model.cpp, load_tensors).
 """
 
 from __future__ import annotations
@@ -85,9 +82,8 @@ def gguf_memory(
     *,
     repacks: bool = True,
 ) -> Memory:
-    """offload: what devices get, which is not copied. repacks: whether the library's own kernels
-    compute, for which matrices of some types are copied. Raises KeyError for a KV type that no
-    library has."""
+    """offload: what devices get. repacks: whether the library's own kernels compute, which copy
+    matrices of some types. Raises KeyError for a KV type that no library has."""
     cells, config = _cells(source.config, options, num_tokens), source.config
     tensors, file_bytes, copied = _tensors(source), source.path.stat().st_size, 0
     vocabulary = _VOCABULARY * (file_bytes - sum(each.data.nbytes for each in tensors.values()))
@@ -148,10 +144,9 @@ def offload(
     devices: Sequence[LibraryDevice],
     num_tokens: int | None = None,
 ) -> Offload:
-    """Returns how much of a model these devices get: the layers that were asked for, or as many as
-    fit what is free; all where that is not known. num_tokens: of context in use, that the bytes
-    are counted with; None: PLANNED_TOKENS, as for the number of layers.
-    """
+    """Return how much of a model these devices get: the layers that were asked for, or as many as
+    fit what is free; all where that is not known. num_tokens: that the bytes are counted with;
+    None: PLANNED_TOKENS, as for the number of layers."""
     limit = min(source.config.context_length, options.context_length or PLANNED_TOKENS)
     planned = model_parts(source, options, limit)
     most = len(planned.layers) + 1
@@ -168,11 +163,8 @@ def offload(
 def fitted(
     source: ModelInfo, options: RuntimeOptions, devices: Sequence[LibraryDevice]
 ) -> Offload | None:
-    """Returns what of a model is offloaded, and says so where that is not all of it and nobody
-    asked for it; None where all stays on the CPU.
-
-    Raises DeviceMemoryError where a device was named and nothing fits it.
-    """
+    """Return what of a model is offloaded, with a warning where a part does not fit; None where all
+    stays on the CPU. Raises DeviceMemoryError where nothing fits a device that was named."""
     if not devices or options.gpu_layers == 0:
         return None
     found = offload(source, options, devices)

@@ -1,10 +1,10 @@
 """Sequences that were taken out of a context, in the library's own form.
 
-The library trusts what it reads, so `is_sequence` looks at it before. After two words of 32 bits,
-caches stand one after the other: that of the layers that see all of the text, then that of the
-layers that see a window of it; or the state of recurrent layers. A cache has the number of its
-streams and of its cells, and for each cell its position and the one sequence that it is of; then
-keys and values by layers, whose types and sizes the library checks.
+The library trusts what it reads, so `is_sequence` looks at it before. After two words of 32 bits
+come the cache of the layers that see all of the text, then that of the layers that see a window of
+it, or the state of recurrent layers. A cache has the number of its streams and of its cells, for
+each cell its position and its one sequence, then keys and values by layers, which the library
+checks.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ _INSTALL = 'Run: pip install "edge-spec[openvino]".'
 
 
 def import_openvino() -> Any:
-    """Returns the module. Importing it would send an event to Google Analytics where the user has
-    not declined; without its module `openvino_telemetry`, which is kept from loading in this
-    process, it takes a stub of its own that sends nothing. Raises MissingDependencyError."""
+    """Importing it would send an event to Google Analytics; without its module
+    `openvino_telemetry`, which is kept from loading in this process, it takes a stub that sends
+    nothing. Raises MissingDependencyError."""
     sys.modules.setdefault(_TELEMETRY, None)  # type: ignore[arg-type]  # importing it fails
     return import_library("openvino", "Core", _INSTALL)
 

@@ -110,10 +110,8 @@ def _require_right(
 
 
 class OpenVinoGraphs(OnnxProgram):
-    """compiled: returns OpenVINO's CompiledModel of a function, asked for when it is first run.
-
-    The states of the session that ran last stay bound where they are; all else is copied into
-    arrays of the request.
+    """compiled: returns OpenVINO's CompiledModel of a function, asked for when it is first run. The
+    states of the session that ran last stay bound; all else is copied into arrays of the request.
     """
 
     def __init__(self, opened: OpenedGraphs, compiled: Callable[[str], Any], device: str) -> None:

@@ -28,7 +28,6 @@ class OpenVinoRuntime(Runtime):
         return open_static(source, options, find_device(options.providers, options.threads))
 
     def require_devices(self, providers: Sequence[str]) -> None:
-        """See `edge_spec.core.model.Runtime`."""
         find_device(providers)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:

@@ -14,15 +14,14 @@ from edge_spec.runtimes.kv_cache import KvCache, part_names
 from edge_spec.runtimes.ort.devices import ProviderChoice
 from edge_spec.runtimes.ort.signature import translated
 
-# Providers with memory of their own, and what onnxruntime's OrtValue calls it where it has
-# addresses. None: it has none, so that they compute on copies of what is in main memory.
+# Providers with memory of their own, as OrtValue calls it. None: it has no addresses, so that they
+# compute on copies of what is in main memory.
 _MEMORIES = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": None}
 FIRST_TOKENS = 512  # of a cache on a device, which doubles when it is full
 
 
 class Place(NamedTuple):
-    """Memory as onnxruntime names it. is_copied: it is main memory, of which every pass has to be
-    given a copy."""
+    """Memory as onnxruntime names it. is_copied: main memory, copied for every pass."""
 
     device: str
     number: int  # of several such devices
@@ -67,8 +66,8 @@ class HostCache(KvCache):
 
 
 class DeviceCache(KvCache):
-    """One in a device's own memory, of chains alone. It grows by way of main memory, which holds
-    none of it otherwise. What moves it raises SessionError, DeviceMemoryError."""
+    """One in a device's own memory, of chains alone, which grows by way of main memory. What moves
+    it raises SessionError, DeviceMemoryError."""
 
     def __init__(self, config: ModelConfig, element: np.dtype[Any], place: Place) -> None:
         self._address = place.device, place.number  # as OrtValue and IOBinding take it

@@ -1,11 +1,9 @@
 """NVIDIA's driver, asked through ctypes, and why a provider does not start.
 
 CUDA's driver interface (https://docs.nvidia.com/cuda/cuda-driver-api) counts devices as onnxruntime
-does, CUDA_VISIBLE_DEVICES included; memory that is free without a context of ours is told by NVML
-(https://docs.nvidia.com/deploy/nvml-api). Why a provider does not start is found in what
-onnxruntime prints or raises: the patterns stand for messages of onnxruntime 1.31.1 (cuda_call.cc,
-provider_bridge_ort.cc), of the dynamic linkers of Linux and Windows, and of CUDA's
-cudaGetErrorString.
+does, CUDA_VISIBLE_DEVICES included; NVML (https://docs.nvidia.com/deploy/nvml-api) tells the free
+memory without a context of ours. Patterns stand for messages of onnxruntime 1.31.1 (cuda_call.cc,
+provider_bridge_ort.cc), of the linkers of Linux and Windows, and of cudaGetErrorString.
 """
 
 from __future__ import annotations
@@ -143,8 +141,8 @@ def _refused(known: tuple[str, str], words: str) -> DeviceError:
 
 
 def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
-    """Raises DeviceError where CUDA is among the providers, and its driver is missing, shows no
-    device, or is older than this onnxruntime's CUDA."""
+    """Raises DeviceError where CUDA is among the providers, and its driver is missing, too old, or
+    shows no device."""
     if _CUDA not in providers:
         return
     driver, built = cuda_driver(), _cuda_version(onnxruntime)
@@ -157,10 +155,8 @@ def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
 
 
 def prepare_cuda(onnxruntime: Any) -> None:
-    """Loads, once, the libraries that NVIDIA's packages bring, where this onnxruntime uses CUDA.
-
-    Neither this nor a start that fails later prints: what it would say is in the error.
-    """
+    """Load, once, the libraries that NVIDIA's packages bring, where this onnxruntime uses CUDA.
+    Neither this nor a start that fails later prints."""
     with _preparing:
         _prepare(onnxruntime)
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models.devices import CPU, GPU, NPU
-from edge_spec.runtimes.ort.cuda import CudaDevice, cuda_driver, prepare_cuda
+from edge_spec.runtimes.ort.cuda import CudaDevice, cuda_driver, prepare_cuda, start_error
 from edge_spec.runtimes.ort.library import import_onnxruntime
 
 _SUFFIX = "executionprovider"
@@ -49,12 +50,8 @@ class ProviderChoice(NamedTuple):
 
 
 def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
-    """Chooses providers for names such as "cuda", "cuda:1" or "CUDAExecutionProvider"; no name
-    stands for the CPU.
-
-    Packages are loaded where a name is not built in. Raises UsageError that lists the devices, for
-    a provider that is not used, or for two devices of one that takes a single one.
-    """
+    """Choose providers for names such as "cuda", "cuda:1" or "CUDAExecutionProvider"; for none, the
+    CPU's. Packages are loaded where a name is not built in. Raises UsageError."""
     names = [_short(name).removesuffix(":0") for name in wanted or (CPU,)]
     if names != [CPU]:
         prepare_cuda(onnxruntime)
@@ -74,11 +71,8 @@ def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
 
 
 def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderChoice]:
-    """Lists the choices by name: the provider's, with a number for its second device and those
-    after it ("cuda:1").
-
-    asks_driver: False where CUDA's devices need not be distinguished, which starts their driver.
-    """
+    """List the choices by name: the provider's, with a number from its second device on ("cuda:1").
+    asks_driver: whether CUDA's are distinguished, which starts their driver."""
     found: list[ProviderChoice] = []
     for provider in onnxruntime.get_available_providers():
         name = _short(provider)
@@ -96,10 +90,8 @@ def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderCho
 
 @cache
 def load_packages() -> Mapping[str, str]:
-    """Registers the providers of installed packages, once; says why for those that fail.
-
-    Raises MissingDependencyError.
-    """
+    """Register the providers of installed packages, once; return why those that fail do. Raises
+    MissingDependencyError."""
     onnxruntime = import_onnxruntime()
     faults = {}
     for module in _PACKAGES:
@@ -123,11 +115,8 @@ def load_packages() -> Mapping[str, str]:
 def add_providers(
     settings: Any, chosen: Sequence[ProviderChoice]
 ) -> list[str | tuple[str, dict[str, str]]] | None:
-    """Adds them to the SessionOptions, where one is a package's; else what a session takes beside
-    them.
-
-    Raises UsageError for providers that do not go together, DeviceError for one that is gone.
-    """
+    """Add them to the SessionOptions, where one is a package's; else return what a session takes
+    besides. Raises UsageError for providers that do not go together, DeviceError."""
     if not any(choice.from_package for choice in chosen):
         return [
             (choice.provider, dict(choice.options)) if choice.options else choice.provider
@@ -144,6 +133,31 @@ def add_providers(
         except Exception as error:
             raise _lost([choice.name], f": {error}") from error
     return None
+
+
+def start_session(
+    graph: str | Path | bytes,
+    settings: Any,
+    chosen: Sequence[ProviderChoice],
+    ask: Callable[[str], str | None] | None = None,
+) -> Any:
+    """Return an InferenceSession on these devices. Raises DeviceError where one does not start,
+    what onnxruntime does for other faults, and what `add_providers` does. ask: see
+    `require_started`."""
+    providers = add_providers(settings, chosen)
+    try:
+        session = import_onnxruntime().InferenceSession(
+            graph,
+            settings,
+            providers=providers,
+            enable_fallback=0,  # else it prints why a device fails, and takes the CPU
+        )
+    except Exception as error:  # onnxruntime's exceptions share no base class of their own
+        names = [choice.name for choice in chosen]
+        known = None if set(names) == {CPU} else start_error(names, str(error))
+        raise known or error from error
+    require_started(session, chosen, ask)
+    return session
 
 
 def require_started(
@@ -250,8 +264,7 @@ def count_nodes(inference: Any) -> dict[str, dict[str, int]]:
 
 
 def heavy_on_cpu(placement: Mapping[str, Mapping[str, int]]) -> str:
-    """Lists the operators on the CPU that take a model's time, such as "30 GroupQueryAttention, 121
-    MatMulNBits"; empty where there is none."""
+    """List the operators on the CPU that take a model's time, such as "30 MatMulNBits"."""
     found = placement.get(_CPU_PROVIDER, {})
     return ", ".join(f"{found[name]} {name}" for name in _HEAVY if name in found)
 

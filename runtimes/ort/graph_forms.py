@@ -1,32 +1,22 @@
-"""Graphs that are made of a bundle's own: in the form that a device runs best, and with features.
-
-A bundle holds one graph (exporters/onnx/graph.py), as the CPU runs it. Others are made of it in
-memory, over the same file of weights.
+"""Makes graphs of a bundle's own (exporters/onnx/graph.py), in memory, over the same weights file:
+in the form that a device runs best, and with features.
 
 Devices other than the CPU get a graph for chains alone: CUDA's attention refuses a mask, WebGPU's
-ignores `position_ids`, and both are fastest without. It has attention and mixtures of experts in
-one form where the graph has two for the sake of the CPU (exporters/onnx/attention.py, experts.py),
-attends to a single row once, and multiplies activations as they are: the CPU rounds to int8 what a
-quantized matrix is multiplied with, which moves scores by a tenth of their deviation and more.
+ignores `position_ids`. It has attention and mixtures of experts in one form where the CPU has two
+(exporters/onnx/attention.py, experts.py), attends to a single row once, and does not round
+activations to int8, which moves scores by a tenth of their deviation and more.
 
-For CUDA, whose GroupQueryAttention takes no float32, it computes in float16. Matrices, attention
-and the cache become float16. Integers of quantized matrices stay where they are, in the bundle's
-file; what is float32 beside them is rounded once, when the model is loaded.
+CUDA's GroupQueryAttention takes no float32, so matrices, attention and the cache become float16
+there. Integers of quantized matrices stay in the file; float32 beside them is rounded once, when
+the model is loaded. A residual stream may be too large for float16, as that of Gemma 3 is: such a
+model keeps embeddings, residual sums and norms in float32, with a Cast before and after each
+matrix.
 
-Norms add up in float32 inside onnxruntime, and what they read may be too large for float16: of
-Gemma 3, the residual stream is. Such a model keeps a wide stream: embeddings, residual sums and
-norms stay float32, with a Cast before and after each matrix.
-
-On the CPU, the graph that also gives features (`edge_spec.core.features`), as further outputs, is
-made when a session first asks: residual streams are there under the exporter's names, and are
-merely given out.
+On the CPU, features (`edge_spec.core.features`) are further outputs. One that is not bound to a
+buffer costs a pass nothing.
 
     feature.N            [1, rows, hidden_size]   the residual stream that enters layer N
-    feature.num_layers   [rows, hidden_size]      after the final norm: of all rows, not only of
-                                                  those that reach the head
-
-An output that is not bound to a buffer is not copied anywhere, so that passes which want none run
-at the pace of the graph without them.
+    feature.num_layers   [rows, hidden_size]      after the final norm, of all rows
 """
 
 from __future__ import annotations
@@ -62,8 +52,8 @@ _SUFFIX = ".float16"
 
 
 def keeps_wide_stream(config: ModelConfig) -> bool:
-    """Returns whether the description tells of a residual stream that float16 may not hold: one of
-    scaled embeddings, or with norms of what sublayers add to it."""
+    """Return whether float16 may not hold the residual stream: embeddings are scaled, or what
+    sublayers add is normed."""
     return config.embedding_scale != 1.0 or config.norm_places != "before"
 
 
@@ -84,8 +74,7 @@ class _Halving:
         self._made: dict[str, np.ndarray] = {}
 
     def run(self) -> dict[str, np.ndarray]:
-        """Change the model, and return the float16 weights that it takes as external initializers.
-        Raises DeviceError for a weight that float16 cannot hold."""
+        """Change the model, and return its float16 weights. Raises DeviceError."""
         for value in self._graph.input:
             kind = value.type.tensor_type
             kind.elem_type = _HALF if kind.elem_type == _FLOAT else kind.elem_type
@@ -200,10 +189,8 @@ def feature_name(layer: int) -> str:
 
 
 def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> bytes:
-    """Returns a serialized ModelProto that refers to the same file of weights.
-
-    Raises BundleError for a graph whose values have other names than the exporter gives them now.
-    """
+    """Return a serialized ModelProto. Raises BundleError for a graph whose values have other names
+    than the exporter gives them."""
     model = onnx.load(str(path), load_external_data=False)
     graph = model.graph
     made_by = {output: node for node in graph.node for output in node.output}
@@ -229,8 +216,7 @@ def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> byt
 
 
 def _norm_of_all_rows(made_by: Mapping[str, NodeProto], name: str) -> NodeProto:
-    """Copy the node that makes "hidden" of the rows that reach the head: it reads what they are
-    gathered from."""
+    """Copy the node that makes "hidden", to read what the rows of the head are gathered from."""
     node = NodeProto()
     node.CopyFrom(made_by[_HIDDEN])
     node.name = name
@@ -261,8 +247,7 @@ FLOAT32 = GraphForm()  # on the CPU, what devices are compared with
 
 # Not measured on any device: no machine with one was at hand.
 def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm]:
-    """Return the forms to try on devices, by onnxruntime's names of their providers, the fastest
-    first."""
+    """Return the forms to try on devices, the fastest first."""
     if TAKES_HALF.isdisjoint(providers):
         return [FLOAT32]
     wide = GraphForm(is_half=True, has_wide_stream=True)
@@ -272,9 +257,8 @@ def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm]:
 def formed_graph(
     path: Path, config: ModelConfig, form: GraphForm
 ) -> tuple[bytes, Mapping[str, np.ndarray]]:
-    """Make `form` of the graph at `path`: a serialized ModelProto over the bundle's file of
-    weights, and those that it takes in another type than that file has them in, which have to be
-    given as external initializers. Raises DeviceError where float16 cannot hold a weight."""
+    """Return a serialized ModelProto, and the weights of another type than in the file, which it
+    takes as external initializers. Raises DeviceError where float16 cannot hold a weight."""
     model = onnx.load(str(path), load_external_data=False)
     _keep_general_forms(model)
     _take_chains(model.graph, config)

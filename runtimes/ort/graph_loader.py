@@ -18,10 +18,7 @@ from edge_spec.errors import BundleError, EdgeSpecError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import CPU, free_bytes
 from edge_spec.runtimes.ort import devices
-from edge_spec.runtimes.ort.caches import Place, place_of
-from edge_spec.runtimes.ort.cuda import start_error
 from edge_spec.runtimes.ort.devices import RECORDS_PLACEMENT, require_on_device
-from edge_spec.runtimes.ort.graph_forms import GraphForm, formed_graph
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.listing import fault
 from edge_spec.runtimes.ort.rows import OwnProducts
@@ -34,26 +31,21 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a 
 
 
 class GraphLoader:
-    """Loads the graphs of one bundle, in their form, on their devices and with their threads.
-
-    form: of the whole model's graph; None: as it is in the bundle, which suits the CPU.
-    place: where sessions keep keys and values; None: where the options say.
-    """
+    """Loads the graphs of one bundle on their devices and with their threads."""
 
     def __init__(
         self,
         bundle: Bundle,
         options: RuntimeOptions,
-        form: GraphForm | None = None,
-        place: Place | None = None,
+        has_own_products: bool = True,
         entries: Mapping[str, str] = MappingProxyType({}),
         **settings: bool,
     ) -> None:
-        """entries: of onnxruntime's session configuration; settings: attributes of its
-        SessionOptions."""
+        """has_own_products: whether our kernels take products on the CPU. entries: of
+        onnxruntime's session configuration; settings: attributes of its SessionOptions."""
         self._library = import_onnxruntime()
-        self._devices = devices.choose(self._library, options.providers)
-        self._on_cpu = all(device.name == CPU for device in self._devices)
+        self.devices = devices.choose(self._library, options.providers)
+        self._on_cpu = all(device.name == CPU for device in self.devices)
         self._settings = {"log_severity_level": 3, **settings}
         self._entries = {RECORDS_PLACEMENT: "1", **entries}
         if options.takes_turns:  # waking them for each pass slows a model that runs alone
@@ -61,7 +53,6 @@ class GraphLoader:
         self._num_threads = options.threads or 0
         if options.threads is None and available_cores() < (os.cpu_count() or 1):
             self._num_threads = available_cores()  # of which onnxruntime does not know
-        self.form = form
         self.bundle = bundle
         # Our own graph has a rotation for each position, and the second row of a single one, which
         # does not count (session.MIN_ATTENDED), needs one, too.
@@ -70,9 +61,7 @@ class GraphLoader:
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
         self._held: list[OrtValue] = []  # weights, which graphs read where they are
-        self.place = place or place_of(self._devices)
-        suits = self._on_cpu and form is None
-        self._products = OwnProducts() if suits else None
+        self._products = OwnProducts() if self._on_cpu and has_own_products else None
 
     @property
     def kernels(self) -> str | None:
@@ -91,13 +80,6 @@ class GraphLoader:
         files = (self.bundle.file(name) for name in self.bundle.manifest.files)
         free = free_bytes()
         return free is None or free > _ROOM * sum(file.stat().st_size for file in files)
-
-    def open_whole(self, threads: int | None = None) -> Any:
-        """The whole model in its form. Raises BundleError, DeviceError."""
-        if self.form is None:
-            return self.open(GRAPH_FILE, threads)
-        graph = formed_graph(self.bundle.file(GRAPH_FILE), self.config, self.form)
-        return self.open(GRAPH_FILE, threads, *graph)
 
     def open(
         self,
@@ -133,20 +115,16 @@ class GraphLoader:
         except EdgeSpecError:
             raise
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
-            raise self._load_error(error, graph) from error
+            raise BundleError(
+                f"onnxruntime cannot load {graph}: {error}",
+                remedy="Export the model again, or update onnxruntime.",
+            ) from error
         if not self._on_cpu:
-            devices.require_started(session, self._devices, fault)
-            require_on_device(session, self._devices)
+            require_on_device(session, self.devices)
         return session
 
     def _load(self, graph: Path | bytes, options: Any) -> Any:
-        providers = devices.add_providers(options, self._devices)
-        return self._library.InferenceSession(
-            graph,
-            options,
-            providers=providers,
-            enable_fallback=0,  # else it prints why a device fails, and takes the CPU
-        )
+        return devices.start_session(graph, options, self.devices, fault)
 
     def _session_options(self, threads: int, stops_spinning: bool, folder: Path | None) -> Any:
         """folder: of the weights of a graph that is in memory; None for one in a file."""
@@ -162,12 +140,3 @@ class GraphLoader:
         for name, entry in entries.items():
             options.add_session_config_entry(name, entry)
         return options
-
-    def _load_error(self, error: Exception, graph: Path) -> EdgeSpecError:
-        known = (
-            None if self._on_cpu else start_error([each.name for each in self._devices], str(error))
-        )
-        return known or BundleError(
-            f"onnxruntime cannot load {graph}: {error}",
-            remedy="Export the model again, or update onnxruntime.",
-        )

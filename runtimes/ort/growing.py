@@ -1,8 +1,7 @@
 """Graphs whose keys and values grow with every pass, as `exporters/optimum` writes them.
 
-Such a graph takes the past of each layer and returns it with the rows of the pass after it; it has
-no mask, so that it scores chains alone. What it returns is the next pass's past as it is where all
-rows are kept; of fewer rows, and after a rollback, the beginning is copied.
+Such a graph takes the past of each layer and returns it with the rows of the pass after it, which
+is the next one's past, or its beginning is copied. It has no mask: it scores chains alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Trained heads by onnxruntime, as exporters/heads stores them: one graph for a whole step.
-
-A head's step is short, and runs between two passes of its target: its threads wait awake no longer
-than a step has nothing for them.
-"""
+"""Trained heads by onnxruntime, as exporters/heads stores them: one graph for a whole step."""
 
 from __future__ import annotations
 

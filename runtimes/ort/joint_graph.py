@@ -1,21 +1,15 @@
 """The graph of a model for passes that several sessions share: one attention for each of them.
 
-Made from the graph of exporters/onnx/graph.py when it is first wanted. What depends on the inputs
-of one session, which is attention alone, is repeated for each place of a session, with a suffix to
-its names; so are these inputs, and the caches. All products stay as they are, over the rows of all
-sessions side by side. A session's attention is then the very operator of a pass of its own, of the
-same shapes: its scores are the same bit for bit where those of rows in passes of different widths
-are.
+Of the graph of exporters/onnx/graph.py, attention, its inputs and caches are repeated for each
+place of a session, with a suffix to their names; products are over the rows of all sessions side by
+side. A session's attention is the operator of a pass of its own, of the same shapes, so its scores
+are as equal bit for bit as those of passes of different widths.
 
     attention_rows@P   [attended] int64   which row of the pass each attended one of place P repeats
-    kept_rows          [rows] int64       which attended row, counted over all places, goes on as
-                                          each row
+    kept_rows          [rows] int64       which attended row, over all places, goes on as each row
+    own_rows@P         [own] int64        which rows are those of place P, where attention has two
+                                          forms (exporters/onnx/attention.py): that for few is left
     ...@P                                 the other inputs of attention, as in a pass of its own
-
-Of two forms of attention (exporters/onnx/attention.py) the one for few rows is left, in
-which a place's rows are alone, with one more input:
-
-    own_rows@P         [own] int64        which rows of the pass are those of place P
 """
 
 from __future__ import annotations

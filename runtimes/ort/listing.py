@@ -18,7 +18,6 @@ from edge_spec.runtimes.ort.cuda import (
     free_bytes,
     prepare_cuda,
     require_driver,
-    start_error,
 )
 from edge_spec.runtimes.ort.devices import (
     RECORDS_PLACEMENT,
@@ -86,14 +85,7 @@ def _probe(name: str) -> None:
     model: Any = parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": 17]>
         probe ({kind}[2, 2] x) => ({kind}[2, 2] y) {{ y = MatMul (x, x) }}""")
-    providers = devices.add_providers(settings, chosen)
-    try:
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), settings, providers=providers, enable_fallback=0
-        )
-    except Exception as error:
-        raise start_error([name], str(error)) or error from error
-    devices.require_started(session, chosen)
+    session = devices.start_session(model.SerializeToString(), settings, chosen)
     if name != CPU and heavy_on_cpu(count_nodes(session)):
         raise ValueError("it leaves matrices to the CPU")
     ones = np.ones((2, 2), np.float16 if kind == "float16" else np.float32)

@@ -1,14 +1,11 @@
 """Forecasts the memory of a bundle in onnxruntime, from its manifest alone.
 
 Measured with onnxruntime 1.31 and 1.32 on x86-64: every integer matrix is copied in its kernel's
-own order and its packed original unmapped, while scales and zero points stay mapped beside copies
-of the scales and the sums of blocks. Our own kernels for few rows take a little less: their copy
-has the scales in it, once for all graphs of a model. A tied embedding stays beside the copy that
-the head reads. Float16 is widened to float32 once; the embedding, from which rows are taken, is
-not.
+own order and its original unmapped, while scales and zero points stay mapped beside copies of the
+scales and the sums of blocks. Our own kernels take a little less. A tied embedding stays beside the
+head's copy. Float16 is widened to float32 once, but for the embedding.
 
-What a GPU's own memory will hold was not measured on one: it is added up from what is copied there
-(graph_forms.py, caches.py), and CUDA's own part is an assumption.
+Nothing was measured on a GPU: what is copied there (graph_forms.py, caches.py) is added up.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from edge_spec.runtimes.ort.graph_forms import GraphForm
 from edge_spec.runtimes.ort.growing import GrowingModel
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.model import OrtModel
-from edge_spec.runtimes.ort.static import COMPILED, open_compiled, open_static
+from edge_spec.runtimes.ort.static import COMPILED, open_static
 from edge_spec.runtimes.static import trial
 from edge_spec.runtimes.static.onnx_program import FORMAT as STATIC
 from edge_spec.runtimes.static.session import StaticModel
@@ -28,10 +28,8 @@ from edge_spec.runtimes.static.session import StaticModel
 
 def open_bundle(source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingModel | StaticModel:
     """Raises UsageError, BundleError, DeviceError."""
-    if source.manifest.format == STATIC:
+    if source.manifest.format in (STATIC, COMPILED):
         return open_static(source, options)
-    if source.manifest.format == COMPILED:
-        return open_compiled(source, options)
     devices = choose_devices(options.providers)
     if all(device.name == CPU for device in devices):
         return _open(source, options)

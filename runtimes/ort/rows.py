@@ -160,10 +160,9 @@ class OwnProducts:
         options: Any,
         load: Callable[[bytes, Any], Any],
     ) -> Any:
-        """Returns the graph with our operator, loaded; None where it stays as it is: there are no
+        """Return the graph with our operator, loaded; None where it stays as it is: there are no
         kernels for it, or they do not load. folder: as `rows_graph` has it. Raises what `load` does
-        where other graphs have been changed. Counts matrices of files, which others are made
-        of."""
+        where other graphs have been changed."""
         if self._reason is not None:
             return None
         try:

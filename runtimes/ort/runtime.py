@@ -33,7 +33,6 @@ class OrtRuntime(Runtime):
         import_onnxruntime()
 
     def kernels(self) -> str:
-        """See `edge_spec.core.model.Runtime`."""
         from edge_spec.runtimes.ort import rows
 
         return rows.wanted()
@@ -49,7 +48,6 @@ class OrtRuntime(Runtime):
         return open_bundle(source, options)
 
     def require_devices(self, providers: Sequence[str]) -> None:
-        """See `edge_spec.core.model.Runtime`."""
         from edge_spec.runtimes.ort.opening import choose_devices
 
         choose_devices(providers)

@@ -1,9 +1,8 @@
 """The sessions of a whole model: each owns a KV cache, which on the CPU parts of the model share.
 
-Parts are for self-speculation. Early exit: Elhoushi et al. 2024 (LayerSkip). Layer skipping: Zhang
-et al. 2023 (Draft & Verify), Xia et al. 2024 (SWIFT). A part writes after what its target has
-committed, and the target's next pass overwrites that in every layer; so it cannot change what the
-target scores.
+Parts are for self-speculation: early exit (Elhoushi et al. 2024, LayerSkip) and layer skipping
+(Zhang et al. 2023, Draft & Verify; Xia et al. 2024, SWIFT). A part writes after what its target has
+committed, which the target's next pass overwrites in every layer: it changes none of its scores.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -20,12 +19,12 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import OnPrefilled, require_layers
 from edge_spec.core.model import Forward, require_rollback, require_room
 from edge_spec.core.source_session import SourceSession
-from edge_spec.core.threads import ThreadGovernor
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS
 from edge_spec.runtimes.ort.caches import DeviceCache, HostCache
 from edge_spec.runtimes.ort.graph_forms import feature_name
+from edge_spec.runtimes.ort.model_graphs import ModelGraphs
 from edge_spec.runtimes.ort.signature import (
     BIAS,
     STACKED,
@@ -66,14 +65,11 @@ class _Bound:
 class _Passes(Generic[Cache]):
     """Commits tokens, and scores what comes after them by passes of one graph over a cache.
 
-    A pass costs one `run_with_iobinding`. On the CPU, numpy and onnxruntime share every buffer; to
-    a device the rows of a pass cross over, and their scores come back. What stands after the
-    committed tokens is overwritten by the next pass. There are no CUDA graphs: one replays the
-    total length that GroupQueryAttention reads from main memory while it is made, and that grows
-    with every pass.
+    A pass costs one `run_with_iobinding`. On the CPU, numpy and onnxruntime share every buffer.
+    There are no CUDA graphs: they would replay the total length that GroupQueryAttention reads from
+    main memory, which grows with every pass.
 
-    runs [2 * layers] bool, of a graph of exporters/onnx/graph.py: the sublayers that the next pass
-    runs; None for a graph without a choice.
+    runs [2 * layers] bool: the sublayers that the next pass runs; None: the graph has no choice.
     """
 
     def __init__(
@@ -141,8 +137,7 @@ class _Passes(Generic[Cache]):
         self._run_options.terminate = True
 
     def close(self) -> None:
-        """Gives memory back now: whoever holds this may be part of a cycle, which Python may keep
-        for hours."""
+        """Give memory back now: a cycle may hold this for hours."""
         self._bound.clear()
         self._logits, self._hidden = self._logits[:0].copy(), self._hidden[:0].copy()
 
@@ -170,8 +165,8 @@ class _Passes(Generic[Cache]):
             self._generation = self.cache.generation
 
     def _read(self, start: int, tokens: np.ndarray, outputs: Sequence[str] = ()) -> _Bound:
-        """One pass of a prefill. The head has to score something: the last row, whose scores are
-        not used. outputs: more of the graph's, found in what is bound."""
+        """One pass of a prefill. The head has to score a row, which nobody reads. outputs: more of
+        the graph's, found in what is bound."""
         rows = len(tokens)
         with translated(rows, start):
             bound = self._bind(rows, np.array([rows - 1]))
@@ -256,8 +251,8 @@ class _Passes(Generic[Cache]):
 
 
 class OrtSession(_Passes[Cache]):
-    """One with a cache of its own. On a device it has no parts: their graph would be there with
-    weights of its own."""
+    """One with a cache of its own. On a device it has no parts, whose graph would take weights of
+    its own there."""
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
@@ -344,10 +339,7 @@ class PartialSession(_Passes[HostCache]):
         super().close()
 
     def _claim(self) -> None:
-        """Makes the tokens after the own length this session's.
-
-        Raises ValueError where the target has committed them.
-        """
+        """Raises ValueError where the target has committed the tokens after the own length."""
         if self.length < self._target.length:
             raise ValueError(
                 f"a pass at {self.length} tokens would overwrite some of the "
@@ -366,32 +358,11 @@ def _cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return similar
 
 
-class OpensGraphs(Protocol):
-    """What loads further graphs of a session's model, each once."""
-
-    def governor(self) -> ThreadGovernor | None:
-        """Return a governor for one session; None where there are no fewer threads."""
-
-    def with_threads(self, threads: int) -> onnxruntime.InferenceSession | None:
-        """Return the graph with this number of threads; None until it is ready."""
-
-    def open_partial(self) -> onnxruntime.InferenceSession:
-        """Return the graph in which every sublayer is optional."""
-
-    def open_featured(self, layers: Sequence[int]) -> onnxruntime.InferenceSession:
-        """Return the graph that gives these features."""
-
-    def encode(self, source: Sequence[int]) -> Mapping[str, np.ndarray]:
-        """Return the keys and values of a source, by the names of the decoder's inputs."""
-
-
 class HostSession(OrtSession[HostCache]):
     """On the CPU. Whatever this session does, its parts have then committed exactly what it has."""
 
-    def __init__(
-        self, inference: onnxruntime.InferenceSession, config: ModelConfig, graphs: OpensGraphs
-    ) -> None:
-        graph = Graph.of(inference)
+    def __init__(self, config: ModelConfig, graphs: ModelGraphs) -> None:
+        graph = Graph.of(graphs.whole)
         # One token more than the context, for the second row of a single one (MIN_ATTENDED).
         cache = HostCache(config, graph.has_stacked, graph.cache, spare_tokens=1)
         super().__init__(graph, config, cache)
@@ -412,14 +383,13 @@ class HostSession(OrtSession[HostCache]):
         return out
 
     def join(self, rows: int) -> None:
-        """Makes room for a pass that other sessions share; nothing can be committed until
-        `joined`. Raises ContextFullError."""
+        """Make room for a shared pass, of which `joined` lets rows be committed. Raises
+        ContextFullError."""
         self._claim()
         self._reserve(rows)
         self.cache.last_writer = None
 
     def joined(self) -> None:
-        """Lets `commit` take the rows that such a pass has written after the committed tokens."""
         self.cache.last_writer = self
 
     def rollback(self, length: int) -> None:
@@ -431,9 +401,8 @@ class HostSession(OrtSession[HostCache]):
         return self._on_prefilled is not None
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """See `edge_spec.core.features.GivesFeatures`. The first call loads the graph again, and
-        sessions that are opened from then on use it, too. Raises BundleError for a bundle whose
-        graph is not known."""
+        """See `edge_spec.core.features.GivesFeatures`. The first call loads the graph again, which
+        sessions that are opened later use, too. Raises BundleError."""
         require_layers(layers, self._config.num_layers)
         if not layers and not self.collects:
             return
@@ -461,10 +430,7 @@ class HostSession(OrtSession[HostCache]):
         super().close()
 
     def open_exit(self, num_layers: int) -> PartialSession:
-        """An early exit, which shares the cache. See `open_skipping` for what it costs.
-
-        Raises UsageError for a count that is not 1 to one less than the model has.
-        """
+        """See `edge_spec.core.model.SelfDrafting`, and `open_skipping` for what it costs."""
         layers = self._config.num_layers
         if not 1 <= num_layers < layers:
             raise UsageError(
@@ -474,12 +440,8 @@ class HostSession(OrtSession[HostCache]):
         return self.open_skipping(frozenset(range(2 * num_layers, 2 * layers)))
 
     def open_skipping(self, skipped: frozenset[int]) -> PartialSession:
-        """A part of the model, which shares the cache.
-
-        All parts of a model's sessions share a second copy of its weights as onnxruntime has
-        packed them, as large as the first (145 MB for the demo model), made at the first call.
-        Raises UsageError for a sublayer that the model does not have, or for an older bundle.
-        """
+        """See `edge_spec.core.model.SelfDrafting`. The first call makes a second copy of the packed
+        weights (145 MB for the demo model), which all parts of a model's sessions share."""
         runs = np.ones(2 * self._config.num_layers, np.bool_)
         part = PartialSession(Graph.of(self._graphs.open_partial()), self, runs, self._parts)
         part.skipped = skipped
@@ -504,7 +466,7 @@ class HostSession(OrtSession[HostCache]):
 
 
 class OrtSourceSession(SourceSession):
-    """One whose passes can be ended, as those of its decoder can."""
+    """Can be interrupted."""
 
     def __init__(self, decoder: HostSession, config: ModelConfig) -> None:
         assert config.encoder is not None

@@ -62,52 +62,39 @@ class OrtGraphs(OnnxProgram):
             ) from error
 
 
-def open_static(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
-    """Raises UsageError for other devices than the CPU and a context beyond the cache, BundleError
-    for graphs that are not those of the manifest, or that onnxruntime cannot load."""
-    others = [name for name in options.providers if name.lower() != CPU]
-    if others:
-        raise UsageError(
-            f"ort runs {bundle.path}, whose shapes are fixed, on the cpu, not on "
-            f"{', '.join(others)}",
-            remedy="Choose --device cpu, or export the model with --format onnx.",
-        )
-    entries = _ENTRIES.get(bundle.manifest.quantization.partition(" ")[0], {})
-    return open_graphs(bundle, options, OpenedGraphs.of(bundle), entries)
-
-
-def open_graphs(
-    bundle: Bundle, options: RuntimeOptions, opened: OpenedGraphs, entries: Mapping[str, str]
-) -> StaticModel:
-    """entries: of onnxruntime's session configuration. Raises UsageError, BundleError."""
-    program = OrtGraphs(GraphLoader(bundle, options, entries=entries), opened)
-    return StaticModel(program, opened.layout, config_of(bundle, options))
-
-
-COMPILED = "qnn"  # the format of such bundles
+COMPILED = "qnn"  # the format of bundles for an NPU
 _EXPORT_HERE = "Export the model without --compile, or for this machine (--soc)."
 _SHARES = {"ep.share_ep_contexts": "1"}  # functions find the binary that the first has loaded
 _SOC_ID = Path("/sys/devices/soc0/machine")  # a processor's name, on Linux and Android
 _SOC = re.compile(r"(SM|SC)\d{4}[A-Z]*")  # as QNN has it; some systems tell a name of their own
 
 
-def open_compiled(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
-    """Raises DeviceError where the NPU that it was compiled for is not there, UsageError for
-    another device, BundleError for a damaged bundle."""
-    compiled = bundle.manifest.compiled
-    if compiled is None:
+def open_static(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
+    """Raises UsageError for other devices than its own and a context beyond the cache, DeviceError
+    where the NPU that it was compiled for is not there, BundleError for graphs that are not those
+    of the manifest, or that onnxruntime cannot load."""
+    format, compiled = bundle.manifest.format, bundle.manifest.compiled
+    is_compiled = format == COMPILED
+    if is_compiled and compiled is None:
         raise BundleError(
             f"{bundle.path} does not say what it was compiled for", remedy="Export it again."
         )
-    others = [name for name in options.providers if name.lower() != QNN]
+    device = QNN if is_compiled else CPU
+    others = ", ".join(name for name in options.providers if name.lower() != device)
     if others:
+        export = "without --compile" if is_compiled else "with --format onnx"
+        runs = f"was compiled for {compiled}" if is_compiled else "has fixed shapes"
         raise UsageError(
-            f"{bundle.path} was compiled for {compiled} and does not run on {', '.join(others)}",
-            remedy=f"Choose --device {QNN}, or export the model without --compile.",
+            f"{bundle.path} {runs} and does not run on {others}",
+            remedy=f"Choose --device {device}, or export the model {export}.",
         )
-    require_hardware(bundle, compiled)
-    opened = OpenedGraphs.of(bundle, COMPILED)
-    return open_graphs(bundle, replace(options, providers=(QNN,)), opened, _SHARES)
+    entries = _ENTRIES.get(bundle.manifest.quantization.partition(" ")[0], {})
+    if is_compiled and compiled is not None:
+        require_hardware(bundle, compiled)
+        options, entries = replace(options, providers=(QNN,)), _SHARES
+    opened = OpenedGraphs.of(bundle, format)
+    program = OrtGraphs(GraphLoader(bundle, options, entries=entries), opened)
+    return StaticModel(program, opened.layout, config_of(bundle, options))
 
 
 def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:

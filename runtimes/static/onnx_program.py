@@ -1,8 +1,5 @@
-"""Static ONNX graphs as a Program, whatever runs them.
-
-The graphs take the states and return what their rows add (exporters/onnx/static.py): the
-states are arrays of the session, written here.
-"""
+"""Static ONNX graphs (exporters/onnx/static.py) as a Program, whatever runs them. They take the
+states, arrays of the session, and return what their rows add."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ class Layout:
 
 
 def read_layout(signatures: Mapping[str, Signature], config: ModelConfig, where: str) -> Layout:
-    """Raises BundleError, which names `where`, for functions of another form than exporters/coreml
-    writes, and for a cache too small for the context and a padded pass."""
+    """Raises BundleError, which names `where`, for functions that no exporter of ours writes, and a
+    cache too small for the context and a padded pass."""
     try:
         layout = _layout(signatures)
         vocabularies = {
@@ -217,11 +217,8 @@ class StaticSession:
         return int(self._taken[-1]) + 1 if len(self._taken) else 0
 
     def _shape_for(self, rows: int, shapes: Sequence[PassShape]) -> PassShape:
-        """The smallest function that holds the rows, or the largest, of those that fit the slots.
-
-        Slots are made free where holes are in the way. One always fits: the cache has room for a
-        padded pass after a full context.
-        """
+        """Return the smallest function that holds the rows, or the largest, of those that fit the
+        slots, of which holes are freed first. One always fits: see `read_layout`."""
         wanted, slots = next((s for s in shapes if s.rows >= rows), shapes[-1]), self._layout.slots
         if self._end + wanted.rows > slots and self._end > self.length:
             self._hold(self.state(), self.length)
@@ -229,8 +226,7 @@ class StaticSession:
         return next((each for each in fitting if each.rows >= rows), fitting[-1])
 
     def _hold(self, state: Mapping[str, np.ndarray], length: int) -> None:
-        """Takes a new state, whose first slots are these: whatever fails on the way, the old one
-        still holds all."""
+        """Take a new state, whose first slots are these, once it is written."""
         fresh = self._program.make_state()
         for name in self._layout.states:
             array = self._program.read_state(fresh, name)
@@ -241,8 +237,8 @@ class StaticSession:
     def _run(
         self, shape: PassShape, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray
     ) -> Mapping[str, np.ndarray]:
-        """One pass over rows that stand after the committed tokens. sees: [n, n] bool, which of
-        the n rows each of them attends to, beside all committed tokens."""
+        """One pass over n rows. sees: [n, n] bool, which of them each attends to, besides all
+        committed tokens."""
         if self._is_interrupted:
             raise SessionError("the session was interrupted", remedy="Begin a new one.")
         count, start = len(tokens), self._end
@@ -305,8 +301,8 @@ class StaticModel:
 
 
 def config_of(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
-    """Returns the configuration with the context that was asked for. Raises UsageError where the
-    cache does not hold it and has to."""
+    """Return it with the context that was asked for. Raises UsageError where the cache does not
+    hold it and has to."""
     config, wanted = bundle.config, options.context_length
     if wanted is None or (wanted > config.context_length and options.may_hold_less):
         return config
@@ -325,8 +321,8 @@ _PADDING_SLOTS = 64  # at most, beside the context
 def session_bytes(
     bundle: Bundle, options: RuntimeOptions, num_tokens: int | None
 ) -> tuple[int, int]:
-    """Returns the bytes of a session's states, the same for any number of tokens since it has all
-    of its slots at once, and those of the scores of a prefill."""
+    """Return the bytes of a session's states, which it has at once for all slots, and those of the
+    scores of a prefill."""
     config = bundle.config
     length, _ = context_tokens(config.context_length, options, num_tokens)
     element = FLOAT if bundle.manifest.quantization == "fp32" else HALF

@@ -1,9 +1,5 @@
-"""Compares what a device computes of a model with what the CPU does.
-
-Some providers take a graph and compute it wrong: OpenVINO's 1.8.1 gives scores for the demo model
-that have nothing to do with it, without an error. Others compute chains right and trees wrong,
-where their attention counts positions by itself.
-"""
+"""Compares what a device computes of a model with what the CPU does: some providers compute a graph
+wrong without an error, or trees alone, where their attention counts positions by itself."""
 
 from __future__ import annotations
 

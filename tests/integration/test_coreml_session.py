@@ -16,7 +16,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.coreml.model import OpenedPackage
+from edge_spec.runtimes.coreml.native import OpenedPackage
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.static.session import Program, StaticSession
 from fixtures.coreml_in_numpy import NumpyProgram, open_in_numpy, program_of

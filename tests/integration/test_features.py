@@ -17,6 +17,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError, UnsupportedModelError
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.llamacpp.features import Tap
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.runtimes.reference import ReferenceModel
@@ -95,7 +96,10 @@ def test_llamacpp_gives_those_of_other_architectures(
 def test_what_a_library_does_not_give_is_refused(
     gguf: Callable[..., Path], open_llama: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.features.Tap.missing", lambda *rows: [1])
+    given = Tap.rows
+    monkeypatch.setattr(
+        Tap, "rows", lambda tap, each, rows: None if each.layer == 1 else given(tap, each, rows)
+    )
     session = open_llama("llamacpp", gguf("qwen2")).open_session()
     with pytest.raises(UnsupportedModelError, match=r"the layers 1 of the architecture 'qwen2'"):
         collecting(session, (0, 1, 2))

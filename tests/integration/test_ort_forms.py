@@ -185,9 +185,9 @@ def test_a_device_gets_its_form_and_another_one_where_the_first_overflows(
     narrow, wide = (OrtRuntime().open(each, odd) for each in (bundle("stacked"), large))
     assert isinstance(narrow, OrtModel)
     assert isinstance(wide, OrtModel)
-    assert narrow.form == HALF
-    assert wide.form == WIDE
+    assert narrow.graphs.form == HALF
+    assert wide.graphs.form == WIDE
     exact = OrtRuntime().open(large, RuntimeOptions(context_length=CONTEXT))
     assert isinstance(exact, OrtModel)
-    assert exact.form is None
+    assert exact.graphs.form is None
     assert error(chain_of(wide).logits, chain_of(exact).logits) < HALF_ERROR

@@ -41,11 +41,11 @@ def model(bundle: Bundle) -> Iterator[OrtModel]:
 
 def opened(model: OrtModel, threads: int) -> bool:
     """Whether it is ready, once it has been waited for."""
-    model._is_ready(threads)  # begins to open it
-    thread = model._opening
+    model.graphs.is_ready(threads)  # begins to open it
+    thread = model.graphs._opening
     if thread is not None:
         thread.join()
-    return model._is_ready(threads)
+    return model.graphs.is_ready(threads)
 
 
 def test_a_session_changes_its_threads_and_no_score(model: OrtModel, tokens: Tokens) -> None:
@@ -78,7 +78,18 @@ def test_without_memory_for_it_the_graph_stays_as_it_is(
     assert not opened(model, 1)
 
 
+def test_a_graph_with_fewer_threads_gives_the_features_that_are_asked_for(model: OrtModel) -> None:
+    """One that was loaded before gives none of them."""
+    assert opened(model, 1)
+    session: Any = model.open_session()
+    session.collect_features([1], lambda start, features: None)
+    assert model.graphs.with_threads(1) is None
+    assert opened(model, 1)
+    given = {value.name for value in model.graphs.with_threads(1).get_outputs()}
+    assert "feature.1" in given
+
+
 def test_a_model_is_closed_while_the_graph_is_opened_once_more(model: OrtModel) -> None:
-    model._is_ready(1)
+    model.graphs.is_ready(1)
     model.close()
-    assert not model._by_threads
+    assert model.graphs._slim is None

@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,15 +72,29 @@ def install(ggml: Any) -> Rows:
     """Before a model is opened: llama.cpp makes its list of places for weights then. ggml: the
     library as ctypes has loaded it. Raises UsageError for a variable that names what is not."""
     reason = _llama_refusal()
+    if reason is not None:
+        return Rows(None, reason)
     try:
-        return _installed(ggml, library.table()) if reason is None else Rows(None, reason)
+        files, table = library.ggml_libraries(ggml), library.table()
+        if not files:
+            return Rows(None, "this build of llama.cpp exports too little")
+        hashes = [sha256_file(file) for file in [*files, library.path()]]
+        key = hashlib.sha256("\n".join([*hashes, table]).encode()).hexdigest()
+        reason = build_fault(key, Path(ggml._name))
+        if reason is None:
+            every = (1 << len(library.TYPES)) - 1
+            refused = library.function("install")(ggml._handle, every, 1)
+            reason = refused.decode() if refused is not None else None
+        if reason is not None:
+            return Rows(None, reason)
+        return Rows(table, None, bool(library.function("takes")() & _ATTENTION))
     except (OSError, AttributeError) as error:
         return Rows(None, " ".join(str(error).split()))
 
 
 def wanted() -> str:
-    """Names the kernels that builds of llama.cpp get here where they fit, and their own build; ""
-    for none. llama.cpp is not opened for it. Raises UsageError as `install` does."""
+    """Name the kernels that builds of llama.cpp get here where they fit, and their own build; ""
+    for none. Raises UsageError as `install` does."""
     return library.build_name() if _llama_refusal() is None else ""
 
 
@@ -121,50 +135,23 @@ def _llama_refusal() -> str | None:
     return refusal()
 
 
-def _installed(ggml: Any, table: str) -> Rows:
-    files = library.ggml_libraries(ggml)
-    if not files:
-        return Rows(None, "this build of llama.cpp exports too little")
-    key = build_key([*files, library.path()], table)
-    reason = build_fault(key, Path(ggml._name))
-    if reason is None:
-        every = (1 << len(library.TYPES)) - 1
-        refused = library.function("install")(ggml._handle, every, 1)
-        reason = refused.decode() if refused is not None else None
-    if reason is not None:
-        return Rows(None, reason)
-    return Rows(table, None, bool(library.function("takes")() & _ATTENTION))
-
-
-def build_key(files: Sequence[Path], table: str) -> str:
-    """Raises OSError."""
-    hashes = [sha256_file(file) for file in files]
-    return hashlib.sha256("\n".join([*hashes, table]).encode()).hexdigest()
-
-
 def build_fault(key: str, ggml: Path) -> str | None:
     """Why the plugin does not fit this build, None where it does; tried once, in a process of its
     own. ggml: the library that is opened there."""
     known = _FAULT.read(key)
     if known is not None:
         return known.value
-    reason, lasts = _tried(ggml)
-    if lasts:
-        _FAULT.keep(key, reason)
-    return reason
-
-
-def _tried(ggml: Path) -> tuple[str | None, bool]:
-    """The reason, and whether it would be the same the next time."""
     from edge_spec.runtimes.llamacpp.rows.self_test import run
 
+    reason = None
     try:
         isolated(run, str(ggml), timeout_s=_TIMEOUT_S)
-    except NoAnswerError as error:  # of a machine that is busy, perhaps
-        return f"its test did not end: {error}", False
+    except NoAnswerError as error:  # of a machine that is busy, perhaps: it is tried again
+        return f"its test did not end: {error}"
     except IsolatedError as error:
-        return f"its test failed: {error}", True
-    return None, True
+        reason = f"its test failed: {error}"
+    _FAULT.keep(key, reason)
+    return reason
 
 
 @contextmanager
