@@ -24,7 +24,7 @@ from edge_spec.apps.server.request import Desk
 from edge_spec.cli.server_options import ServerOptions
 from edge_spec.core.model import Progress
 from edge_spec.loader import ModelOnDemand
-from edge_spec.loader.prepare import PreparedEngine
+from edge_spec.loader.open import PreparedEngine
 from edge_spec.models.memory import Forecast, fit_together, fits_free_memory, forecast_here
 
 _LATEST = ":latest"  # which Ollama's clients add to names

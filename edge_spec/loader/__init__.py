@@ -24,15 +24,13 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, how_to_give
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, UsageError
 from edge_spec.loader.open import (
+    PreparedEngine,
     StartLearning,
+    TargetRefusedError,
     begin_opening,
     check_capabilities,
     compose_engine,
     open_models,
-)
-from edge_spec.loader.prepare import (
-    PreparedEngine,
-    TargetRefusedError,
     prepare_engine,
 )
 from edge_spec.models.asked_options import (
