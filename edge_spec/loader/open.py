@@ -361,13 +361,6 @@ def open_models(
     drafters = factory.load_drafters(options.drafter, context)
     loaded = open_target()
     check_capabilities(target.name, target.runtime.name, loaded, options)
-    if drafts and drafts[0].step_s and costs().is_scaled and drafts[0].step_s >= costs().at(1):
-        _log.warning(
-            "a step of the draft %s takes %.2f times as long as one of its target: it is asked "
-            "only where that pays; choose a smaller one",
-            options.drafts[0],
-            drafts[0].step_s / costs().at(1),
-        )
     return OpenModels(prepared, loaded, drafts, drafters, context, costs, key)
 
 
