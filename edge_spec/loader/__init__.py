@@ -244,8 +244,7 @@ def options_of_others(asked: AskedOptions) -> AskedOptions:
     """Returns the options of all models but the first, where one command names several: a draft
     that is named and the layers of early exit are of one model."""
     asked = replace(asked, exit_layer=None)
-    named = [asked.draft] if isinstance(asked.draft, str) else asked.draft or []
-    if not set(named) - {"auto", "none"}:
+    if not set(asked.named_drafts or ()) - {"auto", "none"}:
         return asked
     traits = factory.traits_of(asked.drafter).values()
     needs_draft = any(each.draft_model for each in traits)

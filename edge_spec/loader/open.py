@@ -2,9 +2,11 @@
 
 To prepare it, what no runtime reads as it is is converted, headers are read, and it is known that
 all models fit. Then weights are read, those of the target last: what an option or a drafter refuses
-is refused before that. A library that ends the process while it
-opens a model cannot be caught: a mark says that one is being opened, and where the next start finds
-that of a process that is no more, it first opens the model in a process of its own.
+is refused before that.
+
+A library that ends the process while it opens a model cannot be caught. A mark says that one is
+being opened; where the next start finds that of a process that is no more, it first opens the model
+in a process of its own.
 """
 
 from __future__ import annotations

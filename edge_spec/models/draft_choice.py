@@ -83,7 +83,7 @@ def chosen_drafts(
     here; where none is named, the one of a pair bundle, if the drafters that were asked for can use
     it. uses_trained: as "auto". Raises as `Source.member` does, and UsageError for "auto" beside
     other names."""
-    named = _named(asked)
+    named = asked.named_drafts
     if named is not None and AUTO in named:
         if len(named) > 1:
             raise UsageError(
@@ -122,17 +122,11 @@ def named_options(source: Source, asked: AskedOptions, keeps_answers: bool) -> L
 def trained_options(source: Source, asked: AskedOptions) -> AskedOptions | None:
     """Return the options with the drafter that was trained here for the model; None where none
     pays, or other drafters were asked for. Raises as `Source.path` does."""
-    named = _named(asked)
-    if named != [AUTO] and (named is not None or asked.drafter != "auto"):
+    is_free = asked.draft is None and asked.drafter == "auto"
+    if not is_free and asked.named_drafts != (AUTO,):
         return None
     trained = trained_drafter(source)
     return None if trained is None else replace(asked, draft=[str(trained)])
-
-
-def _named(asked: AskedOptions) -> list[str] | None:
-    if asked.draft is None or isinstance(asked.draft, str):
-        return None if asked.draft is None else [asked.draft]
-    return list(asked.draft)
 
 
 def head_path(name: str, target: Source) -> Path | None:

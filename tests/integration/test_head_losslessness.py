@@ -163,10 +163,10 @@ def test_heads_that_were_trained_here_draft_as_long_as_they_can_be_opened(
 
     assert "medusa" in drafters() and "does not draft" not in caplog.text
 
-    def has_no_onnxruntime(name: str, *formats: Any) -> Runtime:
+    def has_no_onnxruntime(name: str) -> Runtime:
         if name == "ort":
             raise MissingDependencyError("onnxruntime is missing", remedy="Install it.")
-        return load_runtime(name, *formats)
+        return load_runtime(name)
 
     with monkeypatch.context() as patched:
         patched.setattr(runtimes, "load_runtime", has_no_onnxruntime)
