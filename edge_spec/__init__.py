@@ -22,25 +22,24 @@ for _name, _value in (
     os.environ.setdefault(_name, _value)
 
 if TYPE_CHECKING:
-    from edge_spec.core.metrics import Stats
-    from edge_spec.core.sampling import SamplingParams
-    from edge_spec.engine.async_engine import AsyncEngine
-    from edge_spec.engine.engine import Engine
-    from edge_spec.engine.generation import Generation
-    from edge_spec.engine.request import AnswerOptions, ChatOptions
-    from edge_spec.engine.results import (
-        Alternative,
-        Chunk,
-        FinishReason,
-        GenerationResult,
-        Origin,
-        Token,
-    )
-    from edge_spec.errors import EdgeSpecError
-    from edge_spec.loader import load
-    from edge_spec.loader.asynchronous import load_async
-    from edge_spec.text.grammar import Grammar
-    from edge_spec.text.parts.part import PartKind
+    from edge_spec.core.metrics import Stats as Stats
+    from edge_spec.core.sampling import SamplingParams as SamplingParams
+    from edge_spec.engine.async_engine import AsyncEngine as AsyncEngine
+    from edge_spec.engine.engine import Engine as Engine
+    from edge_spec.engine.generation import Generation as Generation
+    from edge_spec.engine.request import AnswerOptions as AnswerOptions
+    from edge_spec.engine.request import ChatOptions as ChatOptions
+    from edge_spec.engine.results import Alternative as Alternative
+    from edge_spec.engine.results import Chunk as Chunk
+    from edge_spec.engine.results import FinishReason as FinishReason
+    from edge_spec.engine.results import GenerationResult as GenerationResult
+    from edge_spec.engine.results import Origin as Origin
+    from edge_spec.engine.results import Token as Token
+    from edge_spec.errors import EdgeSpecError as EdgeSpecError
+    from edge_spec.loader import load as load
+    from edge_spec.loader.asynchronous import load_async as load_async
+    from edge_spec.text.grammar import Grammar as Grammar
+    from edge_spec.text.parts.part import PartKind as PartKind
 
 # Imported when first used, so that `import edge_spec` costs nothing.
 _HOMES = {
@@ -64,26 +63,7 @@ _HOMES = {
     "load_async": "loader.asynchronous",
 }
 
-__all__ = [
-    "Alternative",
-    "AnswerOptions",
-    "AsyncEngine",
-    "ChatOptions",
-    "Chunk",
-    "EdgeSpecError",
-    "Engine",
-    "FinishReason",
-    "Generation",
-    "GenerationResult",
-    "Grammar",
-    "Origin",
-    "PartKind",
-    "SamplingParams",
-    "Stats",
-    "Token",
-    "load",
-    "load_async",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ from edge_spec.apps.server.request import Work, read
 from edge_spec.cli.options import ServerOptions
 from edge_spec.core.model import Progress
 from edge_spec.loader import ModelOnDemand
-from edge_spec.loader.prepare import PreparedEngine
+from edge_spec.loader.open import PreparedEngine
 from edge_spec.models.memory import Forecast, fit_together, fits_free_memory, forecast_here
 
 if TYPE_CHECKING:

@@ -55,15 +55,11 @@ def pull(
 
 
 def _draft(target: HubReference, draft: str) -> HubReference | None:
-    from edge_spec.models.hub import DRAFTS, HEADS, PREFIX, HubReference, known
+    from edge_spec.models.hub import PREFIX, HubReference, known_draft
 
     if draft != "auto":
         return HubReference.parse(draft)
-    smaller, head = known(DRAFTS, target.repository), known(HEADS, target.repository)
-    if smaller is not None and head is not None:
-        told = f"there is a head trained for {target}, too: --draft {PREFIX}{head}"
-        print(f"note: {told}", file=sys.stderr)
-    found = smaller or head
+    found = known_draft(target.repository)
     if found is not None:
         return HubReference.parse(PREFIX + found)
     told = f"no smaller model of the family of {target} is known: name one with --draft"

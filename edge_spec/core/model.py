@@ -70,8 +70,8 @@ class Capabilities:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """Scores of one pass over a tree, in arrays that may be the library's own memory: valid until
-    the session's next pass or its close."""
+    """Scores of one pass over a tree. The arrays are valid until the session's next pass or close:
+    they may be the library's own memory."""
 
     logits: np.ndarray  # [rows, vocab] float32
     hidden: np.ndarray | None = None  # [rows, hidden_size] float32, after the final norm

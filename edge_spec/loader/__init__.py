@@ -24,15 +24,13 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, how_to_give
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, UsageError
 from edge_spec.loader.open import (
+    PreparedEngine,
     StartLearning,
+    TargetRefusedError,
     begin_opening,
     check_capabilities,
     compose_engine,
     open_models,
-)
-from edge_spec.loader.prepare import (
-    PreparedEngine,
-    TargetRefusedError,
     prepare_engine,
 )
 from edge_spec.models.asked_options import (
@@ -246,8 +244,7 @@ def options_of_others(asked: AskedOptions) -> AskedOptions:
     """Returns the options of all models but the first, where one command names several: a draft
     that is named and the layers of early exit are of one model."""
     asked = replace(asked, exit_layer=None)
-    named = [asked.draft] if isinstance(asked.draft, str) else asked.draft or []
-    if not set(named) - {"auto", "none"}:
+    if not set(asked.named_drafts or ()) - {"auto", "none"}:
         return asked
     traits = factory.traits_of(asked.drafter).values()
     needs_draft = any(each.draft_model for each in traits)

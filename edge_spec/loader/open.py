@@ -1,9 +1,12 @@
-"""Opens what was prepared: weights are read, those of the target last, and the engine is composed
-around them.
+"""Makes a plan ready to be opened, opens it, and composes an engine around its models.
 
-What an option or a drafter refuses is refused before that. A library that ends the process while it
-opens a model cannot be caught: a mark says that one is being opened, and where the next start finds
-that of a process that is no more, it first opens the model in a process of its own.
+To prepare it, what no runtime reads as it is is converted, headers are read, and it is known that
+all models fit. Then weights are read, those of the target last: what an option or a drafter refuses
+is refused before that.
+
+A library that ends the process while it opens a model cannot be caught. A mark says that one is
+being opened; where the next start finds that of a process that is no more, it first opens the model
+in a process of its own.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.isolated import IsolatedError, isolated
-from edge_spec.core.model import HasWays, Model
+from edge_spec.core.model import HasWays, Model, Progress
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
@@ -36,21 +40,26 @@ from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, StateFile
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import (
     DeviceError,
+    EdgeSpecError,
     MissingDependencyError,
     ModelFileError,
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.loader.prepare import PreparedEngine, TargetRefusedError
+from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import free_bytes, processor
+from edge_spec.models.draft_choice import cheapest
+from edge_spec.models.memory import forecast, require_fit, require_room_to_convert
+from edge_spec.models.model_plan import ModelPlan, PreparedModel
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.runtimes import library_build
+from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.layer_selection import ChosenPart, saved_parts
 from edge_spec.scheduler.adaptive import stage_of
 from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.engine_plan import EnginePlan
 from edge_spec.scheduler.lossless import keep_promise
 from edge_spec.scheduler.profile import (
     Profile,
@@ -67,8 +76,10 @@ from edge_spec.scheduler.row_findings import (
     settle_rows,
 )
 from edge_spec.storage.atomic import cache_directory
+from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
-from edge_spec.text.vocabulary import same_vocabulary
+from edge_spec.text.tokenizer import Tokenizer
+from edge_spec.text.vocabulary import require_same_vocabulary, same_vocabulary
 
 if TYPE_CHECKING:
     from edge_spec.drafters.draft.draft_model import Draft
@@ -78,6 +89,129 @@ _TRIAL_S = 300.0  # to open a model in
 _MOST_BYTES = 2_500_000_000
 _ROOM = 2  # times such a file, that has to be free: nothing is closed before to make room for it
 _log = logging.getLogger(__name__)
+
+
+class TargetRefusedError(Exception):
+    """The runtime cannot have the target, for a reason that another runtime may not have."""
+
+    def __init__(self, error: EdgeSpecError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True)
+class PreparedEngine:
+    """The target and its drafts, ready to be opened by a plan."""
+
+    plan: EnginePlan
+    target: PreparedModel
+    drafts: tuple[PreparedModel, ...]  # of each plan's draft one
+    identity: str  # of the target's files, as a runtime was chosen for them
+
+    @property
+    def options(self) -> LoadOptions:
+        return self.plan.options
+
+    @property
+    def source(self) -> Source:
+        return self.plan.source
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the target will take, but for the few that its runtime keeps for itself."""
+        own = self.target.config.context_length
+        return min(own, self.options.context_length or own)
+
+
+def prepare_engine(
+    plan: EnginePlan, needs_chat: bool = False, makes_room: bool = False
+) -> PreparedEngine:
+    """Convert what has to be, and compare what models need with what there is.
+
+    needs_chat: converts no target without a chat template that compiles. makes_room: as in
+    `require_fit`. Raises an EdgeSpecError: DeviceMemoryError where memory is short, UsageError for
+    a draft of a draft with other tokens.
+    """
+    options, progress = plan.options, plan.source.progress
+    identity = plan.source.identity
+    target = plan.target.prepare(
+        progress, before_conversion=partial(_require_worth_converting, needs_chat, options.head)
+    )
+    target = _translating(target, options)
+    if options.parse_special:
+        made = target.make_text
+        target = replace(target, make_text=lambda: replace(made(), parse_special=True))
+    drafts = tuple(_prepared_drafts(target, plan.drafts, progress))
+    require_fit(target, drafts, options, makes_room)
+    memory = forecast(target, drafts, options) if drafts else None
+    if memory is not None:
+        progress(f"Loading {memory}", 0.0)
+    return PreparedEngine(plan, target, drafts, identity)
+
+
+def _translating(target: PreparedModel, options: LoadOptions) -> PreparedModel:
+    """Return it with the languages that were asked for. Raises UsageError, also for a translator
+    that nothing tells in which one to answer."""
+    languages = options.source_language, options.target_language
+    if target.config.encoder is None and languages == (None, None):
+        return target
+    tokenizer = target.text.tokenizer
+    if not isinstance(tokenizer, Tokenizer):
+        return target
+    lacks_one = tokenizer.source_end is not None and tokenizer.source_end.lacks_language
+    if languages == (None, None) and not lacks_one:
+        return target
+    found = tokenizer.translating(*languages, target.name)
+    end = found.source_end
+    if end is not None and end.lacks_language:
+        raise UsageError(
+            f"{target.name} translates into {len(end.languages)} languages, and nothing says which",
+            remedy=f"Give --target-language, such as {end.some()}.",
+        )
+    text = replace(target.text, tokenizer=found)
+    return replace(target, make_text=lambda: text)
+
+
+def _require_worth_converting(needs_chat: bool, head: Path | None, model: Any) -> None:
+    """model: whose weights are unread, as an exporter reads it; the shape of some is not known
+    before. Raises what would come after its conversion, which may take minutes."""
+    if needs_chat:
+        ChatTemplate(model.chat_template)
+    require_room_to_convert(model)
+    config = getattr(model, "config", None)
+    if head is not None and isinstance(config, ModelConfig):
+        runtimes.open_head(head, config, has_weights=False)
+
+
+def _prepared_drafts(
+    target: PreparedModel, plans: tuple[ModelPlan, ...], progress: Progress
+) -> Iterator[PreparedModel]:
+    """Yield each draft in its cheapest form."""
+    above = None
+    for each in plans:
+        draft = each.prepare(progress, before_conversion=require_room_to_convert)
+        _require_same_kind(target, draft)
+        if above is not None:
+            require_same_vocabulary(above.vocabulary(), draft.vocabulary(), above.name, draft.name)
+        above = draft
+        yield cheapest(draft, each.source, progress)
+
+
+def _require_same_kind(target: PreparedModel, draft: PreparedModel) -> None:
+    """Raises UsageError where only one of the two has an encoder, or their sources end otherwise:
+    what one reads means something else to the other."""
+    found = [
+        each.config.encoder and (each.config.encoder.beginning, each.config.encoder.ends_source)
+        for each in (target, draft)
+    ]
+    if found[0] != found[1]:
+        raise UsageError(
+            f"the draft {draft.name} cannot read what {target.name} reads: only encoder-decoders "
+            "that begin their answers with the same token read a source",
+            remedy="Choose a draft of the same family, or --draft none.",
+        )
+    if found[0] is not None:
+        require_same_vocabulary(target.vocabulary(), draft.vocabulary(), target.name, draft.name)
 
 
 def begin_opening(prepared: PreparedEngine, opened: ExitStack) -> Callable[[], Model]:
@@ -229,13 +363,6 @@ def open_models(
     drafters = factory.load_drafters(options.drafter, context)
     loaded = open_target()
     check_capabilities(target.name, target.runtime.name, loaded, options)
-    if drafts and drafts[0].step_s and costs().is_scaled and drafts[0].step_s >= costs().at(1):
-        _log.warning(
-            "a step of the draft %s takes %.2f times as long as one of its target: it is asked "
-            "only where that pays; choose a smaller one",
-            options.drafts[0],
-            drafts[0].step_s / costs().at(1),
-        )
     return OpenModels(prepared, loaded, drafts, drafters, context, costs, key)
 
 
@@ -392,7 +519,7 @@ def _prompt_files(directory: Path | None, parts: EngineComponents) -> StateFiles
         return None
     architecture = {**parts.model.config.to_dict(), "context_length": 0}
     exact = parts.speculation_factory.lossless.is_exact
-    build = library_build(parts.runtime)
+    build = runtimes.library_build(parts.runtime)
     made_by = [parts.identity, architecture, parts.computing, build, exact, PREFILL_TOKENS]
     described = json.dumps(made_by, sort_keys=True)
     return StateFiles(directory, hashlib.sha256(described.encode()).hexdigest())

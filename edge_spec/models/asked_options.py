@@ -1,9 +1,9 @@
 """The one declaration of each option that a model is opened with.
 
 From it are made the arguments of `edge_spec.load`, the options of the command line and the table in
-docs/cli.md; the stages of the loader read its fields. An option is a field of a dataclass;
-values of another type than it takes are refused, and the one that a
-wrong name means is found. Nothing heavy is imported here: every `--help` passes through.
+docs/cli.md; the stages of the loader read its fields. An option is a field of a dataclass; values
+of another type than it takes are refused, and the one that a wrong name means is found. Nothing
+heavy is imported here: every `--help` passes through.
 """
 
 from __future__ import annotations
@@ -338,6 +338,14 @@ class AskedOptions:
         "Seconds that a pass of the model may take before it is given up.",
         more="[reliability.md](reliability.md#the-target). Not with `early-exit` and `layer-skip`.",
     )
+
+    @property
+    def named_drafts(self) -> tuple[str, ...] | None:
+        """Return the drafts as they were named: the first drafts for the target, each other one for
+        the one before; None where none was named."""
+        if self.draft is None:
+            return None
+        return (self.draft,) if isinstance(self.draft, str) else tuple(self.draft)
 
 
 @dataclass(frozen=True)

@@ -96,36 +96,22 @@ def total_bytes() -> int | None:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Gives the limits of the control groups that this process is in, and what is used of each:
-    contents of files are dropped where memory is wanted. Version 2, and the memory controller of
-    version 1."""
+    """Yield the limits of the control groups (version 2) that this process is in, and what is used
+    of each: contents of files are dropped where memory is wanted."""
     lines = GROUP.read_text("utf-8", "replace").splitlines() if GROUP.exists() else []
     for line in lines:
-        _, controllers, own = (*line.split(":", 2), "", "")[:3]
-        if not controllers:
-            yield from _group_limits(GROUPS, own, "memory.max", "memory.current", "")
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-            yield from _group_limits(GROUPS / "memory", own, *names)
-
-
-def _group_limits(
-    root: Path, own: str, limit_file: str, used_file: str, prefix: str
-) -> Iterator[tuple[int, int]]:
-    """Gives the limits of a group and of all above it. prefix: of the statistics that count those
-    below, too."""
-    group = root / own.lstrip("/")
-    for each in (group, *group.parents):
-        if not each.is_relative_to(root):
-            return
-        with suppress(OSError, ValueError, KeyError):  # no limit, or none that we may read
-            limit = int((each / limit_file).read_text(encoding="ascii"))
-            used = int((each / used_file).read_text(encoding="ascii"))
-            stat = dict(
-                line.split() for line in (each / "memory.stat").read_text("ascii").splitlines()
-            )
-            files = int(stat[f"{prefix}active_file"]) + int(stat[f"{prefix}inactive_file"])
-            yield limit, used - files
+        if not line.startswith("0::"):
+            continue
+        group = GROUPS / line.removeprefix("0::").lstrip("/")
+        for each in (group, *group.parents):
+            if not each.is_relative_to(GROUPS):
+                break
+            with suppress(OSError, ValueError, KeyError):  # no limit, or none that we may read
+                limit = int((each / "memory.max").read_text(encoding="ascii"))
+                used = int((each / "memory.current").read_text(encoding="ascii"))
+                counts = (each / "memory.stat").read_text(encoding="ascii").splitlines()
+                stat = dict(line.split() for line in counts)
+                yield limit, used - int(stat["active_file"]) - int(stat["inactive_file"])
 
 
 def _meminfo(name: str) -> int | None:

@@ -76,18 +76,20 @@ def describe(path: Path) -> Described:
     return Described(opened.config, Tokenizer(kept_tokenizer_json(opened), None).vocabulary())
 
 
-def chosen_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:
+def chosen_drafts(
+    source: Source, asked: AskedOptions, *, uses_trained: bool = True
+) -> tuple[str, ...]:
     """Return the drafts that are named: "none" stands for no draft, "auto" for one that fits and is
     here; where none is named, the one of a pair bundle, if the drafters that were asked for can use
-    it. Raises as `Source.member` does, and UsageError for "auto" beside
+    it. uses_trained: as "auto". Raises as `Source.member` does, and UsageError for "auto" beside
     other names."""
-    named = [asked.draft] if isinstance(asked.draft, str) else asked.draft
+    named = asked.named_drafts
     if named is not None and AUTO in named:
         if len(named) > 1:
             raise UsageError(
                 "--draft auto chooses the only draft", remedy="Leave it or the others out."
             )
-        trained = trained_drafter(source)
+        trained = trained_drafter(source) if uses_trained else None
         suggested = str(trained) if trained else suggest_draft(source)
         if suggested is not None:
             source.progress(f"Drafting with {suggested}", 0.0)
@@ -104,10 +106,11 @@ def chosen_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:
 
 
 def named_options(source: Source, asked: AskedOptions, keeps_answers: bool) -> LoadOptions:
-    """Return the options with their drafts named, and checked. keeps_answers: for later runs.
-    Raises an EdgeSpecError."""
+    """Return the options with their drafts named, and checked. "auto" stands for a smaller model:
+    what was trained here is `trained_options`'. keeps_answers: for later runs. Raises an
+    EdgeSpecError."""
     said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
-    drafts = chosen_drafts(source, asked)
+    drafts = chosen_drafts(source, asked, uses_trained=False)
     heads = {name: path for name in drafts if (path := head_path(name, source))}
     if len(heads) > 1 or sum(name in heads for name in drafts) > 1:
         raise UsageError("--draft names two heads", remedy="Name one of them.")
@@ -119,7 +122,8 @@ def named_options(source: Source, asked: AskedOptions, keeps_answers: bool) -> L
 def trained_options(source: Source, asked: AskedOptions) -> AskedOptions | None:
     """Return the options with the drafter that was trained here for the model; None where none
     pays, or other drafters were asked for. Raises as `Source.path` does."""
-    if asked.draft is not None or asked.drafter != "auto":
+    is_free = asked.draft is None and asked.drafter == "auto"
+    if not is_free and asked.named_drafts != (AUTO,):
         return None
     trained = trained_drafter(source)
     return None if trained is None else replace(asked, draft=[str(trained)])

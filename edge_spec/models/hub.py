@@ -43,7 +43,7 @@ _MOST_LISTED = 12  # files of a remedy
 # in the same form (safetensors or GGUF) from the same publisher. What the table says is a
 # suggestion: whether the tokens are the same is seen from the files, once they are here.
 _LLAMA = r"(?:Meta-)?Llama-3\.(?:1-8B|1-70B|2-3B|3-70B)-Instruct"
-DRAFTS = (
+_DRAFTS = (
     (
         r"Qwen/Qwen2\.5-(Coder-)?(?:1\.5|3|7|14|32|72)B-Instruct(-GGUF)?",
         r"Qwen/Qwen2.5-\g<1>0.5B-Instruct\2",
@@ -56,27 +56,11 @@ DRAFTS = (
     (r"google/gemma-3-(?:1|4|12|27)b-it", r"google/gemma-3-270m-it"),
     (r"google/gemma-3-(?:4|12|27)b-it-qat-q4_0-gguf", r"google/gemma-3-1b-it-qat-q4_0-gguf"),
 )
-# Repository of a target -> repository of a head that was trained for it, with safetensors. What is
-# here was found by searching; none of these heads was tried with this version.
-HEADS = (
-    (
-        r"meta-llama/(?:Meta-)?Llama-3\.1-8B-Instruct",
-        r"RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
-    ),
-    (r"Qwen/Qwen3-(4|8|14)B(?:-GGUF)?", r"deepseek-ai/dspark_qwen3_\1b_block7"),
-    (r"Qwen/Qwen3-1\.7B(?:-GGUF)?", r"AngelSlim/Qwen3-1.7B_eagle3"),
-    (
-        r"Qwen/Qwen3-Coder-30B-A3B-Instruct(?:-GGUF)?",
-        r"amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE",
-    ),
-    (r"LiquidAI/(LFM2\.5-(?:1\.2B-Instruct|2\.6B|8B-A1B))(?:-GGUF)?", r"LiquidAI/\1-DSpark"),
-    (r"openai/gpt-oss-20b", r"RedHatAI/gpt-oss-20b-speculator.eagle3"),
-)
 
 
-def known(table: tuple[tuple[str, str], ...], repository: str) -> str | None:
-    """Return the repository of the draft, or of the head, that a table names for this model."""
-    for target, draft in table:
+def known_draft(repository: str) -> str | None:
+    """Return the repository of the draft for this model; None where none is known."""
+    for target, draft in _DRAFTS:
         match = re.fullmatch(target, repository, re.IGNORECASE)
         if match is not None:
             return match.expand(draft)

@@ -4,6 +4,7 @@ bundle: each is used as long as it is whole and of the key that is wanted, else 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from edge_spec.models.bundle import (
     list_files,
     read_model,
 )
-from edge_spec.storage.atomic import atomic_directory, cache_directory, sha256_file, single_flight
+from edge_spec.storage.atomic import atomic_directory, cache_directory, locked, sha256_file
 
 ENTRY = "entry.json"
 _REMEDY = "It is made again."
@@ -53,7 +54,7 @@ class KeptDirectory:
         Raises StorageError, and what `fill` raises; nothing is kept then."""
         if self.path.is_dir() and self._problem() is None:
             return self.path  # also where no lock can be made
-        with single_flight(self.path, self.waits):
+        with locked(self.path, math.inf, self.waits):
             is_there = self.path.is_dir()
             problem = self._problem() if is_there else None
             if problem is not None:

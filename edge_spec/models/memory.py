@@ -3,7 +3,6 @@ fits this machine, and what of them would."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,10 +31,8 @@ SWITCH = "EDGE_SPEC_MEMORY"  # an environment variable; "ignore" opens what does
 MAIN = ""  # the label of the processor's memory
 _OVERRIDE = f"{SWITCH}=ignore in the environment opens it all the same."
 _LEAST_BITS = 4  # of a weight, as exporters write models that have to be converted
-_TIGHT = 0.9  # of all memory, from which on a user is warned
 _LEAST_TOKENS = 512  # of a context that is worth being offered
 _STEP_TOKENS = 256
-_log = logging.getLogger(__name__)
 
 # Bytes by label: MAIN, or a device with memory of its own, as its runtime knows it, such as
 # "llamacpp cuda0". One that two runtimes use is counted for each by itself.
@@ -196,44 +193,34 @@ def require_fit(
     """Compare what the models need with all the memory of this machine or container, not only with
     what is free; of a device's own memory with what is free there, since nothing of it can be
     dropped or swapped. A context that was not asked for counts with PLANNED_TOKENS: a cache grows
-    with its text. Where that is nearly all, one line warns.
+    with its text.
 
     makes_room: other models of this process may be closed first: all that a device has counts.
 
     Raises DeviceMemoryError, which names the longest context that fits. Nothing is said where a
     runtime or the system does not tell.
     """
-    if _is_ignored():
-        return
-    num_tokens = _counted_tokens(target, options)
-    found = forecast(target, drafts, options, num_tokens)
-    if found is None:
-        return
-    limit = total_bytes() if _is_counted(found, options) else None
 
-    def short(of: Forecast) -> str | None:
-        on_devices = shortage(
-            of.needs, room(None, of.devices, makes_room), "" if makes_room else " free"
-        )
+    def forecast_with(context: int) -> Forecast | None:
+        return forecast(target, drafts, replace(options, context_length=context), context)
+
+    def short(of: Forecast | None) -> str | None:
+        if of is None:
+            return None
+        there = room(None, of.devices, makes_room)
+        on_devices = shortage(of.needs, there, "" if makes_room else " free")
+        limit = total_bytes() if _is_counted(of, options) else None
         if on_devices is None and limit is not None and of.needed > limit:
             return f"{format_bytes(of.needed)}, and there are {format_bytes(limit)}"
         return on_devices
 
-    def fits_with(context: int) -> bool:
-        other = forecast(target, drafts, replace(options, context_length=context), context)
-        return other is not None and short(other) is None
-
-    models = " and ".join(f"{each.name} on {each.runtime}" for each in found.models)
-    said = f"{models} with {num_tokens} tokens of context needs"
+    num_tokens = _counted_tokens(target, options)
+    found = None if _is_ignored() else forecast(target, drafts, options, num_tokens)
     is_short = short(found)
-    if is_short is None:
-        if limit is not None and found.needed > _TIGHT * limit:
-            _log.warning(
-                "%s %s, nearly all of %s: the system may swap, or stop the program",
-                *(said, format_bytes(found.needed), format_bytes(limit)),
-            )
+    if found is None or is_short is None:
         return
-    context = _longest(fits_with, num_tokens)
+    models = " and ".join(f"{each.name} on {each.runtime}" for each in found.models)
+    context = _longest(lambda context: short(forecast_with(context)) is None, num_tokens)
     helps = [] if context is None else [f"--context {context}"]
     if len(found.needs) > 1:
         helps += ["another --device", "fewer --gpu-layers where the runtime has them"]
@@ -242,8 +229,10 @@ def require_fit(
         helps.append("--kv-type q8_0")
     helps += ["--draft none"] if drafts else []
     helps.append("a smaller quantization or model")
-    remedy = f"What helps: {', '.join(helps)}. {_OVERRIDE}"
-    raise DeviceMemoryError(f"{said} {is_short}", remedy=remedy)
+    raise DeviceMemoryError(
+        f"{models} with {num_tokens} tokens of context needs {is_short}",
+        remedy=f"What helps: {', '.join(helps)}. {_OVERRIDE}",
+    )
 
 
 def forecast_here(

@@ -61,9 +61,8 @@ class LoadOptions(AskedOptions):
 
     @property
     def drafts(self) -> tuple[str, ...]:
-        """Smaller models, named like the target: the first drafts for it, each other one for the
-        one before."""
-        return (self.draft,) if isinstance(self.draft, str) else tuple(self.draft or ())
+        """Smaller models, named like the target."""
+        return self.named_drafts or ()
 
     @property
     def window(self) -> WindowSize | None:

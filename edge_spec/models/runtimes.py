@@ -43,9 +43,9 @@ WRITERS = {  # an exporter's distribution
 OTHER_ARCHITECTURES = {"onnx": "optimum"}  # who writes a format for models its own does not know
 
 
-def load_runtime(name: str, formats: Container[str] | None = None) -> Runtime:
-    """ "auto" is `auto_runtime`. Raises UsageError for a class that is no runtime."""
-    runtime = load_plugin("runtimes", auto_runtime(formats) if name == "auto" else name)()
+def load_runtime(name: str) -> Runtime:
+    """Raises UsageError for a class that is no runtime, and as `load_plugin` does."""
+    runtime = load_plugin("runtimes", name)()
     if not isinstance(runtime, Runtime):
         raise UsageError(
             f"the runtime {name} is of a class that does not inherit from Runtime",

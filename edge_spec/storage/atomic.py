@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
+import math
 import os
 import re
 import shutil
@@ -20,7 +20,6 @@ from edge_spec.errors import StorageError
 
 CACHE_VARIABLE = "EDGE_SPEC_CACHE"
 TOLD_AFTER_S = 1.0
-TURN_S = 1800.0
 _WORK_SUFFIX = ".part"  # of what is being written
 _MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK_SUFFIX)  # how tempfile ends such names
 _ABANDONED_AFTER_S = 24 * 3600.0  # since it was last written to
@@ -31,7 +30,6 @@ _FULL = {  # what to do
     errno.EDQUOT: "Free some space",
     errno.EFBIG: "Raise the limit (ulimit -f)",
 }
-_log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
 
@@ -277,18 +275,6 @@ def try_hold(path: Path) -> Callable[[], None] | None:
     return held.close
 
 
-@contextmanager
-def single_flight(path: Path, waits: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of `path` for what takes long and appears whole: after TURN_S the process that
-    holds it is taken to hang, and the block runs all the same."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(path, TURN_S, waits))
-        except TimeoutError:
-            _log.warning("another process has not finished %s: it is done here", path)
-        yield
-
-
 def make_once(
     path: Path,
     find: Callable[[], _Found],
@@ -296,10 +282,10 @@ def make_once(
     waits: Callable[[], None],
 ) -> _Found:
     """Return what `find` finds, after `make` where that is None at first: by one process at a time,
-    as in `single_flight`."""
+    however long it takes. waits: called once where another process makes it."""
     found = find()
     if found is None:
-        with single_flight(path, waits):
+        with locked(path, math.inf, waits):
             found = find()
             if found is None:
                 make()

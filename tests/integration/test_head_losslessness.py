@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import edge_spec
 from edge_spec.core.heads import FLOAT_BITS, ComputesHeads, DFlashHead, HeadBackend, MedusaHead
+from edge_spec.core.model import Runtime
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
@@ -22,12 +24,15 @@ from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
+from edge_spec.errors import EdgeSpecError, MissingDependencyError, ModelFileError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredBackend, StoredTables
+from edge_spec.models import runtimes
+from edge_spec.models.draft_choice import place_of
 from edge_spec.models.runtimes import load_runtime
+from edge_spec.models.source import Source
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.model import ReferenceSession
 from fixtures import heads, tiny_models
@@ -130,6 +135,45 @@ def test_medusa_heads_draft_what_they_were_made_for(
         counts = result.stats.drafters["medusa"]
         assert counts.draft_n_accepted >= 20  # none, were they off by one
         assert counts.draft_n_accepted < counts.draft_n
+
+
+@pytest.mark.usefixtures("fixed_policy")
+@pytest.mark.parametrize("draft", [None, "auto"])
+@pytest.mark.parametrize("opened", ["reference"], indirect=True)
+def test_heads_that_were_trained_here_draft_as_long_as_they_can_be_opened(
+    draft: str | None,
+    plain: list[int],
+    opened: Callable[..., Engine],
+    target: Path,
+    by_heart: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    kept = place_of(Source(str(target), lambda what, fraction: None), "medusa")
+    shutil.copytree(by_heart, kept)
+    (kept / "report.json").write_text('{"pays": true, "forecast": {"speedup": 1.5}}')
+
+    def drafters() -> list[str]:
+        with opened(draft=draft) as engine:
+            result = engine.generate(PROMPT, max_tokens=50)
+            assert [token.id for token in result.tokens] == plain[:50]
+            return [each.name for each in engine.parts.speculation.drafters]
+
+    assert "medusa" in drafters() and "does not draft" not in caplog.text
+
+    def has_no_onnxruntime(name: str) -> Runtime:
+        if name == "ort":
+            raise MissingDependencyError("onnxruntime is missing", remedy="Install it.")
+        return load_runtime(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runtimes, "load_runtime", has_no_onnxruntime)
+        assert "medusa" not in drafters()
+    assert caplog.text.count("does not draft: onnxruntime is missing") == 1
+    (kept / "medusa_lm_head.safetensors").write_bytes(b"damaged")
+    assert "medusa" not in drafters() and caplog.text.count("--draft none leaves it out") == 2
 
 
 def _sharing(directory: Path, ids: np.ndarray, **changes: np.ndarray | None) -> Path:

@@ -14,7 +14,7 @@ import pytest
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.isolated import IsolatedError
 from edge_spec.errors import DeviceError, DeviceMemoryError, ModelFileError
-from edge_spec.loader import load_engine, prepare
+from edge_spec.loader import load_engine
 from edge_spec.loader import open as opening
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
@@ -72,7 +72,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         if target.runtime.name == "llamacpp":
             raise DeviceMemoryError("it needs 9 GB, and there are 8 GB", remedy="Free some.")
 
-    monkeypatch.setattr(prepare, "require_fit", require_fit)
+    monkeypatch.setattr(opening, "require_fit", require_fit)
 
 
 def test_where_memory_is_short_the_next_that_converts_nothing_runs_it(

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import DeviceError
-from edge_spec.loader.open import begin_opening
-from edge_spec.loader.prepare import TargetRefusedError
+from edge_spec.loader.open import TargetRefusedError, begin_opening
 
 TIMEOUT_S = 60
 LOST = DeviceError("lost", remedy="Start again.")

@@ -3,7 +3,6 @@ server may send in the place of a file."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from huggingface_hub import constants, file_download
 
 from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
-from edge_spec.models.hub import DRAFTS, HEADS, HubReference, choose, has_to_be_head, known
+from edge_spec.models.hub import HubReference, choose, has_to_be_head, known_draft
 from edge_spec.models.hub_download import (
     MAX_FILE_BYTES,
     MAX_SMALL_BYTES,
@@ -116,30 +115,7 @@ def test_a_model_in_parts_is_refused_with_what_joins_them() -> None:
     ],
 )
 def test_a_family_has_its_smallest_model_as_draft(target: str, draft: str | None) -> None:
-    assert known(DRAFTS, target) == draft
-
-
-@pytest.mark.parametrize(
-    ("target", "head"),
-    [
-        ("Qwen/Qwen3-8B-GGUF", "deepseek-ai/dspark_qwen3_8b_block7"),
-        ("Qwen/Qwen3-1.7B", "AngelSlim/Qwen3-1.7B_eagle3"),
-        ("LiquidAI/LFM2.5-1.2B-Instruct-GGUF", "LiquidAI/LFM2.5-1.2B-Instruct-DSpark"),
-        ("LiquidAI/LFM2.5-1.2B-Base", None),
-        ("LiquidAI/LFM2.5-2.6B", "LiquidAI/LFM2.5-2.6B-DSpark"),
-        ("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
-        ("Qwen/Qwen3-32B", None),
-    ],
-)
-def test_a_model_has_the_head_that_was_trained_for_it(target: str, head: str | None) -> None:
-    assert known(HEADS, target) == head
-
-
-def test_the_documented_heads_are_those_of_the_table() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "drafters.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([\w.-]+/[\w.-]+) \| ([\w.-]+/[\w.-]+) \|$", page, re.MULTILINE)
-    assert len(rows) == 10
-    assert all(known(HEADS, target) == head for target, head in rows)
+    assert known_draft(target) == draft
 
 
 @pytest.mark.parametrize("digits", [64, 40], ids=["large", "small"])

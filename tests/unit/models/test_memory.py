@@ -201,21 +201,3 @@ def test_a_container_has_what_its_groups_leave(
     assert (free_bytes(), total_bytes()) == (2_500_000, 6_000_000)
     (inner.parent / "memory.current").write_text("9000000\n")
     assert free_bytes() == 0
-
-
-def test_a_container_of_the_first_version_of_groups_has_a_share_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its own group is not to be seen from inside, but the one above it is, as the root."""
-    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
-    (tmp_path / "own").write_text("9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n")
-    root = tmp_path / "groups" / "memory"
-    root.mkdir(parents=True)
-    for name, value in (("MEMINFO", "meminfo"), ("GROUP", "own"), ("GROUPS", "groups")):
-        monkeypatch.setattr(memory_module, name, tmp_path / value)
-    (root / "memory.limit_in_bytes").write_text("6000000\n")
-    (root / "memory.usage_in_bytes").write_text("5000000\n")
-    (root / "memory.stat").write_text("total_active_file 1000000\ntotal_inactive_file 500000\n")
-    assert (free_bytes(), total_bytes()) == (2_500_000, 6_000_000)
-    (root / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # none
-    assert (free_bytes(), total_bytes()) == (8000 * 1024, 9000 * 1024)
