@@ -22,6 +22,7 @@ from edge_spec.exporters.coreai.weights import CoreAiWeights
 from edge_spec.exporters.requests import StaticFunction, StaticShape, functions
 
 STATE, _WRITTEN = "kv_cache", "kv_cache_written"
+_ONES = np.ones(4, np.int32)
 
 
 class CoreAiPass(DecoderWalk[Value]):
@@ -37,7 +38,7 @@ class CoreAiPass(DecoderWalk[Value]):
     ) -> None:
         self.config, self._weights, self._rows = config, weights, rows
         self._slots, self._inputs = shape.slots, inputs
-        self._cache = inputs[STATE]
+        self._new: dict[int, Value] = {}  # keys and values of the rows, by their index in the state
         self._begin = inputs["write_slot"]
         self._end = ops.add(self._begin, _ints(rows))
         position = ops.expand_dims(inputs["position_ids"], _ints(1))
@@ -57,7 +58,7 @@ class CoreAiPass(DecoderWalk[Value]):
         outputs = [self.score(x)] if scores else []
         if hidden or not scores:
             outputs.append(ops.reshape(x, _ints(self._rows, config.hidden_size)))
-        return [*outputs, self._cache]
+        return [*outputs, self._written()]
 
     def look_up(self, table: str, output: str) -> Value:
         return self._weights.picked_rows(table, self._inputs["input_ids"], self._rows)
@@ -105,7 +106,7 @@ class CoreAiPass(DecoderWalk[Value]):
         queries = ops.broadcasting_mul(self.heads(x, layer, "q"), scale)
         queries = ops.reshape(queries, shape)
         products = ops.broadcasting_batch_matmul(queries, _turned(keys, 0, 1, 3, 2))
-        shares = ops.softmax(ops.broadcasting_add(products, self._mask), np.array(3, np.int32))
+        shares = ops.softmax(ops.broadcasting_add(products, self._mask), _axis(3))
         mixed = ops.broadcasting_batch_matmul(shares, values)
         each = ops.reshape(mixed, _ints(1, config.num_heads, self._rows, config.head_dim))
         joined = ops.reshape(_turned(each, 0, 2, 1, 3), _ints(1, self._rows, config.query_size))
@@ -118,7 +119,7 @@ class CoreAiPass(DecoderWalk[Value]):
 
     def rotate(self, x: Value, layer: int, part: str) -> Value:
         """Halves are paired (Su et al. 2021)."""
-        half, axis = self.config.head_dim // 2, np.array(3, np.int32)
+        half, axis = self.config.head_dim // 2, _axis(3)
         first, second = ops.split(x, _counts(half, half), axis)
         cos, sin = self._cos, self._sin
         turned = [
@@ -133,18 +134,34 @@ class CoreAiPass(DecoderWalk[Value]):
         return ops.reshape(picked, _ints(1, 1, self._rows, table.shape[1]))
 
     def _write(self, index: int, new: Value) -> Value:
-        """Put `new` [1, kv_heads, rows, head_dim] into the state; [1, kv_heads, slots, head_dim]."""
-        axis, ones = np.array(0, np.int32), _ints(1, 1, 1, 1)
+        """Put `new` [1, kv_heads, rows, head_dim] into the state, and return all of its slots."""
         kv_heads, head_dim = self.config.num_kv_heads, self.config.head_dim
-        begin = ops.concat(axis, [constant(_ints(index, 0)), self._begin, constant(_ints(0))])
-        stop = [constant(_ints(index + 1, kv_heads)), self._end, constant(_ints(head_dim))]
-        self._cache = ops.slice_update(self._cache, begin, ops.concat(axis, stop), ones, new)
+        self._new[index] = new
         end = _ints(index + 1, kv_heads, self._slots, head_dim)
-        return ops.slice_(self._cache, _ints(index, 0, 0, 0), end, ones)
+        before = ops.slice_(self._inputs[STATE], _ints(index, 0, 0, 0), end, _ONES)
+        return self._updated(before, new, 1)
+
+    def _written(self) -> Value:
+        """The state with the rows of all layers. It is written once: Core AI on Linux copies all of
+        it each time."""
+        new = [self._new[index] for index in range(2 * self.config.num_layers)]
+        return self._updated(self._inputs[STATE], ops.concat(_axis(0), new), len(new))
+
+    def _updated(self, cache: Value, new: Value, size: int) -> Value:
+        """cache: [size, kv_heads, slots, head_dim]; new: the same of the rows."""
+        config, zero = self.config, constant(_ints(0))
+        begin = ops.concat(_axis(0), [zero, zero, self._begin, zero])
+        front, last = constant(_ints(size, config.num_kv_heads)), constant(_ints(config.head_dim))
+        end = ops.concat(_axis(0), [front, self._end, last])
+        return ops.slice_update(cache, begin, end, _ONES, new)
 
 
 def _ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
+
+
+def _axis(number: int) -> np.ndarray:
+    return np.array(number, np.int32)
 
 
 def _counts(*values: int) -> np.ndarray:
