@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_spec.errors import MissingDependencyError, UsageError
 
-_EXTRAS = ("llamacpp", "coreml", "openvino", "serve", "desktop")
+_EXTRAS = ("llamacpp", "coreai", "coreml", "openvino", "serve", "desktop")
 
 
 def names(kind: str) -> list[str]:

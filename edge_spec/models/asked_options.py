@@ -174,10 +174,11 @@ class AskedOptions:
 
     runtime: str = model_option(
         "auto",
-        "auto, or an installed runtime: ort, llamacpp, openvino, coreml, reference.",
+        "auto, or an installed runtime: ort, llamacpp, openvino, coreai, coreml, reference.",
         more="[models.md](models.md#what-runs-it) says what `auto` takes. `llamacpp` "
         "reads GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
-        "([devices.md](devices.md#openvino)), `coreml` needs macOS 15, `reference` is numpy: "
+        "([devices.md](devices.md#openvino)), `coreai` and `coreml` are "
+        "Apple's ([apple.md](apple.md)), `reference` is numpy: "
         "slow, exact.",
     )
     device: str | None = model_option(

@@ -52,7 +52,7 @@ _IDLE = (
 # The processor that a kind's binary is for, where none is named.
 _SOCS: Mapping[str, str] = {"windows-npu": "SC8380XP", "android": "SM8650"}
 # Options that some formats alone have.
-_FIXED = ("coreml", "onnx-static")  # formats whose shapes are fixed
+_FIXED = ("coreai", "coreml", "onnx-static")  # formats whose shapes are fixed
 _OWN_OPTIONS = {"context_length": _FIXED, "hidden_states": _FIXED}
 
 

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 # the demo 1.4 to 1.7 times as fast as ort does (Zen 5, AVX-512 VNNI), and a checkpoint loses less
 # in its default form.
 AUTO_RUNTIMES = (("llamacpp", "llama_cpp"), ("ort", "onnxruntime"))
-BUNDLE_RUNTIMES = (("coreml", "coremltools"),)  # of one system alone: never a first choice
+# Of few systems: never a first choice.
+BUNDLE_RUNTIMES = (("coreml", "coremltools"), ("coreai", "coreai"))
 REFERENCE = "reference"  # reads what exporters read, and computes in float32
 LIBRARIES = {  # the distributions of a runtime's library, of which one is installed
     "ort": ("onnxruntime", "onnxruntime-gpu"),
     "llamacpp": ("llama-cpp-python",),
+    "coreai": ("coreai-core",),
     "coreml": ("coremltools",),
     "openvino": ("openvino",),
 }
@@ -38,6 +40,7 @@ WRITERS = {  # an exporter's distribution
     "onnx": "onnx",
     "onnx-static": "onnx",
     "gguf": "gguf",
+    "coreai": "coreai-core",
     "coreml": "coremltools",
 }
 OTHER_ARCHITECTURES = {"onnx": "optimum"}  # who writes a format for models its own does not know

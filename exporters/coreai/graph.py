@@ -1,0 +1,232 @@
+"""Writes the static layout (exporters/requests.py) as functions of a Core AI program, in float32.
+
+The residual stream is [1, rows, hidden_size], heads are [1, heads, rows, head_dim]. Keys and values
+of all layers and slots are one state, [2 * layers, kv_heads, slots, head_dim], the keys first:
+every function writes it in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from coreai import authoring as ops
+from coreai.authoring import AIProgram, Module, TensorSpec, Value
+from coreai.authoring.constant import constant
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.decoder_walk import DecoderWalk
+from edge_spec.exporters.coreai.private import mark_states
+from edge_spec.exporters.coreai.weights import CoreAiWeights
+from edge_spec.exporters.requests import StaticFunction, StaticShape, functions
+
+STATE, _WRITTEN = "kv_cache", "kv_cache_written"
+_ONES = np.ones(4, np.int32)
+
+
+class CoreAiPass(DecoderWalk[Value]):
+    """One function while it is built."""
+
+    def __init__(
+        self,
+        weights: CoreAiWeights,
+        config: ModelConfig,
+        shape: StaticShape,
+        rows: int,
+        inputs: dict[str, Value],
+    ) -> None:
+        self.config, self._weights, self._rows = config, weights, rows
+        self._slots, self._inputs = shape.slots, inputs
+        self._new: dict[int, Value] = {}  # keys and values of the rows, by their index in the state
+        self._begin = inputs["write_slot"]
+        self._end = ops.add(self._begin, _ints(rows))
+        position = ops.expand_dims(inputs["position_ids"], _ints(1))
+        tables = config.rotations[0].tables(shape.context_length)
+        self._cos, self._sin = (self._rotation(table, position) for table in tables)
+        groups = config.num_heads // config.num_kv_heads
+        self._mask = ops.tile(inputs["mask"], _counts(1, 1, groups, 1))  # for each query of a group
+
+    def outputs(self, scores: bool, hidden: bool) -> list[Value]:
+        """What a function returns, the written state last. hidden: whether a function that scores
+        returns the hidden states, too."""
+        config = self.config
+        update, residual = None, self.embed()
+        for layer in range(config.num_layers):
+            update, residual = self.pass_layer(layer, update, residual)
+        x, _ = self.add_and_norm(update, residual, "model.norm")
+        outputs = [self.score(x)] if scores else []
+        if hidden or not scores:
+            outputs.append(ops.reshape(x, _ints(self._rows, config.hidden_size)))
+        return [*outputs, self._written()]
+
+    def look_up(self, table: str, output: str) -> Value:
+        return self._weights.picked_rows(table, self._inputs["input_ids"], self._rows)
+
+    def times(self, x: Value, scale: float, output: str) -> Value:
+        assert scale == 1.0  # of a plain model
+        return x
+
+    def norm(self, x: Value, name: str, output: str = "") -> Value:
+        mean = ops.reduce_mean(ops.mul(x, x), _ints(-1))
+        epsilon = np.array(self.config.norm_epsilon, np.float32)
+        normed = ops.broadcasting_mul(x, ops.rsqrt(ops.broadcasting_add(mean, epsilon)))
+        return ops.broadcasting_mul(normed, self._weights.vector(name + ".weight"))
+
+    def add_and_norm(self, update: Value | None, residual: Value, name: str) -> tuple[Value, Value]:
+        x = residual if update is None else ops.add(residual, update)
+        return self.norm(x, name), x
+
+    def linear(self, x: Value, prefix: str, parts: Sequence[str], has_bias: bool = False) -> Value:
+        (name,) = (prefix + part for part in parts)
+        product = ops.broadcasting_batch_matmul(x, self._weights.matrix(name + ".weight"))
+        if not has_bias:
+            return product
+        return ops.broadcasting_add(product, self._weights.vector(name + ".bias"))
+
+    def activation(self, x: Value, prefix: str) -> Value:
+        return ops.silu(x)
+
+    def product(self, x: Value, y: Value, output: str) -> Value:
+        return ops.mul(x, y)
+
+    def head(self, hidden: Value, output: str) -> Value:
+        matrix = self._weights.matrix(self.head_name, is_head=True)
+        scores = ops.broadcasting_batch_matmul(hidden, matrix)
+        return ops.reshape(scores, _ints(self._rows, self.config.vocab_size))
+
+    def attend(self, x: Value, layer: int) -> Value:
+        config, prefix = self.config, f"model.layers.{layer}.self_attn."
+        keys = self._write(layer, self.heads(x, layer, "k"))
+        values = self._write(config.num_layers + layer, self.heads(x, layer, "v"))
+        # Query heads that share keys stand as further rows of one head: nothing is repeated.
+        per_head = (config.num_heads // config.num_kv_heads) * self._rows
+        shape = _ints(1, config.num_kv_heads, per_head, config.head_dim)
+        scale = np.array(config.head_dim**-0.5, np.float32)
+        queries = ops.broadcasting_mul(self.heads(x, layer, "q"), scale)
+        queries = ops.reshape(queries, shape)
+        products = ops.broadcasting_batch_matmul(queries, _turned(keys, 0, 1, 3, 2))
+        shares = ops.softmax(ops.broadcasting_add(products, self._mask), _axis(3))
+        mixed = ops.broadcasting_batch_matmul(shares, values)
+        each = ops.reshape(mixed, _ints(1, config.num_heads, self._rows, config.head_dim))
+        joined = ops.reshape(_turned(each, 0, 2, 1, 3), _ints(1, self._rows, config.query_size))
+        return self.linear(joined, prefix, ["o_proj"], config.output_bias)
+
+    def split_heads(self, x: Value, layer: int, part: str) -> Value:
+        count = self.config.num_heads if part == "q" else self.config.num_kv_heads
+        split = ops.reshape(x, _ints(1, self._rows, count, self.config.head_dim))
+        return _turned(split, 0, 2, 1, 3)
+
+    def rotate(self, x: Value, layer: int, part: str) -> Value:
+        """Halves are paired (Su et al. 2021)."""
+        half, axis = self.config.head_dim // 2, _axis(3)
+        first, second = ops.split(x, _counts(half, half), axis)
+        cos, sin = self._cos, self._sin
+        turned = [
+            ops.sub(ops.broadcasting_mul(first, cos), ops.broadcasting_mul(second, sin)),
+            ops.add(ops.broadcasting_mul(second, cos), ops.broadcasting_mul(first, sin)),
+        ]
+        return ops.concat(axis, turned)
+
+    def _rotation(self, table: np.ndarray, position: Value) -> Value:
+        """cos or sin of the rows' positions, [1, 1, rows, head_dim / 2]."""
+        picked = ops.gather_nd(constant(table), position)
+        return ops.reshape(picked, _ints(1, 1, self._rows, table.shape[1]))
+
+    def _write(self, index: int, new: Value) -> Value:
+        """Put `new` [1, kv_heads, rows, head_dim] into the state, and return all of its slots."""
+        kv_heads, head_dim = self.config.num_kv_heads, self.config.head_dim
+        self._new[index] = new
+        end = _ints(index + 1, kv_heads, self._slots, head_dim)
+        before = ops.slice_(self._inputs[STATE], _ints(index, 0, 0, 0), end, _ONES)
+        return self._updated(before, new, 1)
+
+    def _written(self) -> Value:
+        """The state with the rows of all layers. It is written once: Core AI on Linux copies all of
+        it each time."""
+        new = [self._new[index] for index in range(2 * self.config.num_layers)]
+        return self._updated(self._inputs[STATE], ops.concat(_axis(0), new), len(new))
+
+    def _updated(self, cache: Value, new: Value, size: int) -> Value:
+        """cache: [size, kv_heads, slots, head_dim]; new: the same of the rows."""
+        config, zero = self.config, constant(_ints(0))
+        begin = ops.concat(_axis(0), [zero, zero, self._begin, zero])
+        front, last = constant(_ints(size, config.num_kv_heads)), constant(_ints(config.head_dim))
+        end = ops.concat(_axis(0), [front, self._end, last])
+        return ops.slice_update(cache, begin, end, _ONES, new)
+
+
+def _ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def _axis(number: int) -> np.ndarray:
+    return np.array(number, np.int32)
+
+
+def _counts(*values: int) -> np.ndarray:
+    return np.array(values, np.uint32)
+
+
+def _turned(x: Value, *axes: int) -> Value:
+    return ops.transpose(x, _counts(*axes))
+
+
+def build_program(
+    weights: CoreAiWeights,
+    config: ModelConfig,
+    shape: StaticShape,
+    hidden: bool,
+    on_function: Callable[[float], None],
+) -> AIProgram:
+    """hidden: whether functions that score return the hidden states, too. Raises RuntimeError, or
+    another error of the library, where it does not take a program."""
+    module, wanted = Module.create(), functions()
+    with module:
+        for i, function in enumerate(wanted):
+            _add_function(weights, config, shape, function, hidden)
+            on_function((i + 1) / len(wanted))
+    module.verify()
+    return AIProgram(module)
+
+
+def _add_function(
+    weights: CoreAiWeights,
+    config: ModelConfig,
+    shape: StaticShape,
+    function: StaticFunction,
+    hidden: bool,
+) -> None:
+    rows = function.rows
+    cache = (2 * config.num_layers, config.num_kv_heads, shape.slots, config.head_dim)
+
+    def body(
+        input_ids: Value, position_ids: Value, write_slot: Value, mask: Value, kv_cache: Value
+    ) -> tuple[Value, ...]:
+        inputs = {
+            "input_ids": input_ids,
+            "position_ids": position_ids,
+            "write_slot": write_slot,
+            "mask": mask,
+            STATE: kv_cache,
+        }
+        run = CoreAiPass(weights, config, shape, rows, inputs)
+        return tuple(run.outputs(function.scores, hidden))
+
+    returned = [_tensor("logits", rows, config.vocab_size)] if function.scores else []
+    if hidden or not function.scores:
+        returned.append(_tensor("hidden", rows, config.hidden_size))
+    # The library reads the form of a graph in the annotations of its Python function.
+    body.__annotations__ = {
+        "input_ids": Annotated[Value, TensorSpec((1, rows), np.int32)],
+        "position_ids": Annotated[Value, TensorSpec((rows,), np.int32)],
+        "write_slot": Annotated[Value, TensorSpec((1,), np.int32)],
+        "mask": Annotated[Value, TensorSpec((1, 1, rows, shape.slots), np.float32)],
+        STATE: Annotated[Value, TensorSpec(cache, np.float32)],
+        "return": tuple[(*returned, _tensor(_WRITTEN, *cache))],  # type: ignore[misc]
+    }
+    mark_states(ops.graph(body, provided_name=function.name), {STATE: _WRITTEN})
+
+
+def _tensor(name: str, *shape: int) -> Any:
+    return Annotated[Value, TensorSpec(shape, np.float32, name=name)]

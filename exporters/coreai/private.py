@@ -1,0 +1,54 @@
+"""The two calls of coreai-core that are not public: a state, and constants of 4 bits.
+
+Apple's coreai-torch makes both in the same way. They hold for the version that
+`edge_spec.models.core_ai` pins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from coreai._compiler.dialects.coreai import ConstantOp
+from coreai._compiler.dialects.coreai.constant import create_elements_attr
+from coreai._compiler.ir import (
+    ArrayAttr,
+    DenseElementsAttr,
+    DictAttr,
+    IntegerAttr,
+    IntegerType,
+    Location,
+    RankedTensorType,
+    StringAttr,
+)
+from coreai.authoring import Value
+
+_STATE = "MutableBuffers.buffer_mutation"
+
+
+def mark_states(graph: Any, states: Mapping[str, str]) -> None:
+    """Have the graph write inputs in place. states: the names of inputs, and of the outputs that
+    are their new values. graph: what the decorator `coreai.authoring.graph` returns."""
+    operation, marked = graph._callable, []
+    for attributes in operation.arg_attrs:
+        named = {each.name: each.attr for each in attributes}
+        output = states.get(named["coreai.name"].value)
+        if output is not None:
+            named[_STATE] = StringAttr.get(output)
+        marked.append(DictAttr.get(named))
+    operation.arg_attrs = ArrayAttr.get(marked)
+
+
+def constant_of_4_bits(values: np.ndarray) -> Value:
+    """Add a constant of signed integers, -8 to 7, of which two share a byte, the first one low: the
+    public `constant` does not pack them. values: int8, an even number of them."""
+    kind = IntegerType.get_signed(4)
+    shape = RankedTensorType.get(list(values.shape), kind)
+    if not values.any():  # bytes that are all alike would be read as one value
+        stored = DenseElementsAttr.get_splat(shape, IntegerAttr.get(kind, 0))
+    else:
+        nibbles = values.ravel().view(np.uint8) & 15
+        packed = np.ascontiguousarray(nibbles[::2] | nibbles[1::2] << 4)
+        stored = create_elements_attr(Location.unknown(), shape, packed)
+    return Value._from_mlir(ConstantOp(value=stored).result)
