@@ -66,6 +66,14 @@ class PreparedModel:
         runtime can have its tokenizer."""
         return self.make_text()
 
+    @property
+    def loss(self) -> float | None:
+        """Return the KL divergence of its weights from those they were made from, nats a token:
+        about the share of perplexity that is lost. None where it is not known."""
+        if isinstance(self.source, Bundle):
+            return self.source.manifest.parity.get("kl_divergence")
+        return 0.0 if self.as_it_is else None
+
     def vocabulary(self) -> Mapping[str, int]:
         """Token -> id."""
         return self.text.tokenizer.vocabulary()
