@@ -26,10 +26,17 @@ from edge_spec.text.tools.arguments import (
     types_of,
 )
 
+_log = logging.getLogger(__name__)
+
 NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"  # slots of a call
 SLOTS = re.compile(r"(\$(?:NAME|ARGUMENTS|ID|INDEX))")
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
+ANYTHING = "/(.|\\n)*/"
+_NOTHING = '""'
+_OTHER_NAME = r"/[a-zA-Z_][a-zA-Z0-9_.-]*/"  # of an argument that no schema names
+_PYTHON_WORDS: Mapping[Any, Sequence[Any]] = {"boolean": (True, False), "null": (None,)}
 
 
 def marker_of(opening: str) -> str:
@@ -41,15 +48,6 @@ def marker_of(opening: str) -> str:
 def new_id() -> str:
     """Return an id of nine letters and digits, since some templates take no other."""
     return secrets.token_hex(5)[:9]
-
-
-_log = logging.getLogger(__name__)
-
-MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
-ANYTHING = "/(.|\\n)*/"
-_NOTHING = '""'
-_OTHER_NAME = r"/[a-zA-Z_][a-zA-Z0-9_.-]*/"  # of an argument that no schema names
-_PYTHON_WORDS: Mapping[Any, Sequence[Any]] = {"boolean": (True, False), "null": (None,)}
 
 
 @dataclass(frozen=True)

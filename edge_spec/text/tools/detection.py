@@ -134,8 +134,6 @@ class _Probes:
         """Return the format that writes all calls of a message as the template shows them. What
         formats leave open, space and which quotes there are, counts only where it decides."""
         text = self._text(answer, **_ENDED) or self._text(answer, *results)
-        if text.count(_VALUE) < len(answer["tool_calls"]):
-            return None
         said = self._text({"role": "assistant", "content": _SAID}, **_ENDED)
         beginnings = (said.partition(_SAID)[0], self._text() or said)
         forms: list[ToolForm] = [HARMONY, *FORMATS.values()]

@@ -92,17 +92,18 @@ class CallSteps(AnswerReader):
             yield from self._more()
 
     def _value_end(
-        self, place: int = 0, quote: str = "", *, tells: bool = False
+        self, place: int = 0, quote: str = "", *, closing: str = "", tells: bool = False
     ) -> Steps[tuple[int, str]]:
         """Return where the value ends that begins here, and what is missing to close it.
 
         JSON ends before "<" outside of a text, too, where the tag after a call begins: the model
-        has forgotten a brace. quote: of values that are no JSON, beside ' and ". tells: tell
-        arguments while they are read.
+        has forgotten a brace. quote: of values that are no JSON, beside ' and ". closing: of the
+        object that this is within, whose end is returned. tells: tell arguments while they are
+        read.
         """
         quotes, ends = ((quote, '"', "'"), ",)}]<") if quote else (('"',), ",}]< \t\r\n")
-        nested, within = list[str](), ""  # what closes each array that is open, and the text
-        is_begun = False
+        nested, within = list(closing), ""  # what closes each array that is open, and the text
+        is_begun = bool(closing)
         while True:
             ahead = self._held[place : place + max(1, len(quote))]
             if not ahead or (quote.startswith(ahead) and ahead != quote):
@@ -301,53 +302,66 @@ class CallReader(CallSteps):
             return False
         place = yield from self._after_space(found.end())
         place += self._held[place] == "{"  # some templates show two pairs of braces
+        start = self._held.rindex("{", 0, place)
         name: str | None = None
         id: str | None = None
-        arguments, is_told = "", False
+        arguments = ""
         while True:
             place = yield from self._after_space(place)
             if self._held[place] != '"':
-                break
+                return False
             end, _ = yield from self._value_end(place)
-            key = self._held[place + 1 : end - 1]
+            key = self._held[place + 1 : end - 1].strip()
             place = yield from self._after_space(end)
             if self._held[place] != ":":
-                break
-            place = yield from self._after_space(place + 1)
-            if not (self._form.is_named or is_told or key in _KEYS):
-                name, key = key, _ARGUMENTS_KEYS[0]
-            if is_known and not is_told and key not in (_ARGUMENTS_KEYS if name else _KEYS):
                 return False
-            if name and key in _ARGUMENTS_KEYS and not is_told:
+            place = yield from self._after_space(place + 1)
+            if not self._form.is_named and key not in _KEYS:
+                name, key = key, _ARGUMENTS_KEYS[0]
+                if not re.fullmatch(_SLOTS[NAME], name):
+                    return False
+            if is_known and key not in (_ARGUMENTS_KEYS if name else _KEYS):
+                return False
+            if name and key in _ARGUMENTS_KEYS:
                 self._take(place)
                 yield from self._read_value(name, id)
-                place, is_told = 0, True
-            else:
-                end, missing = yield from self._value_end(place)
-                text = self._held[place:end] + missing
-                value, place = _loaded(text), end
-                if key in _NAME_KEYS and not is_told:
-                    if not isinstance(value, str) or not re.fullmatch(_SLOTS[NAME], value):
-                        return False
-                    if is_known and self._tools and value not in self._tools:
-                        return False
-                    name = value
-                    self._begin()
-                elif key in _ARGUMENTS_KEYS:
-                    arguments = text
-                elif key == "id" and isinstance(value, str):
-                    id = value
-            place = yield from self._after_space(place)
+                yield from self._read_object_end()
+                return True
+            end, missing = yield from self._value_end(place)
+            text = self._held[place:end] + missing
+            value = _loaded(text)
+            if key in _NAME_KEYS:
+                name = value.strip() if isinstance(value, str) else ""
+                if not re.fullmatch(_SLOTS[NAME], name):
+                    return False
+                if is_known and self._tools and name not in self._tools:
+                    return False
+                self._begin()
+            elif key in _ARGUMENTS_KEYS:
+                arguments = text
+            elif key == "id" and isinstance(value, str):
+                id = value
+            place = yield from self._after_space(end)
             if self._held[place] != ",":
                 break
             place += 1
-        if not is_told:
-            if name is None or is_known:
-                return False
-            self._begin_call(name, id)
-            self._add_arguments(_as_object(arguments))
+        # The brace at its end may be missing, before a tag.
+        is_whole = self._held[place] in "}<" and _loaded(self._held[start:place] + "}") is not None
+        if name is None or is_known or not is_whole:
+            return False
         self._take(place + (self._held[place] == "}"))
+        self._begin_call(name, id)
+        self._add_arguments(_as_object(arguments))
         return True
+
+    def _read_object_end(self) -> Steps[None]:
+        """Leave out what an object has after its arguments, whatever that is."""
+        if more := (yield from self._find([',"'])):
+            place, _ = yield from self._value_end(more.end() - 1, closing="}")
+        else:
+            place = yield from self._after_space()
+            place += self._held[place] == "}"
+        self._take(place)
 
     def _read_value(self, name: str, id: str | None = None) -> Steps[None]:
         """Tell a call and the arguments that come next, those of an object as they are written."""
@@ -505,7 +519,7 @@ def _is_in_text(text: str) -> bool:
 
 def _loaded(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None
 

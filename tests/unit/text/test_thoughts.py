@@ -212,3 +212,6 @@ def test_a_budget_turns_thoughts_on() -> None:
     assert text.rendered(HELLO).endswith("</think>")
     own: Any = {"template_kwargs": {"thinking": False}}
     assert text.rendered(HELLO, reasoning=5, **own).endswith("</think>")
+    asked: Any = {"template_kwargs": {"thinking": True}}
+    assert text.rendered(HELLO, **asked).endswith("<think>")
+    assert text.rendered(HELLO, reasoning="off", **asked).endswith("</think>")

@@ -83,6 +83,13 @@ def test_a_format_is_found_in_what_a_template_writes(name: str) -> None:
     assert native.shows_calls and native.takes_several == (FORMATS[name].between is not None)
 
 
+@pytest.mark.parametrize("old", ['{"name": ', '"arguments": '])
+def test_a_format_is_found_however_a_template_spaces_it(old: str) -> None:
+    source = TEMPLATES["hermes"].replace(old, old.rstrip())
+    native = TemplateTraits(ChatTemplate(source).render).native_tools
+    assert native is not None and native.form == FORMATS["hermes"]
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_a_template_shows_is_read_as_json_of_the_schemas_types(name: str) -> None:
     template = ChatTemplate(TEMPLATES[name])

@@ -168,6 +168,13 @@ def test_without_such_tokens_tools_are_described() -> None:
     assert '<|assistant|><tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>' in text
 
 
+def test_tokens_tell_nothing_of_a_template_that_lists_no_tools() -> None:
+    source = TELLING.replace("{% if m.tools %}<|tools|>{{ m.tools }}{% endif %}", "")
+    text = prompt(source, [call("1")], ["1"], tokens=("<|tool_call|>", "<|/tool_call|>"))
+    assert "<|tool_call|>" not in text
+    assert '<|assistant|><tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>' in text
+
+
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '"x"', "", None, {}])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_arguments_that_mean_no_object_are_shown(name: str, arguments: Any) -> None:

@@ -54,6 +54,15 @@ pieces = given(cuts=st.lists(st.integers(0, 200), max_size=12))
         ("<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
         ("Write `<tool_call>` and so on.", "Write `<tool_call>` and so on.", []),
         ('<tool_call>{"name": 1}</tool_call>.', '<tool_call>{"name": 1}</tool_call>.', []),
+        *(
+            (f"<tool_call>{text}</tool_call>.", f"<tool_call>{text}</tool_call>.", [])
+            for text in (
+                '{"name": "f"- "arguments": {"a": 1}}',
+                '{"name": "f", "arguments"": {"a": 1}}',
+                '{"name": "f", "\\arguments": {"a": 1}}',
+                '{"name": "f", }',
+            )
+        ),
         ("a < b <tool", "a < b <tool", []),
         ("<tool_call>" + "[" * 100_000, "<tool_call>" + "[" * 100_000, []),
         ("", "", []),
