@@ -13,7 +13,7 @@ import typer
 from edge_spec.cli.answering import chat, desktop, generate, serve
 from edge_spec.cli.checking import bench, devices, doctor, plan, verify
 from edge_spec.cli.converting import export, pull
-from edge_spec.cli.start import INTERRUPTED, READER_LEFT, EndSignals
+from edge_spec.cli.signals import INTERRUPTED, READER_LEFT, EndSignals
 from edge_spec.cli.training import distill, learn, tune_skip
 from edge_spec.errors import EdgeSpecError
 

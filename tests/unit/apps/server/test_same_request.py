@@ -10,9 +10,8 @@ import pytest
 from edge_spec.apps.server.anthropic import MessagesBody
 from edge_spec.apps.server.ollama import OllamaChatBody
 from edge_spec.apps.server.openai import ChatBody
-from edge_spec.apps.server.request import Request
 from edge_spec.apps.server.responses import ResponsesBody
-from edge_spec.apps.server.schema import AnswerBody
+from edge_spec.apps.server.schema import AnswerBody, Request
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FUNCTION = {"name": "f", "description": "A function.", "parameters": SCHEMA}
