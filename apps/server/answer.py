@@ -15,12 +15,7 @@ from typing import Any
 
 from edge_spec import Chunk, Engine, FinishReason, GenerationResult
 from edge_spec.apps.answering import Stop
-from edge_spec.apps.server.errors import (
-    ApiError,
-    overloaded,
-    shutting_down,
-    timed_out,
-)
+from edge_spec.apps.server.errors import ApiError, overloaded, shutting_down, timed_out
 from edge_spec.apps.server.schema import Request
 from edge_spec.cli.options import ServerOptions
 from edge_spec.core.model import Progress

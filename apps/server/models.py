@@ -15,12 +15,7 @@ from typing import Literal, TypeVar
 
 from edge_spec import EdgeSpecError, Engine
 from edge_spec.apps.server.answer import OpenModel, ServerAnswer, Work
-from edge_spec.apps.server.errors import (
-    ApiError,
-    cannot_be_opened,
-    overloaded,
-    shutting_down,
-)
+from edge_spec.apps.server.errors import ApiError, cannot_be_opened, overloaded, shutting_down
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.request import read
 from edge_spec.apps.server.schema import AnswerBody

@@ -7,13 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    Json,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, Json, model_validator
 
 from edge_spec import Grammar, SamplingParams
 from edge_spec.apps.server.body import (
