@@ -28,14 +28,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from edge_spec import EdgeSpecError, PartKind
-from edge_spec.apps.chat.commands import (
-    COMMANDS,
-    CommandAnswer,
-    Leave,
-    Outcome,
-    find,
-    run_command,
-)
+from edge_spec.apps.chat.commands import COMMANDS, CommandAnswer, Leave, Outcome, find, run_command
 from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.apps.chat.rendering import AnswerView, harmless, paint
 from edge_spec.engine.results import cut_thought, thought_line, told_time

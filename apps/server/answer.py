@@ -1,4 +1,5 @@
-"""Slots, who gets which, and answers that are written in a slot and read in the event loop."""
+"""A model that is open: its slots, who gets which, and answers that are written in a slot and read
+in the event loop."""
 
 from __future__ import annotations
 
@@ -7,20 +8,21 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 from edge_spec import Chunk, Engine, FinishReason, GenerationResult
 from edge_spec.apps.answering import Stop
-from edge_spec.apps.server.errors import (
-    ApiError,
-    overloaded,
-    shutting_down,
-    timed_out,
-)
-from edge_spec.apps.server.request import Work
+from edge_spec.apps.server.errors import ApiError, overloaded, shutting_down, timed_out
+from edge_spec.apps.server.schema import Request
+from edge_spec.cli.options import ServerOptions
+from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
+from edge_spec.loader import ModelOnDemand
+from edge_spec.loader.open import PreparedEngine
+from edge_spec.models.memory import Forecast, forecast_here
 
 # Between two times that rounds are read: the loop and the client run on the cores that decode, and
 # nobody reads faster than this.
@@ -113,6 +115,78 @@ class Pool:
         if continued:
             return max(continued, key=lambda slot: shared[id(slot)])
         return min(self._free, key=lambda slot: slot.last_use)
+
+
+class OpenModel:
+    """The slots of a model: its engine and forks of it. `close` closes the engine if it is
+    owned; else it drafts as before."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        options: ServerOptions,
+        forecast: Forecast | None = None,
+        *,
+        is_owned: bool,
+    ) -> None:
+        """forecast: of its memory. Raises an EdgeSpecError where the slots cannot be had, and then
+        closes the engine where it is owned."""
+        self.name = name  # as answers have it
+        self.engine = engine
+        self.drafter = engine.drafter
+        self.options = options
+        self.forecast = forecast
+        with ExitStack() as opened:  # closes what is open already where the rest fails
+            if is_owned:
+                opened.callback(engine.close)
+            else:
+                opened.callback(_restore, engine, engine.drafter)
+            forks = [opened.enter_context(engine.fork()) for _ in range(options.parallel - 1)]
+            slots = [Slot(each) for each in (engine, *forks)]
+            for slot in slots:
+                opened.callback(slot.thread.shutdown)
+            self.pool = Pool(slots, options.queue, options.queue_timeout_s)
+            self._opened = opened.pop_all()
+
+    @staticmethod
+    def open(
+        model: ModelOnDemand,
+        options: ServerOptions,
+        report: Progress | None = None,
+        make_room: Callable[[Forecast | None], None] = lambda forecast: None,
+    ) -> OpenModel:
+        """make_room: called before the weights are read. Raises what the model's opening raises."""
+        forecast = None
+
+        def screen(placed: PreparedEngine) -> None:
+            nonlocal forecast
+            forecast = forecast_here(placed.target, placed.drafts, placed.options)
+            make_room(forecast)
+
+        engine = model.open(report=report, screen=screen)
+        return OpenModel(model.name, engine, options, forecast, is_owned=True)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _restore(engine: Engine, drafter: str) -> None:
+    if engine.drafter != drafter:
+        engine.set_drafter(drafter)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Prompts to continue in turn; the answer to each is a choice of one reply.
+
+    options: of each choice, for `Engine.generate`.
+    """
+
+    model: OpenModel
+    request: Request
+    prompts: Sequence[Sequence[int]]
+    options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
 
 
 @dataclass(frozen=True)

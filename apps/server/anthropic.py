@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
-from edge_spec.apps.server.answer import Round
+from edge_spec.apps.server.answer import Round, Work
 from edge_spec.apps.server.body import (
     MAX_TOOLS,
     Body,
@@ -29,8 +29,13 @@ from edge_spec.apps.server.body import (
 )
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import PartsReply, arguments_of, sealed, server_event, unsealed
-from edge_spec.apps.server.request import Request, Work
-from edge_spec.apps.server.schema import AnswerBody, SchemaFormat, grammar_of, prompt_options
+from edge_spec.apps.server.schema import (
+    AnswerBody,
+    Request,
+    SchemaFormat,
+    grammar_of,
+    prompt_options,
+)
 from edge_spec.text.parts.part import CallHead
 
 # What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no

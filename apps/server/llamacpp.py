@@ -11,14 +11,14 @@ from fastapi import FastAPI
 from pydantic import Field
 
 from edge_spec import FinishReason, GenerationResult
-from edge_spec.apps.server.answer import Round
+from edge_spec.apps.server.answer import OpenModel, Round, Work
 from edge_spec.apps.server.body import ALSO, HARMLESS, MAX_INT, Body, Whole
 from edge_spec.apps.server.errors import refused
-from edge_spec.apps.server.models import Models, OpenModel
+from edge_spec.apps.server.models import Models
 from edge_spec.apps.server.openai import ChatBody, CompletionBody
 from edge_spec.apps.server.reply import Reply, chat_logprobs, server_event, timings
-from edge_spec.apps.server.request import Gap, Request, Work, read
-from edge_spec.apps.server.schema import AnswerBody, TokenId
+from edge_spec.apps.server.request import read
+from edge_spec.apps.server.schema import AnswerBody, Gap, Request, TokenId
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.text.control_tokens import PlainText
 from edge_spec.text.infill import InfillPrompt

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from edge_spec import GenerationResult
-
-if TYPE_CHECKING:
-    from edge_spec.apps.server.models import ServedModel
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -21,7 +18,7 @@ _TOKENS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 
 class Metrics:
     """Used in the event loop alone. Several models have their names as labels."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Sequence[Any]) -> None:
         self.paths: Sequence[str] = ()  # that requests are counted by; all others count as one
         self._registry = CollectorRegistry()
         self._model_label = ["model"] if len(models) > 1 else []
@@ -90,7 +87,7 @@ class Metrics:
         return metric.labels(*labels) if labels else metric
 
 
-_NOW: Sequence[tuple[str, str, Callable[[ServedModel], float]]] = (
+_NOW: Sequence[tuple[str, str, Callable[[Any], float]]] = (  # of a ServedModel
     (
         "queue_length",
         "Requests that wait.",

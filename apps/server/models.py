@@ -7,95 +7,27 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
 from threading import Thread
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from edge_spec import EdgeSpecError, Engine
-from edge_spec.apps.server.answer import Pool, ServerAnswer, Slot
-from edge_spec.apps.server.errors import (
-    ApiError,
-    cannot_be_opened,
-    overloaded,
-    shutting_down,
-)
+from edge_spec.apps.server.answer import OpenModel, ServerAnswer, Work
+from edge_spec.apps.server.errors import ApiError, cannot_be_opened, overloaded, shutting_down
 from edge_spec.apps.server.metrics import Metrics
-from edge_spec.apps.server.request import Work, read
+from edge_spec.apps.server.request import read
+from edge_spec.apps.server.schema import AnswerBody
 from edge_spec.cli.options import ServerOptions
-from edge_spec.core.model import Progress
 from edge_spec.loader import ModelOnDemand
-from edge_spec.loader.open import PreparedEngine
-from edge_spec.models.memory import Forecast, fit_together, fits_free_memory, forecast_here
-
-if TYPE_CHECKING:
-    from edge_spec.apps.server.schema import AnswerBody
+from edge_spec.models.memory import Forecast, fit_together, fits_free_memory
 
 T = TypeVar("T")
 _LATEST = ":latest"  # which Ollama's clients add to names
 _CLOSING_S = 5.0  # for a model that is being opened when the server ends
 
 _log = logging.getLogger(__name__)
-
-
-class OpenModel:
-    """The slots of a model: its engine and forks of it. `close` closes the engine if it is
-    owned; else it drafts as before."""
-
-    def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        options: ServerOptions,
-        forecast: Forecast | None = None,
-        *,
-        is_owned: bool,
-    ) -> None:
-        """forecast: of its memory. Raises an EdgeSpecError where the slots cannot be had, and then
-        closes the engine where it is owned."""
-        self.name = name  # as answers have it
-        self.engine = engine
-        self.drafter = engine.drafter
-        self.options = options
-        self.forecast = forecast
-        with ExitStack() as opened:  # closes what is open already where the rest fails
-            if is_owned:
-                opened.callback(engine.close)
-            else:
-                opened.callback(_restore, engine, engine.drafter)
-            forks = [opened.enter_context(engine.fork()) for _ in range(options.parallel - 1)]
-            slots = [Slot(each) for each in (engine, *forks)]
-            for slot in slots:
-                opened.callback(slot.thread.shutdown)
-            self.pool = Pool(slots, options.queue, options.queue_timeout_s)
-            self._opened = opened.pop_all()
-
-    @staticmethod
-    def open(
-        model: ModelOnDemand,
-        options: ServerOptions,
-        report: Progress | None = None,
-        make_room: Callable[[Forecast | None], None] = lambda forecast: None,
-    ) -> OpenModel:
-        """make_room: called before the weights are read. Raises what the model's opening raises."""
-        forecast = None
-
-        def screen(placed: PreparedEngine) -> None:
-            nonlocal forecast
-            forecast = forecast_here(placed.target, placed.drafts, placed.options)
-            make_room(forecast)
-
-        engine = model.open(report=report, screen=screen)
-        return OpenModel(model.name, engine, options, forecast, is_owned=True)
-
-    def close(self) -> None:
-        self._opened.close()
-
-
-def _restore(engine: Engine, drafter: str) -> None:
-    if engine.drafter != drafter:
-        engine.set_drafter(drafter)
 
 
 class ServedModel:

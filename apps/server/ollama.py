@@ -16,8 +16,7 @@ from edge_spec.apps.server.body import Message, message_of, refusal
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.openai import ChatBody
 from edge_spec.apps.server.reply import Reply, arguments_of, chat_logprobs, reason_of
-from edge_spec.apps.server.request import Gap, Request
-from edge_spec.apps.server.schema import ConversationBody
+from edge_spec.apps.server.schema import ConversationBody, Gap, Request
 
 
 class OllamaBody(ConversationBody):

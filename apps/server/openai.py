@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from edge_spec import Chunk, GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Round
+from edge_spec.apps.server.answer import Round, Work
 from edge_spec.apps.server.body import MAX_INT, Message
 from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.reply import (
@@ -24,8 +24,14 @@ from edge_spec.apps.server.reply import (
     timings,
     usage,
 )
-from edge_spec.apps.server.request import Gap, Request, Work
-from edge_spec.apps.server.schema import MAX_CHOICES, Alternatives, AnswerBody, ConversationBody
+from edge_spec.apps.server.schema import (
+    MAX_CHOICES,
+    Alternatives,
+    AnswerBody,
+    ConversationBody,
+    Gap,
+    Request,
+)
 
 _DONE = "data: [DONE]\n\n"
 

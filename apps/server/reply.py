@@ -20,10 +20,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edge_spec import FinishReason, GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Round, ServerAnswer
+from edge_spec.apps.server.answer import OpenModel, Round, ServerAnswer, Work
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
-from edge_spec.apps.server.models import Models, OpenModel
-from edge_spec.apps.server.request import Work, read
+from edge_spec.apps.server.models import Models
+from edge_spec.apps.server.request import read
 from edge_spec.apps.server.schema import AnswerBody
 from edge_spec.engine.results import Alternative
 from edge_spec.text.parts.part import CallHead

@@ -1,90 +1,22 @@
-"""What a client asks for, through whichever API, and what an engine is asked for."""
+"""What an engine is asked for, by a request of whichever API."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from edge_spec import Grammar, SamplingParams
+from edge_spec.apps.server.answer import OpenModel, Work
 from edge_spec.apps.server.errors import ApiError, refused
+from edge_spec.apps.server.schema import NO_LIMIT, Request
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.parts.answer_form import SWITCHES, AnswerForm, answer_tokens
 
-if TYPE_CHECKING:
-    from edge_spec.apps.server.models import OpenModel
-
-NO_LIMIT = -1  # of the tokens of an answer
 _OF_THOUGHTS = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
 _SEEDS = 2**64
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Texts to write between. options: further ones of `Engine.infill_prompt`."""
-
-    prefix: str
-    suffix: str
-    files: Sequence[tuple[str, str]] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a body of any API asks for. None: the server's own default.
-
-    Without messages, prompts and gap, a model is only to be opened. messages: as chat templates
-    read them; messages_field: what the body calls them. tools: in OpenAI's form. tool_name: the one
-    tool to call. prompt_options: of `Engine.chat_prompt`. form: of the answer, with the field that
-    asks for it. sampling: of SamplingParams. logprobs: the number of alternatives.
-    """
-
-    body: Any = None  # of the API, which some replies repeat
-    stream: bool = False
-    messages: Sequence[Mapping[str, Any]] = ()
-    messages_field: str = "messages"
-    tools: Sequence[dict[str, Any]] = ()
-    tool_choice: Literal["none", "auto", "required"] = "auto"
-    tool_name: str | None = None
-    parallel_tool_calls: bool | None = None
-    prompt_options: Mapping[str, Any] = field(default_factory=dict)
-    prompts: Sequence[str | Sequence[int]] = ()
-    gap: Gap | None = None
-    form: tuple[str, Grammar] | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    seed: int | None = None
-    repeat_last_n: int | None = None
-    ignore_eos: bool = False
-    num_choices: int = 1
-    max_tokens: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # further ones of `Engine.generate`
-    logprobs: int | None = None
-    drafter: str | None = None
-    session_id: str | None = None
-    limit_s: float = 0  # of writing, from the first token on; 0: the server's own
-    thoughts: Literal["told", "hidden", "in text"] = "told"
-    tells_origins: bool = False  # of each token
-    tells_usage: bool = False  # in an event of its own at the end of a stream
-
-    @property
-    def tells_thoughts(self) -> bool:
-        """Return whether the answer has its thoughts beside the text."""
-        return self.thoughts != "hidden"
-
-
-@dataclass(frozen=True)
-class Work:
-    """Prompts to continue in turn; the answer to each is a choice of one reply.
-
-    options: of each choice, for `Engine.generate`.
-    """
-
-    model: OpenModel
-    request: Request
-    prompts: Sequence[Sequence[int]]
-    options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
 
 
 def read(model: OpenModel, request: Request) -> Work:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind
-from edge_spec.apps.server.answer import Round
+from edge_spec.apps.server.answer import Round, Work
 from edge_spec.apps.server.body import (
     MAX_TOOLS,
     Arguments,
@@ -37,8 +37,7 @@ from edge_spec.apps.server.reply import (
     unsealed,
     usage,
 )
-from edge_spec.apps.server.request import Request, Work
-from edge_spec.apps.server.schema import ConversationBody, ResponseFormat, grammar_of
+from edge_spec.apps.server.schema import ConversationBody, Request, ResponseFormat, grammar_of
 from edge_spec.text.parts.part import CallHead
 
 # Agents offer these beside their own tools without being asked to.

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    Json,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, Json, model_validator
 
 from edge_spec import Grammar, SamplingParams
 from edge_spec.apps.server.body import (
@@ -30,9 +25,64 @@ from edge_spec.apps.server.body import (
     joined,
 )
 from edge_spec.apps.server.errors import refused
-from edge_spec.apps.server.request import NO_LIMIT, Request
 from edge_spec.core.sampling import LEAST_PENALTY
 from edge_spec.text.parts.answer_form import SWITCHES
+
+NO_LIMIT = -1  # of the tokens of an answer
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Texts to write between. options: further ones of `Engine.infill_prompt`."""
+
+    prefix: str
+    suffix: str
+    files: Sequence[tuple[str, str]] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a body of any API asks for. None: the server's own default.
+
+    Without messages, prompts and gap, a model is only to be opened. messages: as chat templates
+    read them; messages_field: what the body calls them. tools: in OpenAI's form. tool_name: the one
+    tool to call. prompt_options: of `Engine.chat_prompt`. form: of the answer, with the field that
+    asks for it. sampling: of SamplingParams. logprobs: the number of alternatives.
+    """
+
+    body: Any = None  # of the API, which some replies repeat
+    stream: bool = False
+    messages: Sequence[Mapping[str, Any]] = ()
+    messages_field: str = "messages"
+    tools: Sequence[dict[str, Any]] = ()
+    tool_choice: Literal["none", "auto", "required"] = "auto"
+    tool_name: str | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_options: Mapping[str, Any] = field(default_factory=dict)
+    prompts: Sequence[str | Sequence[int]] = ()
+    gap: Gap | None = None
+    form: tuple[str, Grammar] | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    repeat_last_n: int | None = None
+    ignore_eos: bool = False
+    num_choices: int = 1
+    max_tokens: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # further ones of `Engine.generate`
+    logprobs: int | None = None
+    drafter: str | None = None
+    session_id: str | None = None
+    limit_s: float = 0  # of writing, from the first token on; 0: the server's own
+    thoughts: Literal["told", "hidden", "in text"] = "told"
+    tells_origins: bool = False  # of each token
+    tells_usage: bool = False  # in an event of its own at the end of a stream
+
+    @property
+    def tells_thoughts(self) -> bool:
+        """Return whether the answer has its thoughts beside the text."""
+        return self.thoughts != "hidden"
+
 
 Schema = JsonObject | Json[JsonObject]  # or a text, as vLLM and SGLang take it
 Pattern = Annotated[str, Field(min_length=1)]

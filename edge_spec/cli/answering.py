@@ -77,7 +77,6 @@ class GenerateOptions:
     schema: Path | None = option(None, "A file with a JSON Schema that the answer has to fit.")
 
 
-@options.with_groups
 def generate(
     model: Annotated[str | None, typer.Argument(help=f"{MODEL_HELP}  [default: smollm2]")] = None,
     prompt: Annotated[
@@ -170,7 +169,6 @@ def _print(generation: Generation, as_json: bool) -> None:
         raise KeyboardInterrupt
 
 
-@options.with_groups
 def chat(
     model: options.Model = "smollm2",
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
@@ -216,7 +214,6 @@ class ServeOptions(ServerOptions):
             super().__post_init__()
 
 
-@options.with_groups
 def serve(
     model: Annotated[
         list[str] | None,
@@ -288,7 +285,6 @@ def _announce(model: str, url: str, port: int, names: Sequence[str], as_json: bo
 _PARALLEL = 2  # answers at once: one that is read, and one that is asked for meanwhile
 
 
-@options.with_groups
 def desktop(
     model: options.Model = "smollm2",
     *,

@@ -190,7 +190,6 @@ class BenchOptions:
     peers: bool = option(False, "Measure llama-server, too.", flag="--peers")
 
 
-@options.with_groups
 def bench(
     model: options.Model = "smollm2",
     *,
@@ -319,7 +318,6 @@ def _remembering(loading: options.AskedOptions) -> list[str]:
 _STATUS = {"pass": 0, "ties": 0, "fail": 1, "inconclusive": 3}
 
 
-@options.with_groups
 def verify(
     model: options.Model = "smollm2",
     *,
@@ -360,7 +358,6 @@ class DoctorOptions:
     )
 
 
-@options.with_groups
 def doctor(
     model: options.Model = "smollm2",
     *,

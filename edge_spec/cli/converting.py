@@ -150,7 +150,6 @@ class AskedExport:
         )
 
 
-@options.with_groups
 def export(
     model: options.NamedModel,
     out: Annotated[

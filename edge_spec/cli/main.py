@@ -13,7 +13,8 @@ import typer
 from edge_spec.cli.answering import chat, desktop, generate, serve
 from edge_spec.cli.checking import bench, devices, doctor, plan, verify
 from edge_spec.cli.converting import export, pull
-from edge_spec.cli.start import INTERRUPTED, READER_LEFT, EndSignals
+from edge_spec.cli.options import with_groups
+from edge_spec.cli.signals import INTERRUPTED, READER_LEFT, EndSignals
 from edge_spec.cli.training import distill, learn, tune_skip
 from edge_spec.errors import EdgeSpecError
 
@@ -26,12 +27,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command(no_args_is_help=True)(generate)
+app.command(no_args_is_help=True)(with_groups(generate))
 for each in (
     *(chat, serve, desktop, pull, export, bench, devices, plan, verify, doctor, tune_skip),
     distill,
 ):
-    app.command()(each)
+    app.command()(with_groups(each))
 app.add_typer(learn)
 
 

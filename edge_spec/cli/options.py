@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial, wraps
 from ipaddress import ip_address
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -46,12 +47,12 @@ _ORIGIN = re.compile(
 )
 _KEY = re.compile(r"[ -~]+")
 _LEAST_S = 1e-3
-_UNDECLARED: Sequence[tuple[str, Any, float | None]] = (  # their types, and the least
-    ("max_tokens", int | None, 1),
-    ("thought_tokens", int, 0),
-    ("sampling", SamplingParams, None),
-    ("asked_sampling", Mapping, None),
-)
+_OF_PROGRAMS = {  # options that the command line has in another form
+    "max_tokens": Option("", least=1, type=int | None),
+    "thought_tokens": Option("", least=0, type=int),
+    "sampling": Option("", type=SamplingParams),
+    "asked_sampling": Option("", type=Mapping),
+}
 _server = partial(option, panel="Server")
 _several = partial(_server, (), read_as=list[str] | None)
 _limit = partial(option, panel="Limits of the server")
@@ -176,19 +177,12 @@ class ServerOptions:
             raise UsageError(  # which does not show it
                 "the API key (--api-key) is empty or not ASCII", remedy="Set another one."
             )
-        ranges: dict[str, tuple[float | None, float | None]] = {}
-        for name, taken, least in _UNDECLARED:
-            require_type(name, getattr(self, name), taken)
-            ranges[name] = least, None
-        for name, declared in declared_options(ServerOptions).items():
-            require_type(name, getattr(self, name), declared.type, declared.help)
-            ranges[name] = declared.least, declared.most
-        for name, (least, most) in ranges.items():
-            value = getattr(self, name)
-            if value is None:
+        for name, known in {**declared_options(ServerOptions), **_OF_PROGRAMS}.items():
+            value, least, most = getattr(self, name), known.least, known.most
+            require_type(name, value, known.type, known.help)
+            if value is None or least is None:
                 continue
-            is_much = least is None or value >= least  # not so where it is no number
-            if not is_much or (most is not None and value > most):
+            if not least <= value <= (inf if most is None else most):  # NaN is in no range
                 to = "or more" if most is None else f"to {most}"
                 raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {to}.")
         thought_budget(self.reasoning)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edge_spec.placement.layer_selection import ChosenPart
 
 
-@options.with_groups
 def distill(
     model: options.NamedModel,
     *,

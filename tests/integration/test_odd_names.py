@@ -10,7 +10,7 @@ import pytest
 
 import edge_spec
 from edge_spec.cli.main import run
-from edge_spec.cli.start import prepare_streams
+from edge_spec.cli.signals import prepare_streams
 from edge_spec.models.source import Source, served_names
 from fixtures.server_requests import CHAT, client_of, post
 

@@ -10,9 +10,8 @@ import pytest
 from edge_spec.apps.server.anthropic import MessagesBody
 from edge_spec.apps.server.ollama import OllamaChatBody
 from edge_spec.apps.server.openai import ChatBody
-from edge_spec.apps.server.request import Request
 from edge_spec.apps.server.responses import ResponsesBody
-from edge_spec.apps.server.schema import AnswerBody
+from edge_spec.apps.server.schema import AnswerBody, Request
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FUNCTION = {"name": "f", "description": "A function.", "parameters": SCHEMA}
@@ -108,3 +107,27 @@ def test_every_api_asks_for_the_same(api: tuple[type[AnswerBody], Any]) -> None:
     assert list(request.messages) == (NAMELESS if api is RESPONSES else MESSAGES)
     assert request.form is not None and expected.form is not None
     assert request.form[1] == expected.form[1]
+
+
+HI = {"role": "user", "content": "hi"}
+BEGUN = {"role": "assistant", "content": "he"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatBody, {"messages": [HI, BEGUN | {"prefix": True}]}),
+        (ChatBody, {"messages": [HI, BEGUN], "continue_final_message": True}),
+        (OllamaChatBody, {"messages": [HI, BEGUN | {"partial": True}]}),
+        (ResponsesBody, {"input": [HI, BEGUN], "continue_final_message": True}),
+        (MessagesBody, {"messages": [HI, BEGUN], "max_tokens": 7}),
+    ],
+)
+def test_an_answer_goes_on_with_the_last_message(kind: type[AnswerBody], body: Any) -> None:
+    assert read(kind, body).prompt_options["continue_final_message"] is True
+
+
+@pytest.mark.parametrize("kind", [ChatBody, OllamaChatBody])
+def test_an_answer_begins_a_message_unless_it_is_asked_otherwise(kind: type[AnswerBody]) -> None:
+    asked = read(kind, {"messages": [HI | {"prefix": False}], "add_generation_prompt": False})
+    assert asked.prompt_options == {"add_generation_prompt": False}
