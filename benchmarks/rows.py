@@ -1,7 +1,7 @@
 """t(k): the time to score k rows, all of them through the head, for several runtimes in one run.
 
     python benchmarks/rows.py                                # every installed runtime
-    python benchmarks/rows.py --model FILE.gguf --case ort:int4:32 --case llamacpp:Q4_0
+    python benchmarks/rows.py --model FILE.gguf --case ort:int4 --case llamacpp:Q4_0
     python benchmarks/rows.py --case llamacpp@avx2 --case llamacpp@off --prompts 512
 
 A case is RUNTIME[:QUANTIZATION[:BLOCK SIZE]][@TABLE]: TABLE is one of our kernels for few rows, or

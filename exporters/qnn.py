@@ -46,7 +46,7 @@ from edge_spec.exporters.requests import (
     BLOCK_SIZE,
     check_request,
     report_bundle,
-    require_whole_rows,
+    require_whole_blocks,
 )
 from edge_spec.models.bundle import (
     TOKENIZER,
@@ -122,7 +122,7 @@ class QnnExporter:
         own_options = ("compute", "context_length", "hidden_states")
         name = check_request(self, checkpoint, out, options, QUANTIZATIONS, *own_options)
         if name != "fp16":
-            require_whole_rows(checkpoint, "Export it as fp16.")
+            require_whole_blocks(checkpoint, "Export it as fp16.")
         asked = replace(options, compute=None, quantization=name)
         with atomic_directory(out) as work:
             scratch = work / "scratch"  # several times the weights: /tmp may be small

@@ -199,7 +199,7 @@ def chosen_context(config: ModelConfig, asked: int | None) -> int:
     return chosen
 
 
-def require_whole_blocks(path: Path, sizes: Iterable[int], remedy: str) -> None:
+def require_whole_rows(path: Path, sizes: Iterable[int], remedy: str) -> None:
     """Raises UnsupportedModelError for matrices whose rows, of these sizes, are no whole blocks."""
     for size in sizes:
         if size % BLOCK_SIZE:
@@ -209,8 +209,8 @@ def require_whole_blocks(path: Path, sizes: Iterable[int], remedy: str) -> None:
             )
 
 
-def require_whole_rows(checkpoint: StoredCheckpoint, remedy: str) -> None:
-    """As `require_whole_blocks`, of all matrices of a plain model."""
+def require_whole_blocks(checkpoint: StoredCheckpoint, remedy: str) -> None:
+    """As `require_whole_rows`, of all matrices of a plain model."""
     config = checkpoint.config
     sizes = config.hidden_size, config.query_size, config.intermediate_size
-    require_whole_blocks(checkpoint.path, sizes, remedy)
+    require_whole_rows(checkpoint.path, sizes, remedy)

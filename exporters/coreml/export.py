@@ -31,7 +31,7 @@ from edge_spec.exporters.requests import (
     describe,
     report_bundle,
     require_plain,
-    require_whole_rows,
+    require_whole_blocks,
 )
 from edge_spec.models.devices import devices_of
 from edge_spec.storage.atomic import atomic_directory
@@ -133,7 +133,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     exporter, config = CoreMlExporter(), checkpoint.config
     name = check_request(exporter, checkpoint, out, options, known, *own_options, device=compute)
     if name.startswith("int"):
-        require_whole_rows(checkpoint, "Export it with --quant fp16.")
+        require_whole_blocks(checkpoint, "Export it with --quant fp16.")
     if compute == ANE and config.head_dim % _ANE_ALIGNMENT:
         raise UnsupportedModelError(
             f"{checkpoint.path}: the Neural Engine needs a head size that is a multiple of "

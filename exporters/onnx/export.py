@@ -24,7 +24,7 @@ from edge_spec.exporters.requests import (
     check_request,
     describe,
     report_bundle,
-    require_whole_blocks,
+    require_whole_rows,
 )
 from edge_spec.storage.atomic import atomic_directory
 
@@ -107,7 +107,7 @@ def _require_whole_blocks(checkpoint: StoredCheckpoint) -> None:
         sizes.append(own.size * config.num_layers)
     if config.experts is not None and not is_composed(config):
         sizes.append(config.intermediate_size)
-    require_whole_blocks(checkpoint.path, sizes, "Export it with --quant fp16 or fp32.")
+    require_whole_rows(checkpoint.path, sizes, "Export it with --quant fp16 or fp32.")
 
 
 def _write_graph(

@@ -43,7 +43,7 @@ from edge_spec.exporters.requests import (
     functions,
     report_bundle,
     require_plain,
-    require_whole_rows,
+    require_whole_blocks,
 )
 from edge_spec.storage.atomic import atomic_directory
 
@@ -352,7 +352,7 @@ class StaticOnnxExporter:
         own_options = ("context_length", "hidden_states")
         name = check_request(self, checkpoint, out, options, QUANTIZATIONS, *own_options)
         if name == "int4":
-            require_whole_rows(checkpoint, "Export it with --quant int8 or fp16.")
+            require_whole_blocks(checkpoint, "Export it with --quant int8 or fp16.")
         checkpoint = first_layers(checkpoint, options.num_layers)
         shape = StaticShape.of(chosen_context(checkpoint.config, options.context_length))
         bound = QUANTIZATIONS[name].max_kl_divergence
