@@ -136,9 +136,11 @@ class Cache:
             return
         tap, batch = new_tap(self.weights, 1), Batch(self.weights.library.llama_batch, 1)
         tap.want(untried)
+        batch.put(slice(1), TokenTree.chain(0), 0, [0], True)
+        batch.struct.n_tokens = 1
         context = Context(self.weights, replace(self.choices, num_tokens=_TRIED_TOKENS, tap=tap))
         try:
-            failed = context.decode(batch.chain([0], 0))
+            failed = context.decode(batch.struct)
             context.wait()
         finally:
             context.free()

@@ -55,13 +55,6 @@ class Batch:
             setattr(struct, name, ctypes.cast(array.ctypes.data, kinds[name]))
         self.struct = struct
 
-    def chain(self, tokens: Sequence[int], position: int, is_scored: bool = True) -> Any:
-        """Return the struct of a chain of sequence 0 from this position on."""
-        tree = TokenTree.chain(tokens[0], tokens[1:])
-        self.put(slice(len(tokens)), tree, position, [0], is_scored)
-        self.struct.n_tokens = len(tokens)
-        return self.struct
-
     def put(
         self,
         rows: slice | np.ndarray,

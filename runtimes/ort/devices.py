@@ -155,7 +155,9 @@ def start_session(
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
         names = [choice.name for choice in chosen]
         known = None if set(names) == {CPU} else start_error(names, str(error))
-        raise known or error from error
+        if known is None:
+            raise
+        raise known from error
     require_started(session, chosen, ask)
     return session
 

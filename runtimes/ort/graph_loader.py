@@ -61,12 +61,13 @@ class GraphLoader:
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
         self._held: list[OrtValue] = []  # weights, which graphs read where they are
-        self._products = OwnProducts() if self._on_cpu and has_own_products else None
+        self._suits = self._on_cpu and has_own_products
+        self._products = OwnProducts(self._suits)
 
     @property
     def kernels(self) -> str | None:
         """Returns one line about our kernels in this bundle; None on other devices."""
-        return None if self._products is None else self._products.description
+        return self._products.description if self._suits else None
 
     @property
     def threads(self) -> int | None:
@@ -93,25 +94,14 @@ class GraphLoader:
         graph over the same weights, but those that `initializers` has. stops_spinning: whether
         another graph runs beside this one, or right after each of its passes, which its threads
         should not slow. Raises BundleError, DeviceError."""
-        graph = self.bundle.file(name)
-        options = partial(self._session_options, threads or self._num_threads, stops_spinning)
-        session = None
+        graph, chosen = self.bundle.file(name), threads or self._num_threads
+        given = {name: OrtValue.ortvalue_from_numpy(each) for name, each in initializers.items()}
+        self._held += given.values()
+        options = partial(self._session_options, chosen, stops_spinning, given)
         try:
-            if self._products is not None:
-                session = self._products.load(
-                    made or graph,
-                    graph.parent,
-                    threads or self._num_threads or available_cores(),
-                    options(graph.parent),
-                    self._load,
-                )
-            if session is None:
-                chosen = options(None if made is None else graph.parent)
-                if initializers:
-                    given = [OrtValue.ortvalue_from_numpy(each) for each in initializers.values()]
-                    chosen.add_external_initializers(list(initializers), given)
-                    self._held += given
-                session = self._load(made or graph, chosen)
+            session = self._products.load(
+                made or graph, graph.parent, chosen or available_cores(), options, self._load
+            )
         except EdgeSpecError:
             raise
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
@@ -126,7 +116,13 @@ class GraphLoader:
     def _load(self, graph: Path | bytes, options: Any) -> Any:
         return devices.start_session(graph, options, self.devices, fault)
 
-    def _session_options(self, threads: int, stops_spinning: bool, folder: Path | None) -> Any:
+    def _session_options(
+        self,
+        threads: int,
+        stops_spinning: bool,
+        initializers: Mapping[str, OrtValue],
+        folder: Path | None,
+    ) -> Any:
         """folder: of the weights of a graph that is in memory; None for one in a file."""
         options = self._library.SessionOptions()
         for name, value in self._settings.items():
@@ -139,4 +135,6 @@ class GraphLoader:
             entries[WEIGHTS_FOLDER] = str(folder)
         for name, entry in entries.items():
             options.add_session_config_entry(name, entry)
+        if initializers:
+            options.add_external_initializers(list(initializers), list(initializers.values()))
         return options

@@ -163,7 +163,7 @@ def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.I
     weights = stored.weights
     folder = weights.parent if isinstance(weights, Path) else None
 
-    def options() -> Any:
+    def options(folder: Path | None) -> Any:
         made = library.SessionOptions()
         made.log_severity_level = 3
         made.intra_op_num_threads = threads or 1
@@ -177,12 +177,11 @@ def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.I
             made.add_session_config_entry(WEIGHTS_FOLDER, str(folder))
         return made
 
-    def load(graph: bytes, chosen: Any) -> Any:
+    def load(graph: Path | bytes, chosen: Any) -> Any:
         return library.InferenceSession(graph, chosen, providers=["CPUExecutionProvider"])
 
     try:
-        own = OwnProducts().load(stored.graph, folder, threads or 1, options(), load)
-        return own or load(stored.graph, options())
+        return OwnProducts().load(stored.graph, folder, threads or 1, options, load)
     except EdgeSpecError:
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class of their own

@@ -134,10 +134,10 @@ def description() -> str:
 
 class OwnProducts:
     """Changes the graphs of one bundle, or of one head, before they are loaded: all of them or
-    none, since rows of the two kinds differ."""
+    none, since rows of the two kinds differ. suits: whether the CPU computes them."""
 
-    def __init__(self) -> None:
-        self._reason = refusal()  # why none of them
+    def __init__(self, suits: bool = True) -> None:
+        self._reason = refusal() if suits else "other devices compute"  # why none of them
         self._lock = Lock()  # graphs may load at the same time
         self._num_replaced = self._num_left = 0
         self._is_settled = False  # a graph has been loaded
@@ -157,33 +157,32 @@ class OwnProducts:
         graph: Path | bytes,
         folder: Path | None,
         threads: int,
-        options: Any,
-        load: Callable[[bytes, Any], Any],
+        make_options: Callable[[Path | None], Any],
+        load: Callable[[Path | bytes, Any], Any],
     ) -> Any:
-        """Return the graph with our operator, loaded; None where it stays as it is: there are no
-        kernels for it, or they do not load. folder: as `rows_graph` has it. Raises what `load` does
-        where other graphs have been changed."""
-        if self._reason is not None:
-            return None
-        try:
-            made = rows_graph(graph, folder, threads)
-            if isinstance(graph, Path):
+        """Return the loaded graph, with our operator where there are kernels for it that load.
+        folder: as `rows_graph` has it; make_options: takes that of the weights of a graph in
+        memory, None for one in a file. Raises what `load` does."""
+        if self._reason is None:
+            try:
+                made = rows_graph(graph, folder, threads)
+                if isinstance(graph, Path):  # of which others are made
+                    with self._lock:
+                        self._num_replaced += made.num_replaced
+                        self._num_left += made.num_left
+                if made.num_replaced:
+                    options = make_options(folder)
+                    register(options)
+                    session = load(made.model, options)
+                    self._is_settled = True
+                    return session
+            except Exception as error:
                 with self._lock:
-                    self._num_replaced += made.num_replaced
-                    self._num_left += made.num_left
-            if not made.num_replaced:
-                return None
-            register(options)
-            session = load(made.model, options)
-        except Exception as error:
-            with self._lock:
-                if self._is_settled:
-                    raise
-                self._reason = " ".join(str(error).split())
-            _log.info("onnxruntime computes by itself: %s", self._reason)
-            return None
-        self._is_settled = True
-        return session
+                    if self._is_settled:
+                        raise
+                    self._reason = " ".join(str(error).split())
+                _log.info("onnxruntime computes by itself: %s", self._reason)
+        return load(graph, make_options(folder if isinstance(graph, bytes) else None))
 
 
 def register(options: Any) -> None:
