@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from coreai import authoring  # before its parts, which import each other
 from coreai._compiler.dialects.coreai import ConstantOp
 from coreai._compiler.dialects.coreai.constant import create_elements_attr
 from coreai._compiler.ir import (
@@ -20,7 +21,6 @@ from coreai._compiler.ir import (
     RankedTensorType,
     StringAttr,
 )
-from coreai.authoring import Value
 
 _STATE = "MutableBuffers.buffer_mutation"
 
@@ -38,11 +38,11 @@ def mark_states(graph: Any, states: Mapping[str, str]) -> None:
     operation.arg_attrs = ArrayAttr.get(marked)
 
 
-def constant_of_4_bits(values: np.ndarray) -> Value:
+def constant_of_4_bits(values: np.ndarray) -> authoring.Value:
     """Add a constant of integers from -8 to 7, two a byte, the first one low: the public `constant`
     does not pack them. values: int8."""
     kind = RankedTensorType.get(list(values.shape), IntegerType.get_signed(4))
     nibbles = np.append(values.ravel().view(np.uint8) & 15, np.zeros(values.size % 2, np.uint8))
     packed = np.ascontiguousarray(nibbles[::2] | nibbles[1::2] << 4)
     stored = create_elements_attr(Location.unknown(), kind, packed)
-    return Value._from_mlir(ConstantOp(value=stored).result)
+    return authoring.Value._from_mlir(ConstantOp(value=stored).result)
