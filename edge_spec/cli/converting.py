@@ -92,7 +92,7 @@ _COMPILED = "qnn"  # the one that is for one processor alone
 class AskedExport:
     format: str | None = option(
         None,
-        "onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "
+        "onnx, gguf, coreml, coreai, onnx-static: onnx of fixed shapes, qnn: compiled for "
         "Qualcomm's NPU (--soc), or optimum: onnx of other architectures; all, or several "
         f"joined by commas, for a pair bundle.  [default: {_SINGLE}]",
     )
@@ -102,14 +102,15 @@ class AskedExport:
         "fp16); optimum: int4, int8, fp32 (default "
         "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_K_M); coreml: int4, int8, "
         "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
-        "lut6). For a pair bundle FORMAT=NAME, several joined by commas.",
+        "lut6); coreai: int8, int4, fp32 (default int8). For a pair bundle FORMAT=NAME, several "
+        "joined by commas.",
     )
     layers: int | None = option(None, "Keep only the first layers, for a draft.")
     compute: str | None = option(
         None, "coreml: the unit to lay the graph out for, gpu or ane.  [default: gpu]"
     )
     context: int | None = option(
-        None, "coreml, onnx-static: tokens that the cache holds.  [default: up to 2048]"
+        None, "coreai, coreml, onnx-static: tokens that the cache holds.  [default: up to 2048]"
     )
     compile: bool = option(
         False,
@@ -123,7 +124,7 @@ class AskedExport:
         "SM8650, of windows-npu SC8380XP]",
     )
     hidden_states: bool = option(
-        False, "coreml, onnx-static: return them beside the scores.", flag="--hidden-states"
+        False, "coreai, coreml, onnx-static: return them beside the scores.", flag="--hidden-states"
     )
     draft: str | None = option(None, "A smaller model that drafts for it.", _PAIR)
     draft_layers: int | None = option(

@@ -61,9 +61,8 @@ def _system_problem(least_macos: int) -> str | None:
         return f"it needs a Mac, or Linux on x86-64, this is {system} on {machine}"
     library, found = platform.libc_ver()
     if library != "glibc" or _number(found) < _number(_MIN_GLIBC):
-        return (
-            f"it needs glibc {_MIN_GLIBC}, this Linux has {library or 'no glibc'} {found}".rstrip()
-        )
+        here = f"{library} {found}" if library else "another C library"
+        return f"it needs Linux with glibc {_MIN_GLIBC}, this one has {here}"
     return None
 
 

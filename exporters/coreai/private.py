@@ -1,7 +1,7 @@
 """The two calls of coreai-core that are not public: a state, and constants of 4 bits.
 
 Apple's coreai-torch makes both in the same way. They hold for the version that
-`edge_spec.models.core_ai` pins.
+`edge_spec.models.core_ai` names.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from coreai import authoring  # before its parts, which import each other
 from coreai._compiler.dialects.coreai import ConstantOp
 from coreai._compiler.dialects.coreai.constant import create_elements_attr
 from coreai._compiler.ir import (
     ArrayAttr,
-    DenseElementsAttr,
     DictAttr,
-    IntegerAttr,
     IntegerType,
     Location,
     RankedTensorType,
     StringAttr,
 )
-from coreai.authoring import Value
 
 _STATE = "MutableBuffers.buffer_mutation"
 
@@ -40,15 +38,11 @@ def mark_states(graph: Any, states: Mapping[str, str]) -> None:
     operation.arg_attrs = ArrayAttr.get(marked)
 
 
-def constant_of_4_bits(values: np.ndarray) -> Value:
-    """Add a constant of signed integers, -8 to 7, of which two share a byte, the first one low: the
-    public `constant` does not pack them. values: int8, an even number of them."""
-    kind = IntegerType.get_signed(4)
-    shape = RankedTensorType.get(list(values.shape), kind)
-    if not values.any():  # bytes that are all alike would be read as one value
-        stored = DenseElementsAttr.get_splat(shape, IntegerAttr.get(kind, 0))
-    else:
-        nibbles = values.ravel().view(np.uint8) & 15
-        packed = np.ascontiguousarray(nibbles[::2] | nibbles[1::2] << 4)
-        stored = create_elements_attr(Location.unknown(), shape, packed)
-    return Value._from_mlir(ConstantOp(value=stored).result)
+def constant_of_4_bits(values: np.ndarray) -> authoring.Value:
+    """Add a constant of integers from -8 to 7, two a byte, the first one low: the public `constant`
+    does not pack them. values: int8."""
+    kind = RankedTensorType.get(list(values.shape), IntegerType.get_signed(4))
+    nibbles = np.append(values.ravel().view(np.uint8) & 15, np.zeros(values.size % 2, np.uint8))
+    packed = np.ascontiguousarray(nibbles[::2] | nibbles[1::2] << 4)
+    stored = create_elements_attr(Location.unknown(), kind, packed)
+    return authoring.Value._from_mlir(ConstantOp(value=stored).result)

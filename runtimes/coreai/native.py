@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, TypeVar
@@ -52,8 +53,11 @@ class NativeProgram:
         self, function: str, inputs: Mapping[str, np.ndarray], state: _State
     ) -> Mapping[str, np.ndarray]:
         array = self._runtime.NDArray
-        given = {**inputs, "mask": inputs["mask"].astype(np.float32)}
-        tensors = {name: array(each) for name, each in given.items()}
+        halves = (np.float16,)  # masks: all that is computed is float32
+        tensors = {
+            name: array(each.astype(np.float32) if each.dtype in halves else each)
+            for name, each in inputs.items()
+        }
         with self._lock:  # sessions may be used by threads of their own
             try:
                 found = self._wait(self._functions[function](tensors, state))
@@ -86,10 +90,27 @@ class NativeProgram:
             options = make(kind)
         opened = asset.load(self._path).executable(options)
         model = await self._opened.enter_async_context(opened)
-        return {name: model.load_function(name) for name in model.function_names}
+        with _silenced():
+            return {name: model.load_function(name) for name in model.function_names}
 
     def _wait(self, call: Coroutine[Any, Any, _Found]) -> _Found:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """The library for Linux says on standard error, by its number, which functions it loads."""
+    if sys.platform == "darwin":
+        yield
+        return
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def _signature(described: Any) -> Signature:

@@ -21,6 +21,7 @@ CONTEXT = 48  # tokens: long enough for the suite, short enough to fill, as its 
 # them) make 1e-2 of that, where a sum falls on the other side of a rounding.
 # Core ML computes in half precision throughout, logits too: of 32 and more in steps of 0.03.
 CASES = {
+    "coreai": ({"quantization": "fp32"}, 1e-3),  # on Linux: no Mac was at hand
     "coreml": ({"quantization": "fp16"}, 0.5),  # not tried: no Mac was at hand
     "reference": ({}, 1e-3),
     "ort": ({"quantization": "fp32"}, 1e-3),
@@ -33,6 +34,7 @@ CASES = {
 
 # In which format and with which weights those get the first of the 30 layers.
 SHORT = {
+    "coreai": ("coreai", "fp32"),
     "ort": ("onnx", "fp32"),
     "openvino": ("onnx-static", "int4"),
     "reference": ("gguf", "F32"),
@@ -61,7 +63,8 @@ def test_a_runtime_passes_the_conformance_suite(case, demo_gguf, tmp_path):
     except MissingDependencyError as missing:
         pytest.skip(str(missing))
     except DeviceError as error:
-        if case != "coreml" or "runs on macOS" not in str(error):
+        refusals = {"coreml": "runs on macOS", "coreai": "Core AI runs no programs here"}
+        if case not in refusals or refusals[case] not in str(error):
             raise
         pytest.skip(str(error))
     with engine:
@@ -72,7 +75,7 @@ def test_a_runtime_passes_the_conformance_suite(case, demo_gguf, tmp_path):
 def first_layers(demo_gguf: Path, out: Path, form: str, quantization: str) -> str:
     """The suite takes hundreds of passes, and each layer after the second computes what that one
     does: cells of another layer, or another head's, show with two."""
-    fixed = {"context_length": CONTEXT} if form in ("coreml", "onnx-static") else {}
+    fixed = {"context_length": CONTEXT} if form in ("coreai", "coreml", "onnx-static") else {}
     options = ExportOptions(quantization, num_layers=NUM_LAYERS, check=False, **fixed)
     exporter = runtimes.load_exporter(form)
     path = out.with_suffix(".gguf") if form == "gguf" else out

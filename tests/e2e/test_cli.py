@@ -83,7 +83,7 @@ MISTAKES = [
     (
         ["generate", "x", "--runtime", "abacus"],
         2,
-        "coreml, llamacpp, openvino, ort, reference",
+        "coreai, coreml, llamacpp, openvino, ort, reference",
     ),
     (
         ["generate", "x", "--drafter", "oracle"],
@@ -100,7 +100,7 @@ MISTAKES = [
     (
         ["export", "smollm2", "out", "--format", "mp3"],
         2,
-        "coreml, gguf, onnx, onnx-static, optimum, qnn",
+        "coreai, coreml, gguf, onnx, onnx-static, optimum, qnn",
     ),
     (["generate", "x", "--kv-type", "f16", "--runtime", "ort"], 2, "no option kv-type"),
     (["generate", "x", "--drafter", "draft-model"], 2, "--draft MODEL"),

@@ -112,7 +112,7 @@ def test_other_devices_than_the_cpu_are_refused(
         OrtRuntime().open(family_bundle(name), RuntimeOptions(providers=("cuda0",)))
 
 
-@pytest.mark.parametrize("format", ["gguf", "coreml", "onnx-static"])
+@pytest.mark.parametrize("format", ["gguf", "coreai", "coreml", "onnx-static"])
 @pytest.mark.parametrize("name", UNWRITTEN)
 def test_other_writers_name_what_they_do_not_write(
     name: str, format: str, family: Family, tmp_path: Any

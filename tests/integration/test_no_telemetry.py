@@ -39,6 +39,7 @@ MODULES = {
     "openvino": "edge_spec.runtimes.openvino",
     "torch": "torch",
     "ray": "ray",
+    "coreai-core": "coreai.authoring",
     "coremltools": "coremltools",
     "onnx-ir": "onnx_ir",
     "optimum": "optimum",

@@ -131,7 +131,9 @@ def test_a_format_that_was_named_is_written_or_nothing_is(
     without(monkeypatch, "coreml", UnsupportedModelError("a head of 7", remedy="Use another."))
     with pytest.raises(UnsupportedModelError, match="a head of 7"):
         exported_for(named_formats(["gguf", "coreml"]), hf(), tmp_path / "out")
-    with pytest.raises(UsageError, match=r"no exporter called 'tflite'\..*Installed: coreml, gguf"):
+    with pytest.raises(
+        UsageError, match=r"no exporter called 'tflite'\..*Installed: coreai, coreml, gguf"
+    ):
         exported_for(named_formats(["gguf", "tflite"]), hf(), tmp_path / "out")
     for format in ("onnx", "gguf"):
         without(monkeypatch, format, UnsupportedModelError("a head of 7", remedy="Use another."))

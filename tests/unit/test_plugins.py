@@ -73,6 +73,7 @@ def test_the_reference_runtime_loads() -> None:
         (("onnxruntime", "coremltools"), {"coreml"}, "coreml"),
         (("llama_cpp",), {"coreml"}, "coreml"),  # says what to install
         (("coremltools",), None, "llamacpp"),
+        (("coreai",), {"coreai"}, "coreai"),
     ],
 )
 def test_auto_takes_an_installed_runtime_that_reads_what_there_is(

@@ -1,0 +1,422 @@
+"""Core AI programs, which Apple's own runtime for Linux runs here: they score as the reference
+does, draft and verify without changing a text, and what cannot be written or run is refused."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+
+from edge_spec.cli.main import run
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.isolated import IsolatedError, reason_of
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.tree import TokenTree
+from edge_spec.errors import (
+    BundleError,
+    DeviceError,
+    EdgeSpecError,
+    ExportError,
+    MissingDependencyError,
+    StorageError,
+    UsageError,
+)
+from edge_spec.exporters.coreai import CoreAiExporter
+from edge_spec.exporters.coreai import export as export_module
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.loader import load_engine
+from edge_spec.models import core_ai
+from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle, write_manifest
+from edge_spec.models.options import LoadOptions
+from edge_spec.runtimes.coreai import CoreAiRuntime
+from edge_spec.runtimes.coreai.native import NativeProgram
+from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.scheduler.policy import AlwaysVerifyPolicy
+from fixtures import tiny_models, tolerance
+from fixtures.silence import quiet
+
+ROOT = Path(__file__).parents[2]
+CONTEXT = 100  # tokens, in 128 slots
+WIDE = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96}  # rows of whole blocks
+# Of logits whose standard deviation is 2 to 3: embedding and head of a Q4_0 file have 8 bits here.
+# A wrong level, scale or nibble moves them by 0.3 and more.
+ROUNDED = 0.1
+
+Checkpoint = Callable[..., Any]
+Tokens = Callable[..., list[int]]
+here = pytest.mark.usefixtures("core_ai_here")
+
+
+@pytest.fixture(scope="module")
+def core_ai_here() -> None:
+    """Skips where the library is not installed, or does not run."""
+    pytest.importorskip("coreai")
+    if (problem := core_ai.running_problem()) is not None:
+        pytest.skip(problem)
+
+
+def export(source: Any, out: Path, quantization: str = "fp32", **options: Any) -> Bundle:
+    asked = ExportOptions(quantization, **{"context_length": CONTEXT, "check": False} | options)
+    CoreAiExporter().export(source, out, asked, quiet)
+    return open_bundle(out)
+
+
+def opened(bundle: Bundle, **options: Any) -> Any:
+    return CoreAiRuntime().open(bundle, RuntimeOptions(**options))
+
+
+@pytest.fixture(scope="module")
+def bundle(
+    core_ai_here: None, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    return export(checkpoint("llama"), tmp_path_factory.mktemp("coreai") / "bundle", check=True)
+
+
+@here
+@pytest.mark.parametrize("variant", ["llama-tied", "llama-llama3", "qwen2", "qwen3"])
+def test_the_program_scores_as_the_reference_does(
+    variant: str,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    tokens: Tokens,
+    random_tree: Callable[..., TokenTree],
+) -> None:
+    """In float32: after a prefill of a wide and a narrow pass, a plain step, a tree, and a chain
+    after one of its branches."""
+    source = checkpoint(variant)
+    model = opened(export(source, tmp_path / "out", hidden_states=True, context_length=96))
+    assert model.capabilities.hidden_states and model.capabilities.max_rows == 8
+    sessions = (model.open_session(), ReferenceModel(source).open_session())
+    for session in sessions:
+        session.prefill(tokens(70))
+    for each in (TokenTree.chain(7), random_tree(7, seed=3), TokenTree.chain(1, [2, 3])):
+        found, expected = (session.forward(each) for session in sessions)
+        positions = sessions[0].length + len(each)
+        for one, other in ((found.logits, expected.logits), (found.hidden, expected.hidden)):
+            tolerance.require_float32(one, other, source.config, positions)
+        for session in sessions:
+            session.commit(each.path(len(each) - 1))
+    model.close()
+
+
+@here
+@pytest.mark.parametrize(
+    ("kind", "name", "most"), [("Q8_0", "int8", 1e-3), ("Q4_0", "int4", ROUNDED)]
+)
+def test_blocks_of_a_gguf_file_are_carried(
+    kind: str, name: str, most: float, tmp_path: Path, tokens: Tokens, side_by_side: ModuleType
+) -> None:
+    path = tiny_models.write_gguf(tiny_models.build("llama", **WIDE), tmp_path / "m.gguf", kind)
+    source = open_checkpoint(path)
+    written = export(source, tmp_path / "out", name)
+    assert written.manifest.quantization == f"{name} block 32"
+    model = opened(written)
+    sessions = (model.open_session(), ReferenceModel(source).open_session())
+    both = side_by_side.Both(sessions, most)
+    both.prefill(tokens(20))
+    both.chain(tokens(5, seed=1))
+    model.close()
+
+
+def write_constant(values: Any, path: Path) -> None:
+    """A program that returns a constant of 4 bits, added to its input."""
+    from coreai import authoring as ops
+    from coreai.authoring.constant import constant
+
+    from edge_spec.exporters.coreai.private import constant_of_4_bits
+
+    given = np.array([values], np.int8)
+
+    def body(added: Any) -> Any:
+        scale, zero = np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
+        levels, middle = constant_of_4_bits(given), constant_of_4_bits(zero.astype(np.int8))
+        read = ops.blockwise_shift_scale(levels, constant(scale), middle, constant(zero))
+        return ops.broadcasting_add(added, read)
+
+    body.__annotations__ = {
+        "added": Annotated[ops.Value, ops.TensorSpec((1, 1), np.float32)],
+        "return": Annotated[ops.Value, ops.TensorSpec(given.shape, np.float32, name="read")],
+    }
+    module = ops.Module.create()
+    with module:
+        ops.graph(body, provided_name="main")
+    ops.AIProgram(module).save_asset(path)
+
+
+@here
+@pytest.mark.parametrize(
+    "values", [range(-8, 8), [-3] * 16, [0] * 16, [1, 2] * 8, [0, -8] * 8, [7, -1, 3]]
+)
+def test_constants_of_4_bits_are_read_as_they_were_given(values: Any, tmp_path: Path) -> None:
+    """Also those whose bytes are all alike, which are stored as one."""
+    write_constant(values, tmp_path / "four.aimodel")
+    program = NativeProgram(tmp_path / "four.aimodel", None)
+    found = program.predict("main", {"added": np.zeros((1, 1), np.float32)}, {})["read"].copy()
+    program.close()
+    np.testing.assert_array_equal(found, [list(values)])
+
+
+SAME_TEXT = {
+    "suffix": {"drafter": "suffix"},
+    "draft": {"drafter": "draft-model"},
+    "tree": {"drafter": "recycling", "lossless": "ties"},  # else passes are chains
+}
+
+
+@here
+@pytest.mark.parametrize("drafter", SAME_TEXT)
+def test_texts_are_those_of_the_reference(
+    drafter: str,
+    bundle: Bundle,
+    hf: Callable[..., Path],
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Target and draft both on Core AI."""
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    options: dict[str, Any] = dict(SAME_TEXT[drafter])
+    if drafter == "draft":
+        smaller = export(checkpoint("llama"), tmp_path / "draft", num_layers=1)
+        options |= {"draft": str(smaller.path), "draft_runtime": "coreai"}
+    texts = []
+    for model, runtime in ((str(hf()), "reference"), (str(bundle.path), "coreai")):
+        chosen = options if runtime == "coreai" else {"drafter": "none"}
+        asked = LoadOptions(runtime=runtime, context_length=CONTEXT, **chosen)
+        with (
+            load_engine(model, asked, quiet) as engine,
+            engine.verifying_all_draft_tokens() as exercised,
+        ):
+            result = engine.generate("the end the end", max_tokens=40)
+            texts.append([token.id for token in result.tokens])
+    assert texts[0] == texts[1] and len(texts[0]) == 40
+    assert result.stats.draft_n > 0
+    assert drafter != "tree" or exercised[AlwaysVerifyPolicy.BRANCHES] > 0
+
+
+def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str, where: Path) -> None:
+    """In one line, before anything is written."""
+    before = sorted(where.iterdir())
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    assert sorted(where.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("quantization", "options", "error", "text"),
+    [
+        ("fp16", {}, UsageError, "unknown quantization 'fp16'.*int8, int4, fp32"),
+        ("int8", {"block_size": 64}, UsageError, "block size 64"),
+        ("fp32", {"context_length": 0}, UsageError, "context of 0 tokens"),
+        ("fp32", {"context_length": 129}, UsageError, "Choose 1 to 128"),
+        ("fp32", {"num_layers": 3}, UsageError, "2 layers"),
+        ("fp32", {"compute": "ane"}, UsageError, "no option compute"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_it_is(
+    quantization: str,
+    options: Any,
+    error: type[EdgeSpecError],
+    text: str,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(export_module, "require_writing", lambda: None)
+    source = checkpoint("llama")
+    refused(
+        error, lambda: export(source, tmp_path / "out", quantization, **options), text, tmp_path
+    )
+
+
+def test_a_state_that_holds_no_such_context_is_refused(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_module, "require_writing", lambda: None)
+    monkeypatch.setattr(export_module, "_MAX_STATE_BYTES", 1 << 15)
+    source = checkpoint("llama")
+    refused(UsageError, lambda: export(source, tmp_path / "out"), "smaller --context", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "library", "macos", "text"),
+    [
+        ("linux", "x86_64", ("glibc", "2.31"), "", "needs Linux with glibc 2.34.*glibc 2.31"),
+        ("linux", "x86_64", ("", ""), "", "needs Linux with glibc 2.34.*another C library"),
+        ("linux", "aarch64", ("glibc", "2.41"), "", "this is linux on aarch64"),
+        ("win32", "AMD64", ("", ""), "", "this is win32 on AMD64"),
+        ("darwin", "arm64", ("", ""), "15.7", "needs macOS 2[67] on Apple silicon, this is 15.7"),
+        ("darwin", "x86_64", ("", ""), "26.0", "this is 26.0 on x86_64"),
+    ],
+)
+def test_systems_without_core_ai_are_refused(
+    system: str,
+    machine: str,
+    library: tuple[str, str],
+    macos: str,
+    text: str,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "libc_ver", lambda: library)
+    monkeypatch.setattr(platform, "mac_ver", lambda: (macos, ("", "", ""), machine))
+    source = checkpoint("llama")
+    refused(DeviceError, lambda: export(source, tmp_path / "out"), text, tmp_path)
+    refused(DeviceError, lambda: CoreAiRuntime().require_devices(()), text, tmp_path)
+
+
+def test_macos_26_writes_and_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(platform, "mac_ver", lambda: ("26.1", ("", "", ""), "arm64"))
+    monkeypatch.setattr(core_ai, "version", lambda name: core_ai.VERSION)
+    core_ai.require_writing()
+    with pytest.raises(DeviceError, match=r"needs macOS 27 on Apple silicon, this is 26\.1"):
+        core_ai.require_running()
+
+
+def test_another_version_of_the_library_is_refused(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_ai, "_system_problem", lambda least_macos: None)
+    monkeypatch.setattr(core_ai, "version", lambda name: "1.0.0")
+    text, source = r"coreai-core 1\.0\.0 is installed.*==1\.0\.0b3", checkpoint("llama")
+    error = MissingDependencyError
+    refused(error, lambda: export(source, tmp_path / "out"), text, tmp_path)
+    refused(error, lambda: CoreAiRuntime().devices(RuntimeOptions()), text, tmp_path)
+
+
+def test_the_version_is_that_of_the_extra() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for each in extra["optional-dependencies"]["coreai"]:
+        assert each.startswith(f"{core_ai.LIBRARY}=={core_ai.VERSION};")
+
+
+@here
+def test_a_program_whose_state_is_refused_leaves_nothing(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if another version knew the state by another name."""
+    from edge_spec.exporters.coreai import private
+
+    def in_this_process(call: Callable[..., Any], *arguments: str, **_: Any) -> Any:
+        try:
+            return call(*arguments)
+        except EdgeSpecError as error:
+            raise IsolatedError(reason_of(error)) from error
+
+    monkeypatch.setattr(export_module, "isolated", in_this_process)
+    monkeypatch.setattr(private, "_STATE", "MutableBuffers.another_name")
+    source = checkpoint("llama")
+    text = "Core AI does not take the program: .*takes input_ids.*kv_cache"
+    refused(ExportError, lambda: export(source, tmp_path / "out"), text, tmp_path)
+
+
+@here
+def test_a_disk_that_fills_leaves_what_was_there(
+    bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    resource = pytest.importorskip("resource")
+    shutil.copytree(bundle.path, tmp_path / "out")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    source = checkpoint("llama")
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        refused(StorageError, lambda: export(source, tmp_path / "out"), "too large", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    open_bundle(tmp_path / "out")
+
+
+@here
+@pytest.mark.parametrize("change", ["half", "gone", "another"])
+def test_a_damaged_program_is_named(change: str, bundle: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(bundle.path, tmp_path / "bundle")
+    folder = tmp_path / "bundle" / "model.aimodel"
+    if change == "half":
+        content = (folder / "main.mlirb").read_bytes()
+        (folder / "main.mlirb").write_bytes(content[: len(content) // 2])
+    else:
+        shutil.rmtree(folder)
+        (tmp_path / "bundle" / MANIFEST).unlink()
+    if change == "another":
+        write_constant([1, 2], folder)
+    if change != "half":
+        write_manifest(tmp_path / "bundle", **dict(bundle.manifest))
+    call = lambda: opened(open_bundle(tmp_path / "bundle"))  # noqa: E731
+    refused(BundleError, call, r"model\.aimodel", tmp_path)
+
+
+@here
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"kv_type": "f16"}, UsageError, "coreai has no option kv-type"),
+        ({"providers": ("cuda",)}, UsageError, "coreai has no device cuda.*cpu, gpu, ane"),
+        ({"providers": ("gpu", "ane")}, UsageError, "coreai has no device gpu, ane"),
+        ({"context_length": 101}, UsageError, "holds 100 tokens, not 101"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    options: Any, error: type[EdgeSpecError], text: str, bundle: Bundle, tmp_path: Path
+) -> None:
+    refused(error, lambda: opened(bundle, **options), text, tmp_path)
+
+
+@here
+@pytest.mark.skipif(sys.platform != "linux", reason="a Mac has others")
+def test_on_linux_there_is_one_device(bundle: Bundle, tmp_path: Path) -> None:
+    (device,) = CoreAiRuntime().devices(RuntimeOptions())
+    assert (
+        device.name == "cpu" and device.fault is None and "to check programs" in device.description
+    )
+    refused(DeviceError, lambda: opened(bundle, providers=("ane",)), "no ane on Linux", tmp_path)
+    opened(bundle, providers=("cpu",)).close()
+
+
+@here
+def test_a_bundle_of_another_format_is_refused(
+    exported: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    text = "format onnx, not coreai"
+    refused(UsageError, lambda: opened(exported()), text, tmp_path)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@here
+@pytest.mark.parametrize("drafter", SAME_TEXT)
+def test_texts_of_the_demo_model_are_plain_ones(
+    drafter: str, demo_gguf: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    source = open_checkpoint(demo_gguf)
+    options = [part for name, value in SAME_TEXT[drafter].items() for part in (f"--{name}", value)]
+    export(source, tmp_path / "target", context_length=256)
+    if drafter == "draft":
+        export(source, tmp_path / "draft", "int8", context_length=256)  # nearly always right
+        options += ["--draft", str(tmp_path / "draft"), "--draft-runtime", "coreai"]
+    prompts = tmp_path / "prompts.txt"
+    lines = ["Repeat: one two three one two three one two", "Monday, Tuesday, Monday, Tuesday,"]
+    prompts.write_text("\n".join([*lines, "1, 2, 3, 4, 5,", "the sea is blue and the"]), "utf-8")
+    options += ["--runtime", "coreai", "--prompts", str(prompts), "--max-tokens", "12"]
+    options += ["--draws", "0", "--json"]
+    assert run(["verify", str(tmp_path / "target"), *options]) in (0, 3)  # 3: few were rejected
+    report = json.loads(capsys.readouterr().out)
+    assert report["greedy"]["differing"] == [] and report["greedy"]["num_guesses"] > 0
+    assert (report["greedy"]["num_branching"] > 0) == (drafter == "tree")
+    if drafter != "tree":
+        assert report["promise"] == "bit-identical"
