@@ -314,7 +314,9 @@ class AdaptivePolicy:
 
     def _shape_of(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
         """Return the shape of a tree that samples are to fill."""
-        acceptance = () if not limits.branches else drafter.sibling_acceptance
+        if not (limits.branches and drafter.traits.samples):
+            return ()
+        acceptance = drafter.sibling_acceptance
         if not acceptance:
             return ()
         if not self._shape_rounds:

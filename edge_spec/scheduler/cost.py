@@ -109,6 +109,7 @@ class RowCosts:
         self._own_variance = _OWN if is_measured else _ROUGH_OWN
         self._is_trusted = is_measured
         self._own: dict[int, tuple[float, float]] = {}  # by rows, over the first: mean, variance
+        self._expected_s = dict[float, float]()  # by rows, since the last pass
         # How many times longer passes took than expected: the last one, and the last of each width.
         self._last, self._last_of = 1.0, dict[int, float]()
         # A width with a slow pass and the line before it, until the next pass; and the widths with
@@ -117,7 +118,10 @@ class RowCosts:
         self._steady = set[int]()
 
     def at(self, rows: float) -> float:
-        return self._first_s * self._firsts(rows)
+        seconds = self._expected_s.get(rows)
+        if seconds is None:  # asked for many times in a round
+            seconds = self._expected_s[rows] = self._first_s * self._firsts(rows)
+        return seconds
 
     def further(self, rows: int) -> list[float]:
         """Return what passes of 1, 2, ... `rows` rows take on top of one row's."""
@@ -170,6 +174,7 @@ class RowCosts:
 
     def observe(self, rows: int, seconds: float) -> float:
         """Count a pass; return how many times longer it took than it may have by its rows."""
+        self._expected_s.clear()
         if not self.is_scaled:
             self._first_s, self.is_scaled = max(seconds, _LEAST_S) / self._firsts(rows), True
         further = self._in_table(rows) - 1

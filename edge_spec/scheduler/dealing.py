@@ -62,10 +62,10 @@ def _fastest(
 
 
 def charge(costs: RowCosts, rows: Sequence[int], seconds: float) -> list[float]:
-    """Return what of a shared pass each conversation is charged for: what its rows take, and an
-    equal part of what none of them takes. So a row is worth it to a conversation where it is to
-    all. rows: of each conversation."""
+    """Return what of a shared pass each conversation is charged for: an equal part of what a pass
+    of a row each takes, and its further rows' part of what these take on top of that. So a row is
+    worth it to a conversation where it is to all. rows: of each conversation."""
     total = costs.at(sum(rows))
-    fixed = min(costs.at(0), total)
-    row = (total - fixed) / sum(rows)
-    return [seconds * (fixed / len(rows) + row * each) / total for each in rows]
+    plain = min(costs.at(len(rows)), total)
+    row = (total - plain) / max(1, sum(rows) - len(rows))
+    return [seconds * (plain / len(rows) + row * (each - 1)) / total for each in rows]

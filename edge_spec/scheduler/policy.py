@@ -110,9 +110,8 @@ def plan_rows(
     num_rows = _best_rows(likeliest, rounds)
     if num_rows == 1:
         return None
-    if tree.is_chain:  # most rounds
-        return RoundPlan(tree.first_rows(num_rows), None, values=tuple(reach[:num_rows]))
-    return RoundPlan(tree.select(sorted(order[:num_rows])), None)
+    chosen = tree.first_rows(num_rows) if tree.is_chain else tree.select(order[:num_rows])
+    return RoundPlan(chosen, None, values=tuple(likeliest[:num_rows]))
 
 
 def _best_rows(reach: Sequence[float], rounds: RoundCosts) -> int:
@@ -137,8 +136,8 @@ class RoundPlan(NamedTuple):
     plain_reason: PlainReason | None  # set exactly where the tree holds no draft token
     num_rows: int | None = None  # rows of the pass, if more than the tree's: padding is not read
     num_verified: int | None = None  # leading rows that may be accepted, if fewer than the tree's
-    # Of each row of a chain, the chance that it and all above it are right: a pass that others
-    # share may score its first rows only. Empty: it is scored as a whole.
+    # Of each row, the likeliest first, the chance that it and all above it are right: a pass that
+    # others share may score its first rows only. Empty: it is scored as a whole.
     values: tuple[float, ...] = ()
     resting: frozenset[str] = frozenset()  # drafters that were not asked, and skip the round
 

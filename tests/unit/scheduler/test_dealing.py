@@ -8,7 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edge_spec.scheduler.dealing import Wish, deal_rows
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.dealing import Wish, charge, deal_rows
 
 
 def linear(rows: int) -> float:
@@ -56,3 +57,13 @@ def test_no_row_comes_before_those_above_it() -> None:
     """Whatever rounding has made of the chances."""
     wishes = [Wish((1.0, 0.1, 0.9)), Wish((1.0, 0.2))]
     assert deal_rows(wishes, 3, lambda rows: 1.0) == [1, 2]
+
+
+def test_further_rows_pay_for_what_they_take_on_top_of_a_row_each() -> None:
+    """Beyond 4 rows each takes 3 times as long as before. Four plain conversations pay for a plain
+    pass of theirs, whatever others draft."""
+    costs = RowCosts({1: 1.0, 4: 1.3, 8: 2.5})
+    charged = charge(costs, [1, 1, 1, 5], costs.at(8))
+    assert charged[:3] == pytest.approx([1.3 / 4] * 3)
+    assert charged[3] == pytest.approx(1.3 / 4 + 1.2)
+    assert charge(costs, [1, 1, 1, 1], 2 * costs.at(4)) == pytest.approx([1.3 / 2] * 4)

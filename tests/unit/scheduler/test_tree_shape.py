@@ -113,6 +113,21 @@ def test_rows_of_a_tree_are_chosen_by_what_came_of_draft_tokens_like_them(chance
     assert plan.tree.tokens.tolist() == expected
 
 
+def test_the_first_rows_of_a_planned_tree_are_its_likeliest_ones() -> None:
+    """A pass that others share may score no more of it."""
+    tree = TokenTree(
+        np.array([0, 1, 2, 3, 4], np.int32),
+        np.array([-1, 0, 0, 2, 1], np.int32),
+        np.array([1.0, 0.3, 0.6, 0.9, 0.9], np.float32),
+    )
+    reach = [1.0, 0.3, 0.6, 0.54, 0.27]
+    plan = plan_rows(tree, reach, Budget(15, 16), RoundCosts(RowCosts({1: 1.0, 16: 1.1})))
+    assert plan is not None
+    assert plan.tree.tokens.tolist() == [0, 2, 3, 1, 4]
+    assert plan.tree.parents.tolist() == [-1, 0, 1, 0, 3]
+    assert plan.values == (1.0, 0.6, 0.54, 0.3, 0.27)
+
+
 def test_the_search_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs between two rounds. Counted in forests, which no busy machine changes: some 1,000,
     a few milliseconds; without its memory it would be billions."""
