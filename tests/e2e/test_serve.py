@@ -129,7 +129,8 @@ def test_the_options_are_documented(edge_spec):
     documented = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs/serve.md").read_text("utf-8")))
     shown = edge_spec("serve", "--help", COLUMNS="200", NO_COLOR="1").stdout
     server = shown[shown.index(" Server ") :]
-    offered = set(re.findall(r"--[a-z][a-z-]+", server[: server.index("╰")]))
+    panels = server[: server.index(" Sampling ")]  # those of the server, and of its limits
+    offered = set(re.findall(r"--[a-z][a-z-]+", panels))
     assert len(offered) == 16 and offered <= documented
 
 
