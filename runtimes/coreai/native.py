@@ -52,11 +52,8 @@ class NativeProgram:
         self, function: str, inputs: Mapping[str, np.ndarray], state: _State
     ) -> Mapping[str, np.ndarray]:
         array = self._runtime.NDArray
-        halves = (np.float16,)  # masks: all that is computed is float32
-        tensors = {
-            name: array(each.astype(np.float32) if each.dtype in halves else each)
-            for name, each in inputs.items()
-        }
+        mask = {"mask": inputs["mask"].astype(np.float32)} if "mask" in inputs else {}
+        tensors = {name: array(each) for name, each in {**inputs, **mask}.items()}
         with self._lock:  # sessions may be used by threads of their own
             try:
                 found = self._wait(self._functions[function](tensors, state))
