@@ -34,6 +34,10 @@ def require_running() -> None:
     _require_version()
 
 
+def is_mac() -> bool:
+    return sys.platform == "darwin"
+
+
 def running_problem() -> str | None:
     """Say why this system runs no programs."""
     return _system_problem(_RUNNING_MACOS)

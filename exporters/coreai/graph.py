@@ -8,6 +8,7 @@ every function writes it in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import GenericAlias
 from typing import Annotated, Any
 
 import numpy as np
@@ -223,7 +224,7 @@ def _add_function(
         "write_slot": Annotated[Value, TensorSpec((1,), np.int32)],
         "mask": Annotated[Value, TensorSpec((1, 1, rows, shape.slots), np.float32)],
         STATE: Annotated[Value, TensorSpec(cache, np.float32)],
-        "return": tuple[(*returned, _tensor(_WRITTEN, *cache))],  # type: ignore[misc]
+        "return": GenericAlias(tuple, (*returned, _tensor(_WRITTEN, *cache))),
     }
     mark_states(ops.graph(body, provided_name=function.name), {STATE: _WRITTEN})
 

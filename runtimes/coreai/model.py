@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Runtime, RuntimeOptions
 from edge_spec.errors import BundleError, DeviceError, UsageError
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.core_ai import FORMAT, PROGRAM, require_running
+from edge_spec.models.core_ai import FORMAT, PROGRAM, is_mac, require_running
 from edge_spec.models.devices import CPU, GPU, NPU, Device, processor
 from edge_spec.runtimes.coreai.native import ANE, UNITS, NativeProgram
 from edge_spec.runtimes.static.session import Layout, StaticModel, config_of, read_layout
@@ -58,14 +57,14 @@ class CoreAiRuntime(Runtime):
         """See `edge_spec.core.model.Runtime`."""
         unit = _unit(providers)
         require_running()
-        if unit not in (None, CPU) and sys.platform != "darwin":
+        if unit not in (None, CPU) and not is_mac():
             raise DeviceError(
                 f"Core AI has no {unit} on Linux", remedy="Leave --device out, or run it on a Mac."
             )
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         require_running()
-        if sys.platform != "darwin":
+        if not is_mac():
             here = processor(self.name)
             return [Device(self.name, CPU, CPU, _ON_LINUX, here.total_bytes, here.free_bytes)]
         return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edge_spec.errors import BundleError, SessionError
-from edge_spec.models.core_ai import INSTALL
+from edge_spec.models.core_ai import INSTALL, is_mac
 from edge_spec.models.devices import CPU, GPU
 from edge_spec.runtimes.libraries import import_library
 from edge_spec.runtimes.static.session import EXPORT_AGAIN, Signature
@@ -53,11 +52,8 @@ class NativeProgram:
         self, function: str, inputs: Mapping[str, np.ndarray], state: _State
     ) -> Mapping[str, np.ndarray]:
         array = self._runtime.NDArray
-        halves = (np.float16,)  # masks: all that is computed is float32
-        tensors = {
-            name: array(each.astype(np.float32) if each.dtype in halves else each)
-            for name, each in inputs.items()
-        }
+        mask = {"mask": inputs["mask"].astype(np.float32)} if "mask" in inputs else {}
+        tensors = {name: array(each) for name, each in {**inputs, **mask}.items()}
         with self._lock:  # sessions may be used by threads of their own
             try:
                 found = self._wait(self._functions[function](tensors, state))
@@ -84,7 +80,7 @@ class NativeProgram:
     async def _load(self, unit: str | None) -> Mapping[str, Any]:
         asset = import_library("coreai.authoring", "AIModelAsset", INSTALL).AIModelAsset
         options = None
-        if unit is not None and sys.platform == "darwin":
+        if unit is not None and is_mac():
             kind = getattr(self._runtime.ComputeUnitKind, UNITS[unit])()
             make = self._runtime.SpecializationOptions.from_preferred_compute_unit_kind
             options = make(kind)
@@ -100,7 +96,7 @@ class NativeProgram:
 @contextmanager
 def _silenced() -> Iterator[None]:
     """The library for Linux says on standard error, by its number, which functions it loads."""
-    if sys.platform == "darwin":
+    if is_mac():
         yield
         return
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
