@@ -278,27 +278,31 @@ def channels(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(weights / scales[:, None]).astype(np.int8), scales.astype(np.float32)
 
 
+_PROMPTS_PER_CATEGORY = 6
+_MEASURED_PER_PROMPT = 32
+
 _FLOOR = 1e-3  # of the mean: an input that was zero in these texts counts a little
-_MEASURED_TOKENS = 1024
 
 
 def input_importance(checkpoint: StoredCheckpoint, progress: Progress) -> Mapping[str, np.ndarray]:
-    """Returns an array [in] for each matrix, measured by the reference on our own prompts; none for
-    an embedding that is no head."""
-    texts = calibration_sequences(checkpoint, _MEASURED_TOKENS)
+    """Returns an array [in] for each matrix, measured by the reference on the beginnings of our own
+    prompts; none for an embedding that is no head."""
+    tokenizer = Tokenizer(checkpoint.tokenizer_json())
+    tokens: list[int] = []
+    for prompt in read_prompts(OWN_PROMPTS, _PROMPTS_PER_CATEGORY):
+        tokens += tokenizer.encode(prompt.text + "\n")[:_MEASURED_PER_PROMPT]
+    tokens = tokens[: checkpoint.config.context_length]
     found: dict[str, np.ndarray] = {}
-    if not texts:
-        return found
 
     def observe(name: str, inputs: np.ndarray) -> None:
         found[name] = importance(inputs)
 
-    stream = runtimes.load_layer_stream(checkpoint, texts, observe)
+    stream = runtimes.load_layer_stream(checkpoint, [tokens], observe)
     num_layers = checkpoint.config.num_layers
     for layer in range(num_layers):
         stream.advance()
         progress("Measuring what weights are multiplied with", (layer + 1) / num_layers)
-    stream.logits(np.arange(sum(map(len, texts))))
+    stream.logits(np.arange(len(tokens)))
     return found
 
 

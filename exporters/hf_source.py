@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +244,7 @@ def open_directory(path: Path) -> StoredCheckpoint:
     lacked = lacked_feature(values, family.computes)
     if lacked is not None:
         raise stated.refuse(lacked)
-    stored = named_as_ours(family, read_weights(path))
+    stored = named_as_ours(family, without_mtp(values, read_weights(path)))
     config = model_config(family, stated, stored)
     if family.of_tensors is not None:
         stored = family.of_tensors(config, stored)
@@ -377,3 +377,29 @@ def _of_text(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
             f"{path / 'config.json'}: text_config is {reprlib.repr(found)}, expected an object"
         )
     return found
+
+
+NUM_MTP = "num_nextn_predict_layers"  # in config.json
+MIMO_PREFIX = "model.mtp_layers.0."
+
+
+def mtp_prefix(values: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """Returns what the names of the first layer for multi-token prediction begin with. values: of
+    config.json; None where it states none, or where there is none."""
+    if not values.get(NUM_MTP):
+        return None
+    prefixes = (MIMO_PREFIX, f"model.layers.{values.get('num_hidden_layers')}.")
+    known = list(names)
+    return next((each for each in prefixes if any(n.startswith(each) for n in known)), None)
+
+
+def without_mtp(
+    values: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Returns a model's tensors without those of layers for multi-token prediction, which it
+    computes nothing from."""
+    count, first = values.get(NUM_MTP), values.get("num_hidden_layers")
+    if not isinstance(count, int) or not isinstance(first, int):
+        return dict(stored)
+    layers = tuple(f"model.layers.{first + each}." for each in range(min(count, 64)))
+    return {n: t for n, t in stored.items() if not n.startswith(("model.mtp_layers.", *layers))}

@@ -157,13 +157,8 @@ FAMILIES = (
     # rotation (convert_hf_to_gguf, LlamaModel.permute); the Qwen families keep the order of
     # Hugging Face.
     Family(("llama", "mistral"), ("llama",), _llama, is_permuted=True),
-    # MiMo is Qwen 2 and layers of its own, for multi-token prediction.
-    Family(
-        ("qwen2", "qwen3", "mimo"),
-        ("qwen2", "qwen3"),
-        _llama,
-        ignored=("model.mtp_layers.",),
-    ),
+    # MiMo is Qwen 2 and layers of its own.
+    Family(("qwen2", "qwen3", "mimo"), ("qwen2", "qwen3"), _llama),
     Family(
         ("granite",),
         ("granite",),

@@ -1,13 +1,19 @@
-"""Qwen 3.5's layer for multi-token prediction (MTP; DeepSeek-AI 2024, DeepSeek-V3, section 2.2) in
-a model's own files, read as a head for it.
+"""The layer for multi-token prediction (MTP) in a model's own files, read as a head for it: as
+DeepSeek-V3 and GLM-4.5 name it, and as MiMo does, which joins state and embedding the other way
+round (DeepSeek-AI 2024, DeepSeek-V3, section 2.2).
 
-In GGUF it is the block after the model's own: one of the model's layers that attend, with gates
-beside the queries, which reads the state after the model's final norm.
+Qwen 3.5's is `mtp.*` of a model's directory, and what llama.cpp's converter makes of it, the block
+after the model's own in a GGUF file. It is one of the model's layers that attend, with gates beside
+the queries, and reads the state after the model's final norm. Norms of a directory have 1 taken
+away, those of GGUF have not.
+
+Layers with DeepSeek's experts or its latent attention are refused by the names of their tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +22,8 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, HeadExperts
-from edge_spec.errors import ModelFileError, UsageError
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.families.family import raised
 from edge_spec.exporters.gguf_reader import (
     GgufFile,
     Metadata,
@@ -27,24 +34,63 @@ from edge_spec.exporters.gguf_reader import (
 from edge_spec.exporters.heads.eagle import eagle_shapes, head_config, require_target
 from edge_spec.exporters.heads.head_files import (
     GGUF_LAYER,
+    LAYER,
     FurtherKeys,
     HeadFiles,
     Names,
     Shapes,
     count,
     gguf_values,
+    mapping,
     require_shape,
     require_shapes,
     with_weights,
 )
+from edge_spec.exporters.hf_source import MIMO_PREFIX, mtp_prefix
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
+MTP_PREFIX = "mtp."  # as Qwen3-Next and Qwen 3.5 have it, beside layers with a recurrent state
 _LAYER = "layers.0."
 _QUERIES, _GATE = _LAYER + "q.weight", _LAYER + "q_gate.weight"
+# Layers of DeepSeek and MiMo, each without a number of its own.
+_DEEPSEEK = {
+    "enorm.weight": "embed_norm",
+    "hnorm.weight": "state_norm",
+    "eh_proj.weight": "fc.weight",
+    "embed_tokens.weight": "embed",
+    "shared_head.norm.weight": "norm",
+    "shared_head.head.weight": "head",
+}
+_MIMO = {
+    "token_layernorm.weight": "embed_norm",
+    "hidden_layernorm.weight": "state_norm",
+    "input_proj.weight": "fc.weight",
+    "final_layernorm.weight": "norm",
+}
 _PARTS = ("gate", "up", "down")
 _MAX_EXPERTS = 4096
 _EXPERTS = _LAYER + "experts."
-_NAMES = Names(  # of which matrices of all experts are one tensor
+_EVERY_EXPERT = re.compile(re.escape(_EXPERTS) + r"([a-z_]+)\.weight")
+# Qwen 3.5's, in a directory and in GGUF. Matrices of all experts are in one tensor, or each apart.
+_QWEN35 = Names(
+    {
+        "fc.weight": "fc.weight",
+        "norm.weight": "norm",
+        "pre_fc_norm_embedding.weight": "embed_norm",
+        "pre_fc_norm_hidden.weight": "state_norm",
+    },
+    {
+        **LAYER,
+        **{f"mlp.shared_expert.{part}_proj.weight": f"{part}.weight" for part in _PARTS},
+        "mlp.gate.weight": "router.weight",
+        "mlp.shared_expert_gate.weight": "shared_gate.weight",
+        "mlp.experts.gate_up_proj": "experts.gate_up.weight",
+        "mlp.experts.down_proj": "experts.down.weight",
+    },
+    layer=_LAYER,
+    prefix=MTP_PREFIX,
+)
+_GGUF = Names(
     {
         "nextn.enorm.weight": "embed_norm",
         "nextn.hnorm.weight": "state_norm",
@@ -64,14 +110,46 @@ _NAMES = Names(  # of which matrices of all experts are one tensor
     layer="",
 )
 _ARCHITECTURES = ("qwen35", "qwen35moe")  # of GGUF
+_NO_RETURN = ("qwen3_next",)  # model types with the same names, whose states are not taken back
+_ROTATED = "partial_rotary_factor"
+_DEFAULTS = {"head_dim": 256, _ROTATED: 0.25}  # of config.json
 _SHARED_SIZE = "shared_expert_intermediate_size"
 _KEYS: FurtherKeys = {_SHARED_SIZE: ("expert_shared_feed_forward_length", int)}  # of GGUF
 
 
-def _read(files: HeadFiles, names: Names) -> EagleHead:
+def mtp_head(files: HeadFiles) -> EagleHead:
     """Raises as `open_head` does."""
+    prefix = mtp_prefix(files.values, files.tensors)
+    if prefix is None:
+        raise ModelFileError(
+            f"{files.path} states layers for multi-token prediction, and has none",
+            remedy="Download the model again, or use it without them.",
+        )
+    is_mimo = prefix == MIMO_PREFIX
+    names = Names(_MIMO if is_mimo else _DEEPSEEK, LAYER, layer="", prefix=prefix)
+    head, named = _read(files, names)
+    if is_mimo:
+        named["fc.weight"] = _with_embedding_first(named["fc.weight"])
+    return with_weights(head, files, named)
+
+
+def _with_embedding_first(stored: StoredTensor) -> StoredTensor:
+    """Returns a matrix that joins the state and then the embedding with its halves in each other's
+    places."""
+
+    def read(rows: slice | np.ndarray) -> np.ndarray:
+        found = stored.rows(rows).stored_rows()
+        return np.roll(found, found.shape[1] // 2, axis=1)
+
+    return replace(stored, read_rows=read)
+
+
+def _read(
+    files: HeadFiles, names: Names, experts: HeadExperts | None = None, has_gates: bool = False
+) -> tuple[EagleHead, dict[str, StoredTensor]]:
+    """Returns the first of a model's layers, without its tensors, and these by our names.
+    has_gates: beside its queries. Raises as `open_head` does."""
     path, values, target = files.path, files.values, files.target
-    experts = _stated_experts(path, values)
     named = names.rename(path, files.tensors)
     head = EagleHead(
         kind="MTP",
@@ -93,14 +171,15 @@ def _read(files: HeadFiles, names: Names) -> EagleHead:
             f"{num_layers} layers, this target {target.num_layers}",
             remedy="Use it with its own model.",
         )
-    named |= _with_gates(head, named, names.theirs[_QUERIES])
+    if has_gates:
+        named |= _with_gates(head, named, names.theirs[_QUERIES])
     shapes = eagle_shapes(head, {*named})
     if experts is not None:
-        shapes |= _expert_shapes(head.config, experts, f"{_EXPERTS}gate_up.weight" in named)
+        shapes |= _expert_shapes(head.config, experts, names, named)
     require_shapes(path, names, named, shapes)
     if experts is not None:
         named = dict(_each_expert(named, experts))
-    return with_weights(head, files, named)
+    return head, named
 
 
 def _stated_experts(path: Path, values: Mapping[str, Any]) -> HeadExperts | None:
@@ -114,16 +193,26 @@ def _stated_experts(path: Path, values: Mapping[str, Any]) -> HeadExperts | None
     return found
 
 
-def _expert_shapes(config: ModelConfig, experts: HeadExperts, has_joined_rows: bool) -> Shapes:
-    """has_joined_rows: of gate and up."""
-    hidden, count, size = config.hidden_size, experts.count, experts.size
-    rows = {"gate_up": 2 * size} if has_joined_rows else {"gate": size, "up": size}
-    return {
-        _LAYER + "router.weight": (count, hidden),
+def _expert_shapes(
+    config: ModelConfig, experts: HeadExperts, names: Names, named: Mapping[str, StoredTensor]
+) -> Shapes:
+    """Returns the shapes of each expert's matrices, or of those of all experts at once."""
+    hidden, size = config.hidden_size, experts.size
+    parts: Shapes = {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
+    if f"{_EXPERTS}gate_up.weight" in named:
+        parts = {"gate_up": (2 * size, hidden), "down": (hidden, size)}
+    shapes: Shapes = {
+        _LAYER + "router.weight": (experts.count, hidden),
         _LAYER + "shared_gate.weight": (1, hidden),
-        **{f"{_EXPERTS}{part}.weight": (count, each, hidden) for part, each in rows.items()},
-        _EXPERTS + "down.weight": (count, hidden, size),
     }
+    for part, shape in parts.items():
+        whole = f"{_EXPERTS}{part}.weight"
+        apart = [f"{_EXPERTS}{expert}.{part}.weight" for expert in range(experts.count)]
+        if whole in names.theirs and named.keys().isdisjoint(apart):
+            shapes[whole] = (experts.count, *shape)
+        else:
+            shapes |= dict.fromkeys(apart, shape)
+    return shapes
 
 
 def _each_expert(
@@ -131,12 +220,12 @@ def _each_expert(
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Yields the tensors, those of each expert apart."""
     for name, tensor in named.items():
-        if not name.startswith(_EXPERTS):
+        every = _EVERY_EXPERT.fullmatch(name)
+        if every is None:
             yield name, tensor
             continue
-        whole = name.removeprefix(_EXPERTS).removesuffix(".weight")
-        parts = {whole: slice(None)}
-        if whole == "gate_up":
+        parts = {every[1]: slice(None)}
+        if every[1] == "gate_up":
             parts = {"gate": slice(experts.size), "up": slice(experts.size, None)}
         for expert, data in enumerate(tensor.data):
             own = replace(tensor, shape=tensor.shape[1:], data=data)
@@ -158,6 +247,46 @@ def _with_gates(
         yield name, stored.in_order(order)
 
 
+def first_tensor(names: Iterable[str]) -> str | None:
+    """Returns the name of a tensor of Qwen 3.5's layer, where a directory has any."""
+    return next((name for name in names if name.startswith(MTP_PREFIX)), None)
+
+
+def directory_head(files: HeadFiles) -> EagleHead:
+    """Raises as `open_head` does."""
+    path, values = files.path, files.values
+    text = {**_DEFAULTS, **values, **mapping(values, "text_config")}
+    rope = mapping(text, "rope_parameters")
+    text[_ROTATED] = rope.get(_ROTATED, text[_ROTATED])
+    if text.get("num_experts"):
+        text["intermediate_size"] = text.get(_SHARED_SIZE)
+    if values.get("model_type") in _NO_RETURN:
+        raise UnsupportedModelError(
+            f"{path} has a layer for multi-token prediction "
+            f"({str(first_tensor(files.tensors))[:100]}) of a {values['model_type']} model: "
+            "llama.cpp, where alone such models run, does not take back their recurrent "
+            "states, as rejected draft tokens need it",
+            remedy="Use a model of attention alone, or Qwen 3.5.",
+        )
+    experts = _stated_experts(path, text)
+    each = {
+        f"mlp.experts.{expert}.{part}_proj.weight": f"experts.{expert}.{part}.weight"
+        for expert in range(experts.count if experts else 0)
+        for part in _PARTS
+    }
+    names = replace(_QWEN35, of_layers={**each, **_QWEN35.of_layers})
+    layers, first = MTP_PREFIX + "layers.", MTP_PREFIX + _LAYER
+    tensors = {
+        name: tensor
+        for name, tensor in files.tensors.items()
+        if name.startswith(first) or not name.startswith(layers)
+    }
+    own = replace(files, values=text, tensors=tensors)
+    head, named = _read(own, names, experts, has_gates=True)
+    named |= {name: raised(named[name], 1.0) for name in named if name.endswith("norm")}
+    return with_weights(head, own, named)
+
+
 def is_gguf_head(path: Path, is_targets: bool) -> bool:
     """Returns whether this file has such a layer and no more of a model. is_targets: it is the
     target's own file, of which the model itself is no draft."""
@@ -176,7 +305,7 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     file = GgufFile(path)
     metadata = Metadata(file.metadata, path)
     first = main_layers(metadata)
-    names = replace(_NAMES, prefix=f"blk.{first}.")
+    names = replace(_GGUF, prefix=f"blk.{first}.")
     if first is None or not any(name.startswith(names.prefix) for name in file.tensors):
         raise ModelFileError(
             f"{path} has no layer for multi-token prediction",
@@ -188,4 +317,5 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
     if embedding is not None:
         values["vocab_size"] = embedding.shape[0]
     files = HeadFiles(path, values, file.tensors, target, has_weights)
-    return _read(files, names)
+    head, named = _read(files, names, _stated_experts(path, values), has_gates=True)
+    return with_weights(head, files, named)

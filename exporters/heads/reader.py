@@ -37,10 +37,13 @@ from edge_spec.exporters.heads.head_files import (
     scored_tokens,
 )
 from edge_spec.exporters.heads.mtp import (
+    directory_head,
+    first_tensor,
     gguf_head,
     is_gguf_head,
+    mtp_head,
 )
-from edge_spec.exporters.hf_source import only_pickled, read_json, read_weights
+from edge_spec.exporters.hf_source import NUM_MTP, mtp_prefix, only_pickled, read_json, read_weights
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
 # Of config.json, any of which only heads have.
@@ -79,7 +82,16 @@ def is_head(path: Path, is_targets: bool = False) -> bool:
     unread. is_targets: it is the target itself."""
     if path.is_file():
         return is_head_alone(path) or is_gguf_head(path, is_targets)
-    return (path / "config.json").is_file() and is_head_alone(path)
+    if not (path / "config.json").is_file():
+        return False
+    try:
+        values = read_json(path / "config.json")
+        if _is_apart(path, values):
+            return True
+        tensors = _tensors(path)
+        return first_tensor(tensors) is not None or mtp_prefix(values, tensors) is not None
+    except (ModelFileError, UnsupportedModelError):
+        return False  # whoever opens it as a model says what is wrong
 
 
 def is_head_alone(path: Path) -> bool:
@@ -88,14 +100,18 @@ def is_head_alone(path: Path) -> bool:
     if path.is_file():
         return first_architecture(path) in HEAD_ARCHITECTURES
     try:
-        values = read_json(path / "config.json")
-        if _is_marked(values):
-            return True
-        if values.get("num_hidden_layers") == 1 and only_pickled(path):
-            return True  # EAGLE-1 as it was published at first; `open_head` says what to do
-        return "fc.weight" in _tensors(path)
+        return _is_apart(path, read_json(path / "config.json"))
     except (ModelFileError, UnsupportedModelError):
-        return False  # whoever opens it as a model says what is wrong
+        return False
+
+
+def _is_apart(path: Path, values: Mapping[str, Any]) -> bool:
+    """values: of config.json. Raises ModelFileError, UnsupportedModelError."""
+    if _is_marked(values):
+        return True
+    if values.get("num_hidden_layers") == 1 and only_pickled(path):
+        return True  # EAGLE-1 as it was published at first; `open_head` says what to do
+    return "fc.weight" in _tensors(path)
 
 
 def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
@@ -120,6 +136,11 @@ def _opened(files: HeadFiles) -> TrainedHead:
         return dflash_head(files)
     if "medusa_num_heads" in files.values:
         return medusa_head(files)
+    if not any(mark in files.values for mark in _MARKS):
+        if first_tensor(files.tensors) is not None:
+            return directory_head(files)
+        if files.values.get(NUM_MTP):
+            return mtp_head(files)
     return eagle_head(files)
 
 

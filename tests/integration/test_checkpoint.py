@@ -133,11 +133,14 @@ def test_rows_that_are_made_and_those_of_vectors_are_the_ones_asked_for() -> Non
     np.testing.assert_array_equal(every_second.rows(np.array([1, 0])).float32(), matrix[[3, 1]])
 
 
-def test_layers_for_multi_token_prediction_are_left_out(tiny: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layer", ["mtp_layers.0", "layers.2"])
+def test_layers_for_multi_token_prediction_are_left_out(
+    layer: str, tiny: ModuleType, tmp_path: Path
+) -> None:
     """MiMo is Qwen 2 beside them."""
-    model = tiny.build("qwen2")
+    model = tiny.build("qwen2", num_hidden_layers=2)
     expected = set(model.weights)
-    model.config["model_type"] = "mimo"
-    model.weights["model.mtp_layers.0.input_proj.weight"] = np.zeros((2, 2), np.float32)
+    model.config.update({"model_type": "mimo", "num_nextn_predict_layers": 1})
+    model.weights[f"model.{layer}.input_proj.weight"] = np.zeros((2, 2), np.float32)
     checkpoint = open_checkpoint(tiny.write_hf(model, tmp_path / "model"))
     assert set(checkpoint.tensors) == set(checkpoint.names()) == expected

@@ -44,6 +44,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_scaling": {"type": "yarn", "factor": 1.0, "attention_factor": 1.5}},
     ),
     "windowed": ("speculators", {"sliding_window": 5}),
+    "deepseek": ("deepseek", {}),
+    "mimo": ("mimo", {}),
+    "qwen35": ("qwen35", {}),
     "eagle-1": ("eagle-1", {}),
 }
 

@@ -254,7 +254,7 @@ def _backend(bits: int) -> HeadBackend:
 def _drafter(
     kind: str, source: StoredCheckpoint, vocab: int, backend: HeadBackend, folder: Path
 ) -> Drafter:
-    """With a random head of the kind in the folder."""
+    """With a random head of the kind in the folder, or in the target's own for mtp."""
     path = folder / "head"
     if kind == "medusa":
         states = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
@@ -265,6 +265,8 @@ def _drafter(
         DFlash(LAYERS, vocab).write(path)
     elif kind == "dspark":
         DFlash.with_transitions(LAYERS, vocab).write(path)
+    elif kind == "mtp":
+        path = folder / "hf"
     else:
         form = "safeailab" if kind == "eagle" else kind
         heads.draw(LAYERS, vocab, form).write(path)
@@ -296,6 +298,9 @@ def test_samples_have_the_distribution_of_the_target(
 ) -> None:
     vocab = 8
     model = tiny.build("llama", num_hidden_layers=LAYERS, vocab_size=vocab)
+    if kind == "mtp":
+        model.config.update({"num_nextn_predict_layers": 1, "rope_theta": heads.THETA})
+        model.weights.update(heads.draw(LAYERS, vocab, "deepseek").stored())
     source = open_checkpoint(tiny.write_hf(model, tmp_path / "hf"))
     drafter = _drafter(kind, source, vocab, _backend(bits), tmp_path)
     params = SamplingParams(temperature=3.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def target(has_experts: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hybrid.write_qwen35(path, mtp=True, experts=has_experts)
 
 
-@pytest.fixture(scope="module", params=["own file", "file of the layer alone"])
+@pytest.fixture(scope="module", params=["own file", "file of the layer alone", "directory"])
 def head(
     request: pytest.FixtureRequest,
     target: Path,
@@ -68,6 +69,8 @@ def head(
     folder = tmp_path_factory.mktemp("head")
     if request.param == "own file":
         return target
+    if request.param == "directory":
+        return hybrid.write_mtp_directory(folder / "model", experts=has_experts)
     path = folder / "mtp-model.gguf"
     return hybrid.write_qwen35(path, only_mtp=True, experts=has_experts)
 
@@ -244,6 +247,32 @@ def _set(name: str, *shape: int) -> hybrid.Changed:
     return lambda tensors: tensors.update({name: np.zeros(shape, np.float32)})
 
 
+IN_DIRECTORY: dict[str, tuple[hybrid.Changed, dict[str, object], str]] = {
+    "norm": (_drop("mtp.norm.weight"), {}, "tensor mtp.norm.weight is missing"),
+    "no gates": (
+        _set("mtp.layers.0.self_attn.q_proj.weight", 128, 64),
+        {},
+        "mtp.layers.0.self_attn.q_proj.weight has the shape [128, 64], expected [256, 64]",
+    ),
+    "width": (_set("mtp.fc.weight", 64, 96), {}, "a head for another target: it reads 96"),
+    "vocabulary": (id, {"vocab_size": 248320}, "another target: its vocabulary has 248320"),
+    "rotated": (
+        id,
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.1}},
+        "no usable partial_rotary_factor",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IN_DIRECTORY)
+def test_a_directory_that_does_not_fit_is_refused(case: str, target: Path, tmp_path: Path) -> None:
+    breaks, changes, told = IN_DIRECTORY[case]
+    path = hybrid.write_mtp_directory(tmp_path / "model", breaks, **changes)
+    with pytest.raises(EdgeSpecError) as caught:
+        edge_spec.load(str(target), draft=str(path), threads=1)
+    assert told in caught.value.message and "\n" not in str(caught.value)
+
+
 IN_FILE: dict[str, tuple[hybrid.Changed, str]] = {
     "no gates": (
         _set(LAYER + "attn_q.weight", 128, 64),
@@ -272,12 +301,43 @@ def _join(tensors: dict[str, np.ndarray]) -> None:
     tensors[LAYER + "ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
 
 
-def test_gates_and_ups_of_experts_may_be_one_tensor(tmp_path: Path) -> None:
+def test_experts_may_be_one_tensor_or_apart(tmp_path: Path) -> None:
+    """In GGUF files and in directories; layers after the first are left out."""
     apart = hybrid.write_qwen35(tmp_path / "apart.gguf", mtp=True, experts=True)
     joined = hybrid.write_qwen35(tmp_path / "joined.gguf", mtp=True, experts=True, changed=_join)
+    directories = [
+        hybrid.write_mtp_directory(
+            tmp_path / str(each_apart),
+            _set("mtp.layers.1.mlp.gate.weight", 2, 2),
+            experts=True,
+            each_apart=each_apart,
+        )
+        for each_apart in (False, True)
+    ]
     target = open_model_info(apart).config
-    heads = [open_head(path, target) for path in (apart, joined)]
-    first, second = (head.tensors for head in heads if isinstance(head, EagleHead))
-    assert first.keys() == second.keys()
+    opened = [open_head(path, target) for path in (apart, joined, *directories)]
+    first, second, *others = (head.tensors for head in opened if isinstance(head, EagleHead))
+    assert first.keys() == second.keys() == others[0].keys() == others[1].keys()
     for name in first:
         np.testing.assert_array_equal(first[name], second[name], name)
+        np.testing.assert_array_equal(others[0][name], others[1][name], name)
+        tolerance = 1e-6 if name.endswith("norm") else 0  # of which a directory has less by 1
+        np.testing.assert_allclose(first[name], others[0][name], 0, tolerance, err_msg=name)
+
+
+MISSING = {
+    False: ("mlp.experts.down_proj", "mlp.experts.down_proj is missing"),
+    True: ("mlp.experts.0.up_proj.weight", "mlp.experts.0.up_proj.weight is missing"),
+}
+
+
+@pytest.mark.parametrize("each_apart", MISSING)
+def test_a_directory_without_some_of_its_experts_is_refused(
+    each_apart: bool, target: Path, tmp_path: Path
+) -> None:
+    name, told = MISSING[each_apart]
+    path = hybrid.write_mtp_directory(
+        tmp_path / "model", _drop("mtp.layers.0." + name), experts=True, each_apart=each_apart
+    )
+    with pytest.raises(EdgeSpecError, match=re.escape(told)):
+        open_head(path, open_model_info(target).config)
