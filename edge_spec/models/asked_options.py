@@ -297,7 +297,7 @@ class AskedOptions:
         "auto: bit-identical to plain decoding wherever that is cheap; always; ties: never "
         "slowed down for near ties.",
         read_as=LosslessMode,
-        more="[lossless.md](lossless.md).",
+        more="[how-it-works.md](how-it-works.md#losslessness).",
     )
     exact: bool = model_option(False, "The same as --lossless always.", flag="--exact")
     parallel_rows: int | None = model_option(

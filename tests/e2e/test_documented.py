@@ -30,7 +30,7 @@ EXPECTED = {  # of what the Python blocks of a page print
     "docs/sdk.md": ["Paris", '{"name": "', "cancelled"],
     "docs/snapshots.md": ["tokens were in the cache"],
     "docs/serve.md": ["http://127.0.0.1:"],
-    "docs/lossless.md": ["True ()"],
+    "docs/how-it-works.md": ["True ()"],
 }
 
 
