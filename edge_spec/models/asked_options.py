@@ -311,7 +311,7 @@ class AskedOptions:
         read_as=str | None,
         metavar="DIRECTORY",
         more="Up to 4 GB; `auto` is `prompts/` in the cache directory: "
-        "[snapshots.md](snapshots.md#long-prompts).",
+        "[use.md](use.md#long-prompts).",
     )
     parse_special: bool = model_option(
         False,

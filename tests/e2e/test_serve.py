@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fixtures import tiny_models
+from fixtures import documented, tiny_models
 
 pytestmark = pytest.mark.model
 
@@ -126,24 +126,27 @@ def test_without_its_libraries_the_install_command_is_named(edge_spec, tmp_path)
 
 
 def test_the_options_are_documented(edge_spec):
-    documented = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs/serve.md").read_text("utf-8")))
+    options = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs/serve.md").read_text("utf-8")))
     shown = edge_spec("serve", "--help", COLUMNS="200", NO_COLOR="1").stdout
     server = shown[shown.index(" Server ") :]
     offered = set(re.findall(r"--[a-z][a-z-]+", server[: server.index("╰")]))
-    assert len(offered) == 16 and offered <= documented
+    assert len(offered) == 16 and offered <= options
 
 
-def test_the_readmes_requests_are_answered(edge_spec, command):
-    section = (ROOT / "README.md").read_text("utf-8").partition("## Server\n")[2]
-    blocks = re.findall(r"```(sh|python)\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["sh", "python", "python"]
+def test_the_documented_requests_are_answered(edge_spec, command):
+    blocks = [each for each in documented.blocks() if each.test == "tests/e2e/test_serve.py"]
+    kinds = [(each.page, each.language) for each in blocks]
+    assert kinds == [
+        *(("README.md", kind) for kind in ("sh", "python", "python")),
+        *(("docs/serve.md", kind) for kind in ("sh", "python")),
+    ]
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     with serving(command) as (_, url):
-        for kind, block in blocks:
-            there = block.replace("http://127.0.0.1:8080", url)
-            assert there != block
-            run = ["bash", "-c"] if kind == "sh" else [sys.executable, "-c"]
+        for block in blocks:
+            there = block.text.replace("http://127.0.0.1:8080", url)
+            assert there != block.text
+            run = ["bash", "-c"] if block.language == "sh" else [sys.executable, "-c"]
             done = subprocess.run(
                 [*run, there], capture_output=True, text=True, check=False, timeout=120
             )
