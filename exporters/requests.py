@@ -109,7 +109,7 @@ BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
 class BlockQuantization:
     """One way to store the weights, and the farthest it may be from the source.
 
-    The bounds are several times what the demo model measures (docs/benchmarks.md): they stop
+    The bounds are several times what the demo model measures (docs/results.md): they stop
     broken exports, not lossy formats.
     """
 

@@ -174,15 +174,12 @@ class AskedOptions:
     runtime: str = model_option(
         "auto",
         "auto, or an installed runtime: ort, llamacpp, openvino, coreml, reference.",
-        more="[models.md](models.md#what-runs-it) says what `auto` takes. `llamacpp` "
-        "reads GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
-        "([devices.md](devices.md#openvino)), `coreml` needs macOS 15, `reference` is numpy: "
-        "slow, exact.",
+        more="[models.md](models.md#runtimes) compares them.",
     )
     device: str | None = model_option(
         None,
         "Where the model runs: names from edge-spec devices, joined by commas.",
-        more="Such as `cpu` or `cuda0`: [devices.md](devices.md).",
+        more="Such as `cpu` or `cuda0`: [models.md](models.md#devices).",
     )
     threads: int | None = model_option(None, "CPU threads of the model.")
     context_length: int | None = model_option(
@@ -199,7 +196,7 @@ class AskedOptions:
         LLAMACPP,
         metavar="N",
         read_as=str | None,
-        more="[gguf.md](gguf.md).",
+        more="[models.md](models.md#runtimes).",
         runtimes=_LLAMACPP,
     )
     kv_type: str | None = option(
@@ -223,7 +220,7 @@ class AskedOptions:
         LLAMACPP,
         metavar=ENDPOINT,
         read_as=list[str] | None,
-        more="[devices.md](devices.md).",
+        more="[models.md](models.md#devices).",
         runtimes=_LLAMACPP,
     )
     drafter: str = model_option(
@@ -240,7 +237,7 @@ class AskedOptions:
         "A smaller model or a trained head, none, or auto: a model that fits and is here; may "
         "be repeated: each one more drafts for the one before.  [default: a pair bundle's own]",
         read_as=list[str] | None,
-        more="[models.md](models.md#a-draft-that-is-chosen), "
+        more="[models.md](models.md#choose-a-draft), "
         "[drafters.md](drafters.md#trained-heads).",
     )
     draft_overlap: str = model_option(
@@ -274,7 +271,7 @@ class AskedOptions:
         "Draft from what earlier requests wrote, which is kept on this machine.",
         flag="--remember",
         more="Up to 250,000 tokens a model; `edge-spec learn forget` removes them: "
-        "[drafters.md](drafters.md#what-is-kept-and-where).",
+        "[drafters.md](drafters.md#what-is-kept).",
         drafters=("answers",),
         in_auto=True,
     )
@@ -318,13 +315,13 @@ class AskedOptions:
         "Read control tokens in messages, too; else their text stays text.",
         flag="--parse-special",
         more="Prompts without a template always have them read: "
-        "[reliability.md](reliability.md#what-is-said-stays-text).",
+        "[reliability.md](reliability.md#control-tokens-stay-text).",
     )
     source_language: str | None = model_option(
         None,
         "The language that a translator of many languages reads, as its vocabulary names it.",
         metavar="NAME",
-        more="Such as `eng_Latn`: [models.md](models.md#translators-of-many-languages).",
+        more="Such as `eng_Latn`: [families.md](families.md#translators).",
     )
     target_language: str | None = model_option(
         None,

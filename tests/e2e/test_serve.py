@@ -137,8 +137,7 @@ def test_the_documented_requests_are_answered(edge_spec, command):
     blocks = [each for each in documented.blocks() if each.test == "tests/e2e/test_serve.py"]
     kinds = [(each.page, each.language) for each in blocks]
     assert kinds == [
-        *(("README.md", kind) for kind in ("sh", "python", "python")),
-        *(("docs/serve.md", kind) for kind in ("sh", "python")),
+        (page, kind) for page in ("README.md", "docs/serve.md") for kind in ("sh", "python")
     ]
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")

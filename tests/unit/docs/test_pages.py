@@ -102,6 +102,7 @@ def test_links_lead_somewhere_on_the_pages_of_a_release(monkeypatch: pytest.Monk
         assert not LINK.findall(made.stdout)
         address = f"https://host.example/org/name/blob/v{version}/docs/cli.md"
         assert f"[{text}]({address})" in made.stdout
+    assert "](https://host.example/org/name/raw/v" in made.stdout  # README's picture
     build, *_ = jobs(ROOT / ".github" / "workflows" / "release.yml")
     commands = " ".join(step.get("run", "") for step in build["steps"])
     assert "README.md > readme.md" in commands.partition("-m build")[0]
