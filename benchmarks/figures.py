@@ -84,10 +84,11 @@ def headline() -> str:
             lines.append(_row(PAIR_ROWS[name], [_times(cell) for cell in cells]))
     lines += [
         "",
-        f"Output matched plain decoding in {equal} of {texts} texts. Over edge-spec's own plain "
-        f"decoding, the draft gains {figures['draft over our plain decoding']} times and the head "
-        f"{figures['head over our plain decoding']} times. With lookup alone, the demo model of "
-        f"135M parameters gains {interval(read()['total'], 'speedup')} times. "
+        f"Output matched plain decoding in {equal} of {texts} texts. Compared with edge-spec's own "
+        "plain decoding, the draft is "
+        f"{figures['draft over our plain decoding']} times as fast and the head "
+        f"{figures['head over our plain decoding']} times. With lookup alone, the demo "
+        f"model of 135M parameters is {interval(read()['total'], 'speedup')} times as fast. "
         "[All results](docs/results.md)",
     ]
     return "\n".join(lines) + "\n"

@@ -126,11 +126,11 @@ def test_without_its_libraries_the_install_command_is_named(edge_spec, tmp_path)
 
 
 def test_the_options_are_documented(edge_spec):
-    options = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs/serve.md").read_text("utf-8")))
+    documented = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs/serve.md").read_text("utf-8")))
     shown = edge_spec("serve", "--help", COLUMNS="200", NO_COLOR="1").stdout
     server = shown[shown.index(" Server ") :]
     offered = set(re.findall(r"--[a-z][a-z-]+", server[: server.index("╰")]))
-    assert len(offered) == 16 and offered <= options
+    assert len(offered) == 16 and offered <= documented
 
 
 def test_the_documented_requests_are_answered(edge_spec, command):

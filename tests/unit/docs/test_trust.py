@@ -42,7 +42,7 @@ def test_pages_quote_one_speedup(trust: ModuleType) -> None:
         text = page.read_text("utf-8")
         assert trust.figures.with_tables(text, make) == text, "run: benchmarks/figures.py"
     total = trust.figures.interval(trust.figures.read()["total"], "speedup")
-    assert f"gains {total} times" in (ROOT / "README.md").read_text("utf-8")
+    assert f"is {total} times as fast" in (ROOT / "README.md").read_text("utf-8")
     assert f"{total} times plain decoding" in PAGE.read_text("utf-8")
     with pytest.raises(ValueError, match="lacks the comments"):
         trust.figures.with_tables("a page\n")
