@@ -237,8 +237,7 @@ class AskedOptions:
         "A smaller model or a trained head, none, or auto: a model that fits and is here; may "
         "be repeated: each one more drafts for the one before.  [default: a pair bundle's own]",
         read_as=list[str] | None,
-        more="[models.md](models.md#choose-a-draft), "
-        "[drafters.md](drafters.md#trained-heads).",
+        more="[models.md](models.md#choose-a-draft), [drafters.md](drafters.md#trained-heads).",
     )
     draft_overlap: str = model_option(
         "auto",
