@@ -18,7 +18,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[([^][]*)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
 
 
 def notes(tag: str) -> str:
@@ -36,7 +36,13 @@ def with_addresses(text: str, tag: str) -> str:
     server, repository = (os.environ.get(f"GITHUB_{name}") for name in ("SERVER_URL", "REPOSITORY"))
     if not server or not repository:
         return text
-    return LINK.sub(rf"]({server}/{repository}/blob/{tag}/\1)", text)
+    at = f"{server}/{repository}"
+
+    def absolute(link: re.Match[str]) -> str:
+        kind = "raw" if link[1] else "blob"  # a picture is shown, a page is read
+        return f"{link[1]}[{link[2]}]({at}/{kind}/{tag}/{link[3]})"
+
+    return LINK.sub(absolute, text)
 
 
 if __name__ == "__main__":

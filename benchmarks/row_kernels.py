@@ -46,7 +46,7 @@ from edge_spec.exporters.gguf.export import quantize
 
 PARTS = ("widths", "prompt", "bits", "perplexity", "memory")
 SIDES = {"llama.cpp": False, "ours": True}
-TEXT = ("README.md", "docs/lossless.md", "docs/gguf.md", "docs/drafters.md")
+TEXT = ("README.md", "docs/how-it-works.md", "docs/models.md", "docs/drafters.md")
 PERPLEXITY_TOKENS = 2000
 COMPARED_TOKENS = 1024  # with the weights in float32
 MARGIN_TOKENS = 64

@@ -1,4 +1,4 @@
-"""Runs every proof and writes the table of docs/trust.md: each promise, its test, its last figures.
+"""Runs every proof and writes the table of docs/results.md: each promise, its test, last figures.
 
     python benchmarks/trust.py                       # all of them: hours, most of it the long run
     python benchmarks/trust.py --only exact-ort kills  # again, the others as they were
@@ -32,7 +32,7 @@ from edge_spec.storage.atomic import atomic_file
 HERE = Path(__file__).parent
 RATES = "rates"
 RECORD = HERE.parent / "docs" / "trust.json"
-PAGE = HERE.parent / "docs" / "trust.md"
+PAGE = HERE.parent / "docs" / "results.md"
 BEGIN, END = "<!-- table: benchmarks/trust.py -->\n", "<!-- end of table -->\n"
 # By which a median of the interleaved ratios may be below 1 on a machine that others use, too.
 TOLERANCE = 0.03
@@ -227,7 +227,7 @@ def read_record() -> dict[str, Any]:
 
 
 def write_page() -> None:
-    """Writes the table of docs/trust.md again."""
+    """Writes the table of docs/results.md again."""
     page = with_table(PAGE.read_text("utf-8"), read_record())
     with atomic_file(PAGE) as file:
         file.write_text(page, "utf-8")

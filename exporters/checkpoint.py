@@ -195,7 +195,7 @@ class StoredCheckpoint(ModelText):
         if extra:
             raise UnsupportedModelError(
                 f"{self.path} has weights that this version does not use, such as {extra[0]}",
-                remedy="Use a model without them (docs/models.md lists what is computed).",
+                remedy="Use a model without them (docs/families.md lists what is computed).",
             )
         for name, shape in expected.items():
             tensor = self.tensors.get(name)

@@ -53,7 +53,7 @@ OTHER_FORMAT = "Export it with --format onnx, or run it without --runtime."
 class BlockQuantization:
     """One way to store the weights, and the farthest it may be from the source.
 
-    The bounds are several times what the demo model measures (docs/benchmarks.md): they stop
+    The bounds are several times what the demo model measures (docs/results.md): they stop
     broken exports, not lossy formats.
     """
 

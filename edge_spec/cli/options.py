@@ -225,7 +225,7 @@ Learn = Annotated[
     bool,
     typer.Option(
         "--learn",
-        help="Keep answers on this machine, and train a head on them while idle: distill.md.",
+        help="Keep answers on this machine, and train a head on them while idle: drafters.md.",
         rich_help_panel="Model and drafting",
     ),
 ]

@@ -150,7 +150,7 @@ def train(
 
 
 def _report(training: Training, lesson: Lesson) -> dict[str, Any]:
-    """docs/distill.md lists the fields."""
+    """docs/cli.md lists the fields."""
     state = training.state
     best = state.best
     assert best is not None

@@ -340,9 +340,7 @@ class _Rows(TreeRows):
         return Growth(self.tree(list(map(self._estimate, self._kinds))), self._kinds)
 
 
-DEFAULT_BLOCK = (
-    3  # a block, still: on the measured CPU one draft token is faster (docs/benchmarks.md)
-)
+DEFAULT_BLOCK = 3  # a block, still: on the measured CPU one draft token is faster (docs/results.md)
 _SEEDED, _ITERATED = range(2)  # how it came about
 _SPARE_PRIORS = (0.01, 0.09)  # measured over greedy texts of a 135M chat model
 

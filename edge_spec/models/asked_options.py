@@ -175,16 +175,12 @@ class AskedOptions:
     runtime: str = model_option(
         "auto",
         "auto, or an installed runtime: ort, llamacpp, openvino, coreai, coreml, reference.",
-        more="[models.md](models.md#what-runs-it) says what `auto` takes. `llamacpp` "
-        "reads GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
-        "([devices.md](devices.md#openvino)), `coreai` and `coreml` are "
-        "Apple's ([apple.md](apple.md)), `reference` is numpy: "
-        "slow, exact.",
+        more="[models.md](models.md#runtimes) compares them.",
     )
     device: str | None = model_option(
         None,
         "Where the model runs: names from edge-spec devices, joined by commas.",
-        more="Such as `cpu` or `cuda0`: [devices.md](devices.md).",
+        more="Such as `cpu` or `cuda0`: [models.md](models.md#devices).",
     )
     threads: int | None = model_option(None, "CPU threads of the model.")
     context_length: int | None = model_option(
@@ -201,7 +197,7 @@ class AskedOptions:
         LLAMACPP,
         metavar="N",
         read_as=str | None,
-        more="[gguf.md](gguf.md).",
+        more="[models.md](models.md#runtimes).",
         runtimes=_LLAMACPP,
     )
     kv_type: str | None = option(
@@ -225,7 +221,7 @@ class AskedOptions:
         LLAMACPP,
         metavar=ENDPOINT,
         read_as=list[str] | None,
-        more="[devices.md](devices.md).",
+        more="[models.md](models.md#devices).",
         runtimes=_LLAMACPP,
     )
     drafter: str = model_option(
@@ -242,8 +238,7 @@ class AskedOptions:
         "A smaller model or a trained head, none, or auto: a model that fits and is here; may "
         "be repeated: each one more drafts for the one before.  [default: a pair bundle's own]",
         read_as=list[str] | None,
-        more="[models.md](models.md#a-draft-that-is-chosen), "
-        "[drafters.md](drafters.md#trained-heads).",
+        more="[models.md](models.md#choose-a-draft), [drafters.md](drafters.md#trained-heads).",
     )
     draft_overlap: str = rare_option(
         "auto",
@@ -276,7 +271,7 @@ class AskedOptions:
         "Draft from what earlier requests wrote, which is kept on this machine.",
         flag="--remember",
         more="Up to 250,000 tokens a model; `edge-spec learn forget` removes them: "
-        "[drafters.md](drafters.md#what-is-kept-and-where).",
+        "[drafters.md](drafters.md#what-is-kept).",
         drafters=("answers",),
         in_auto=True,
     )
@@ -299,7 +294,7 @@ class AskedOptions:
         "auto: bit-identical to plain decoding wherever that is cheap; always; ties: never "
         "slowed down for near ties.",
         read_as=LosslessMode,
-        more="[lossless.md](lossless.md).",
+        more="[how-it-works.md](how-it-works.md#losslessness).",
     )
     exact: bool = model_option(False, "The same as --lossless always.", flag="--exact")
     parallel_rows: int | None = rare_option(
@@ -313,20 +308,20 @@ class AskedOptions:
         read_as=str | None,
         metavar="DIRECTORY",
         more="Up to 4 GB; `auto` is `prompts/` in the cache directory: "
-        "[snapshots.md](snapshots.md#long-prompts).",
+        "[use.md](use.md#long-prompts).",
     )
     parse_special: bool = rare_option(
         False,
         "Read control tokens in messages, too; else their text stays text.",
         flag="--parse-special",
         more="Prompts without a template always have them read: "
-        "[reliability.md](reliability.md#what-is-said-stays-text).",
+        "[reliability.md](reliability.md#control-tokens-stay-text).",
     )
     source_language: str | None = rare_option(
         None,
         "The language that a translator of many languages reads, as its vocabulary names it.",
         metavar="NAME",
-        more="Such as `eng_Latn`: [models.md](models.md#translators-of-many-languages).",
+        more="Such as `eng_Latn`: [families.md](families.md#translators).",
     )
     target_language: str | None = rare_option(
         None,

@@ -118,7 +118,7 @@ class RegretAccount:
 
     It may be asked only where the account pays for the worst that may come of it. So with it a text
     of R rounds takes at most FIRST + (INCOME + PUT_BY) * R plain steps longer than plain decoding
-    would (docs/policy.md). One that does not win is tried the more seldom the longer that lasts: in
+    would (docs/proofs.md). One that does not win is tried the more seldom the longer that lasts: in
     R rounds it loses in the order of the root of R, as bandits do in the worst case (Auer et al.
     2002, The Nonstochastic Multiarmed Bandit Problem).
     """

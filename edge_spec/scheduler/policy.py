@@ -164,7 +164,7 @@ class FixedPolicy:
 
     A row is kept while the chance that it and all rows above it are right is at least
     `min_confidence`. On the measured CPU one more row costs 0.1 to 0.25 of a plain step
-    (docs/benchmarks.md), so a row has to win that back at the current speedup.
+    (docs/results.md), so a row has to win that back at the current speedup.
     """
 
     def __init__(

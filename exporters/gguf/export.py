@@ -52,14 +52,14 @@ from edge_spec.exporters.requests import (
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.storage.atomic import atomic_file, scratch_beside
 
-# Of the types with about 4.5 bits, the one that loses least (docs/benchmarks.md); only the library
+# Of the types with about 4.5 bits, the one that loses least (docs/results.md); only the library
 # writes it.
 DEFAULT_QUANTIZATION = "Q4_K_M"
 WITHOUT_LIBRARY = "Q4_0"
 _REMEDY = "Use more bits (--quant Q8_0 or F16)."
 
 # The ways to store the weights, and the farthest that each may be from the source, in nats: several
-# times what the demo model measures (docs/benchmarks.md). They stop broken exports, not lossy ones.
+# times what the demo model measures (docs/results.md). They stop broken exports, not lossy ones.
 QUANTIZATIONS = {
     "F32": 1e-3,
     "F16": 1e-3,

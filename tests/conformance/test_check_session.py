@@ -14,7 +14,7 @@ from edge_spec.core.model import Forward, RuntimeOptions
 from edge_spec.models import runtimes
 from edge_spec.testing import ScriptedModel, ScriptedSession, check_session, random_logits
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "write-a-runtime.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "extend.md"
 
 
 class KeepsAllAfterRollback(ScriptedSession):

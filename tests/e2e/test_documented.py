@@ -27,10 +27,9 @@ ROOT = Path(__file__).parents[2]
 FIRST = ("README.md", "docs/cli.md")
 MESSAGE = "Hello\n"  # on the standard input of every command
 EXPECTED = {  # of what the Python blocks of a page print
-    "docs/sdk.md": ["Paris", '{"name": "', "cancelled"],
-    "docs/snapshots.md": ["tokens were in the cache"],
+    "docs/use.md": ["Paris", '{"name": "', "cancelled", "tokens were in the cache"],
     "docs/serve.md": ["http://127.0.0.1:"],
-    "docs/lossless.md": ["True ()"],
+    "docs/how-it-works.md": ["True ()"],
 }
 
 

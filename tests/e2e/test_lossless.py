@@ -55,7 +55,7 @@ def test_int4_rows_are_bit_identical_from_the_plain_width_on(demo_gguf):
     # A single row has kernels of its own where there is no AVX-512 VNNI.
     assert lossless.plain_width <= (1 if "AVX512_ICL" in cpu_features() else 2), cpu_name()
     assert (lossless.plain_width == 1) == (found.tie_margin == 0), cpu_name()
-    assert found.probe_invariant and not found.branch_invariant  # see docs/lossless.md
+    assert found.probe_invariant and not found.branch_invariant  # see docs/how-it-works.md
 
 
 # The two differ in what they do where rows are not bit-identical, which few processors show.

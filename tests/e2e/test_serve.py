@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fixtures import tiny_models
+from fixtures import documented, tiny_models
 
 pytestmark = pytest.mark.model
 
@@ -134,17 +134,19 @@ def test_the_options_are_documented(edge_spec):
     assert len(offered) == 16 and offered <= documented
 
 
-def test_the_readmes_requests_are_answered(edge_spec, command):
-    section = (ROOT / "README.md").read_text("utf-8").partition("## Server\n")[2]
-    blocks = re.findall(r"```(sh|python)\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["sh", "python", "python"]
+def test_the_documented_requests_are_answered(edge_spec, command):
+    blocks = [each for each in documented.blocks() if each.test == "tests/e2e/test_serve.py"]
+    kinds = [(each.page, each.language) for each in blocks]
+    assert kinds == [
+        (page, kind) for page in ("README.md", "docs/serve.md") for kind in ("sh", "python")
+    ]
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     with serving(command) as (_, url):
-        for kind, block in blocks:
-            there = block.replace("http://127.0.0.1:8080", url)
-            assert there != block
-            run = ["bash", "-c"] if kind == "sh" else [sys.executable, "-c"]
+        for block in blocks:
+            there = block.text.replace("http://127.0.0.1:8080", url)
+            assert there != block.text
+            run = ["bash", "-c"] if block.language == "sh" else [sys.executable, "-c"]
             done = subprocess.run(
                 [*run, there], capture_output=True, text=True, check=False, timeout=120
             )

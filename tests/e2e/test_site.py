@@ -52,4 +52,4 @@ def test_the_reference_shows_every_public_name_and_the_comments_of_fields(site: 
 
 def test_the_start_page_is_the_readme_with_links_that_hold(site: Path) -> None:
     page = (site / "index.html").read_text("utf-8")
-    assert 'href="chat.html"' in page and "docs/chat" not in page
+    assert 'href="use.html"' in page and "docs/use" not in page

@@ -1,4 +1,4 @@
-"""What docs/models.md says of families is what tests show."""
+"""What docs/families.md says of families is what tests show."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ class Row(NamedTuple):
     architectures: str
     reference: str
     ort: str
-    coreml: str
     llamacpp: str
-    optimum: str
     test: str
 
 
@@ -34,7 +32,7 @@ def names(cell: str) -> set[str]:
 
 
 def table() -> list[Row]:
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
     _, _, rest = page.partition("| family | model_type | GGUF |")
     lines = rest.partition("\n\n")[0].splitlines()[2:]
     return [Row(*line.strip("| ").split(" | ")) for line in lines]

@@ -1,7 +1,7 @@
 """Models spread over llama.cpp's RPC servers: two processes on this machine.
 
 Needs a llama-cpp-python that was compiled with RPC, and the program ggml-rpc-server of the same
-llama.cpp: in EDGE_SPEC_RPC_SERVER, or in the PATH. See docs/devices.md.
+llama.cpp: in EDGE_SPEC_RPC_SERVER, or in the PATH. See docs/models.md.
 """
 
 from __future__ import annotations

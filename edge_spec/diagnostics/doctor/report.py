@@ -88,7 +88,7 @@ class Report:
 
 
 def document(report: Report) -> Document:
-    """Return the report as JSON has it. docs/doctor.md lists the fields."""
+    """Return the report as JSON has it. docs/cli.md lists the fields."""
     findings = [asdict(finding) for finding in report.findings]
     return {"verdict": report.verdict, "findings": findings, **report.examined}
 

@@ -33,7 +33,7 @@ from edge_spec.scheduler.machine import describe_machine
 from edge_spec.scheduler.policy import AlwaysVerifyPolicy
 from edge_spec.text.prompt_files import Prompt
 
-# In logits. Rounding made 0.75 at most on the runtimes that we know (docs/lossless.md); passes that
+# In logits. Rounding made 0.75 at most on the runtimes that we know (docs/proofs.md); passes that
 # are wrong by themselves measure as much noise as they need for an excuse.
 MOST_NOISE = 1.0
 _FORCED = 1e6  # added to a token's logit: it is what is written
@@ -284,7 +284,7 @@ def _measure(engine: Engine) -> BatchInvariance:
 
 
 def document(proof: Proof, device: str) -> Document:
-    """Return the report as JSON has it; docs/lossless.md lists the fields."""
+    """Return the report as JSON has it; docs/cli.md lists the fields."""
     machine = describe_machine()
     versions = machine.pop("versions")
     return {

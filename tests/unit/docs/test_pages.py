@@ -97,11 +97,12 @@ def test_links_lead_somewhere_on_the_pages_of_a_release(monkeypatch: pytest.Monk
     command = [sys.executable, ROOT / ".github" / "release_notes.py", f"v{version}"]
     monkeypatch.setenv("GITHUB_SERVER_URL", "https://host.example")
     monkeypatch.setenv("GITHUB_REPOSITORY", "org/name")
-    for page in ([], ["README.md"]):
+    for page, text in (([], "docs/cli.md"), (["README.md"], "command line")):
         made = subprocess.run([*command, *page], capture_output=True, text=True, check=True)
         assert not LINK.findall(made.stdout)
-        address = f"https://host.example/org/name/blob/v{version}/docs/doctor.md"
-        assert f"[docs/doctor.md]({address})" in made.stdout
+        address = f"https://host.example/org/name/blob/v{version}/docs/cli.md"
+        assert f"[{text}]({address})" in made.stdout
+    assert "](https://host.example/org/name/raw/v" in made.stdout  # README's picture
     build, *_ = jobs(ROOT / ".github" / "workflows" / "release.yml")
     commands = " ".join(step.get("run", "") for step in build["steps"])
     assert "README.md > readme.md" in commands.partition("-m build")[0]

@@ -322,7 +322,7 @@ def test_json_is_one_document_of_all_turns(
 
 
 def test_help_and_the_page_about_chat_list_every_command() -> None:
-    page = (DOCS / "chat.md").read_text("utf-8")
+    page = (DOCS / "use.md").read_text("utf-8")
     rows = [f"| `{each.usage.replace('|', chr(92) + '|')}` | {each.help} |" for each in COMMANDS]
     assert "\n".join(rows) in page
     assert all(command.usage in help_text() for command in COMMANDS)
