@@ -127,7 +127,9 @@ def _run_within(seconds: float, run: Callable[[], _Result]) -> _Result:
     def interrupt() -> None:
         with lock:
             if not is_over:
-                _interrupt(thread, _Interruption)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread), ctypes.py_object(_Interruption)
+                )
 
     timer = threading.Timer(seconds, interrupt)
     timer.daemon = True
@@ -136,18 +138,14 @@ def _run_within(seconds: float, run: Callable[[], _Result]) -> _Result:
         try:
             return run()
         finally:
+            # One that was sent before is raised at the call of `cancel`, at the latest. To take it
+            # back would leave CPython 3.11 looking for it at every step, which debuggers and
+            # profilers never get past.
             with lock:
                 is_over = True
-                _interrupt(thread, None)  # takes back what was not raised yet
             timer.cancel()
     except _Interruption:
         raise LimitError(f"ran for more than {seconds:.0f} s") from None
-
-
-def _interrupt(thread: int, error: type[BaseException] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
-    )
 
 
 # Of the wall clock, for one run of a template: published ones take milliseconds.

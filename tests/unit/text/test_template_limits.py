@@ -3,6 +3,8 @@ models are not."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -86,6 +88,25 @@ def test_an_interruption_never_comes_late() -> None:
         with suppress(LimitError):
             assert _run_within(number * 1e-6, lambda: sum(range(2000))) == 1999000
     assert sum(number for number in range(10_000)) == 49_995_000
+
+
+def test_a_program_that_renders_can_be_traced() -> None:
+    """CPython 3.11 calls a trace function for ever while it looks for an exception of another
+    thread, as it does after an exception of none."""
+    program = """
+import sys
+from edge_spec.text.chat_template import ChatTemplate
+ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "hi"}])
+calls = []
+sys.setprofile(lambda frame, event, value: calls.append(event))
+(lambda: None)()
+sys.setprofile(None)
+print(calls.count("call"))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout == "1\n"
 
 
 def test_what_prompts_format_is_no_large_value() -> None:
