@@ -33,13 +33,11 @@ from edge_spec.exporters.parity import (
 from edge_spec.exporters.requests import (
     BLOCK_SIZE,
     StaticShape,
+    check_request,
     chosen_context,
-    chosen_quantization,
     describe,
     report_bundle,
-    require_block_size,
     require_plain,
-    require_replaceable,
     require_whole_blocks,
 )
 from edge_spec.models.bundle import Bundle, open_bundle
@@ -102,11 +100,8 @@ class CoreAiExporter:
 
     def _checked(self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
         """The quantization."""
-        options.require_only(self.format, "context_length", "hidden_states")
-        name = chosen_quantization(options, QUANTIZATIONS)
-        require_block_size(options, "Core AI programs")
-        require_replaceable(out)
-        self.require_exportable(checkpoint)
+        own = ("context_length", "hidden_states")
+        name = check_request(self, checkpoint, out, options, QUANTIZATIONS, *own)
         if QUANTIZATIONS[name][0] is not None:
             require_whole_blocks(checkpoint, "Export it with --quant fp32.")
         require_writing()

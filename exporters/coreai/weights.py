@@ -88,7 +88,6 @@ class CoreAiWeights:
             found = quantize_stored(
                 [self._checkpoint.tensors[name]],
                 bits,
-                BLOCK_SIZE,
                 self._importance.get(name),
                 symmetric=True,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import wait
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from threading import Lock, Thread
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edge_spec.errors import BundleError, SessionError
+from edge_spec.errors import BundleError, EdgeSpecError, SessionError
 from edge_spec.models.core_ai import INSTALL, is_mac
 from edge_spec.models.devices import CPU, GPU
 from edge_spec.runtimes.libraries import import_library
@@ -39,6 +40,9 @@ class NativeProgram:
         try:
             functions = self._wait(self._load(unit))
             self.signatures = {name: _signature(each.desc) for name, each in functions.items()}
+        except EdgeSpecError:
+            self.close()
+            raise
         except Exception as error:  # the library's, as RuntimeError
             self.close()
             raise BundleError(f"cannot read {path}: {error}", remedy=EXPORT_AGAIN) from error
@@ -71,6 +75,8 @@ class NativeProgram:
         state[name] = self._runtime.NDArray(np.ascontiguousarray(value))
 
     def close(self) -> None:
+        if self._loop.is_closed():
+            return
         self._functions = {}
         self._wait(self._opened.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -90,7 +96,12 @@ class NativeProgram:
             return {name: model.load_function(name) for name in model.function_names}
 
     def _wait(self, call: Coroutine[Any, Any, _Found]) -> _Found:
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return running.result()
+        except BaseException:  # an interrupt: nobody may use the program before the call has ended
+            wait([running])
+            raise
 
 
 @contextmanager

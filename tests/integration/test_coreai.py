@@ -216,7 +216,6 @@ def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str, wher
     ("quantization", "options", "error", "text"),
     [
         ("fp16", {}, UsageError, "unknown quantization 'fp16'.*int8, int4, fp32"),
-        ("int8", {"block_size": 64}, UsageError, "block size 64"),
         ("fp32", {"context_length": 0}, UsageError, "context of 0 tokens"),
         ("fp32", {"context_length": 129}, UsageError, "Choose 1 to 128"),
         ("fp32", {"num_layers": 3}, UsageError, "2 layers"),
