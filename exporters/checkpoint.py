@@ -1,5 +1,4 @@
-"""A published model, opened but not yet converted, and the tensors that its ModelConfig implies, by
-Hugging Face's names."""
+"""A published model, opened but not converted, and the tensors that its ModelConfig implies."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:
-    """Return the name and shape of each tensor that the configuration implies."""
+    """Return the shape of each tensor that a model has, by Hugging Face's name."""
     hidden, vocab, encoder = config.hidden_size, config.vocab_size, config.encoder
     halves = {"model": config.num_layers} | ({"encoder": encoder.num_layers} if encoder else {})
     shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
@@ -106,7 +105,7 @@ def _attention_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
 
 
 def _mlp_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
-    """Return one MLP, a router and its experts, or both."""
+    """Return an MLP, a router and experts, or both."""
     shapes: Shapes = {}
     if config.has_mlp(layer):
         shapes |= _matrix_shapes(config, prefix, config.mlp_size(layer), config.mlp_bias)
@@ -142,8 +141,8 @@ def _matrix_shapes(config: ModelConfig, prefix: str, inner: int, has_biases: boo
     return shapes
 
 
-MAX_CONTEXT_TOKENS = 1 << 24  # several times any model's; rotary tables grow with it
-_MAX_COUNT = 1 << 40  # of anything: printing thousands of digits would fail
+MAX_CONTEXT_TOKENS = 1 << 24  # several times any model's
+_MAX_COUNT = 1 << 40  # printing thousands of digits would fail
 # Tensors that only repeat what the configuration defines.
 _ROTATIONS = (
     "rotary_emb.inv_freq",
@@ -216,8 +215,8 @@ class StoredCheckpoint(ModelText):
         return self.tensors[name].rows(rows).float32()
 
     def release_pages(self) -> None:
-        """Unmap pages read so far, which count as this process's memory. They are read again on
-        demand, mostly from the system's cache."""
+        """Drop pages read so far, which count as this process's memory. The system's cache mostly
+        keeps them."""
         maps = {id(found): found for each in self.tensors.values() if (found := each.file_map)}
         for found in maps.values():
             if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
@@ -225,7 +224,7 @@ class StoredCheckpoint(ModelText):
 
 
 def _problem(config: ModelConfig, num_tensors: int) -> str | None:
-    """Return why the configuration is invalid. Runs before anything of its size is allocated."""
+    """Return why no model has this shape. Runs before anything of its size is allocated."""
     counts = (
         *(config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim),
         *(config.hidden_size, config.intermediate_size, config.vocab_size, config.context_length),
@@ -254,14 +253,12 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
 
 
 def first_layers(checkpoint: StoredCheckpoint, num_layers: int | None) -> StoredCheckpoint:
-    """Keep only the first `num_layers` layers (None: all), with embedding, norm and head.
-
-    Raises UsageError if the model has fewer, or if none of them has attention.
-    """
+    """Keep the first `num_layers` layers (None: all), embedding, norm and head. Raises UsageError
+    unless they exist and include attention."""
     config = checkpoint.config
     if num_layers is None:
         return checkpoint
-    least = config.attending[0] + 1  # without attention, nothing counts the text's tokens
+    least = config.attending[0] + 1  # only attention counts tokens
     if not least <= num_layers <= config.num_layers:
         raise UsageError(
             f"{checkpoint.path} has {config.num_layers} layers, {num_layers} are asked for",

@@ -1,5 +1,5 @@
-"""Open a GGUF file as a checkpoint in Hugging Face's names and layout, or only describe it, for a
-library that runs it unconverted."""
+"""Open a GGUF file as a checkpoint in Hugging Face's names and layout, or describe it for a library
+that runs it as it is."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MODEL_KEYS = {  # in the order written
     "rope.dimension_count": "head_dim",
     "rope.freq_base": "rope_theta",
 }
-# llama.cpp's names of generation_config.json's values, by SamplingParams' names.
+# llama.cpp's names of SamplingParams.
 SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -98,7 +98,7 @@ TEMPLATE_TOKENS = {
 # Older GGUF names.
 _OLDER_TOKENS = {"prefix": "prefix_token", "suffix": "suffix_token", "middle": "middle_token"}
 STOP_TOKENS = ("eos", "eot", "eom")  # end of sequence, turn, message
-# End a fill-in-the-middle completion: padding, another repository or file.
+# End a fill-in-the-middle: padding, another repository or file.
 _FIM_STOP_TOKENS = ("fim_pad", "fim_rep", "fim_sep")
 
 
@@ -167,7 +167,6 @@ def _token_ids(metadata: Metadata, names: Iterable[str]) -> dict[str, int]:
 
 
 def _special_tokens(metadata: Metadata) -> SpecialTokens:
-    """Return the text of each special token, by its name in transformers."""
     tokens = metadata.get("tokenizer.ggml.tokens", list)
     names = {**_OLDER_TOKENS, **TEMPLATE_TOKENS}
     ids = _token_ids(metadata, names)
@@ -187,15 +186,15 @@ _tokenizers: WeakKeyDictionary[GgufFile, str] = WeakKeyDictionary()
 
 
 def _tokenizer_json(file: GgufFile) -> str:
-    """Build it once per open file: a large one takes a second."""
+    """Build it once per open file; a large one takes a second."""
     if file not in _tokenizers:
         _tokenizers[file] = tokenizer_from_gguf(file.metadata, file.path).to_str()
     return _tokenizers[file]
 
 
 def _sampling(values: Mapping[str, Any]) -> RecommendedSampling:
-    """Read the recommended sampling. llama.cpp penalizes repetitions only in the last tokens, we in
-    the whole text; with penalty_last_n 0, neither does."""
+    """Read the recommended sampling. llama.cpp penalizes repetitions only in the last tokens, we
+    everywhere; with penalty_last_n 0, neither does."""
     stated = {name: _as_written(values.get(key)) for key, name in SAMPLING_KEYS.items()}
     if values.get("general.sampling.penalty_last_n") == 0:
         del stated["repetition_penalty"]
@@ -273,11 +272,11 @@ _BAICHUAN_LAYERS = (32, 40)  # by which the library chooses the position encodin
 
 
 def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
-    """Open a GGUF file for llama.cpp. Raises ModelFileError, UnsupportedModelError.
+    """Open a GGUF file for llama.cpp, which ends the process on a failed assertion. So what it
+    asserts for all architectures is checked here.
 
-    A supported architecture is checked as for conversion, others and variants only for
-    completeness. The library ends the process on a failed assertion; so what it asserts for all
-    architectures without reporting is checked here.
+    A supported architecture is checked as for conversion, others only for completeness. Raises
+    ModelFileError, UnsupportedModelError.
     """
     file = open_gguf_file(path)
     require_language_model(file)
@@ -305,7 +304,6 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
 
 
 def _check_architecture(metadata: Metadata, architecture: str) -> None:
-    """Raises ModelFileError for what the library asserts of these architectures."""
     key = _ASSERTED.get(architecture)
     layers = metadata.get("baichuan.block_count", int)
     if key and not metadata.values.get(f"{architecture}.{key}"):
@@ -316,7 +314,7 @@ def _check_architecture(metadata: Metadata, architecture: str) -> None:
 
 
 def _check_vectors(file: GgufFile) -> None:
-    """The library requires float32 norms and biases."""
+    """llama.cpp requires float32 norms and biases."""
     for name, tensor in file.tensors.items():
         is_vector = len(tensor.shape) == 1 and name.endswith((".weight", ".bias"))
         if is_vector and tensor.kind != GGMLQuantizationType.F32:
@@ -327,8 +325,7 @@ def _check_vectors(file: GgufFile) -> None:
 
 
 def _dimensions(metadata: Metadata, keys: GgufKeys) -> ModelConfig:
-    """Return the dimensions that all architectures have (the largest where layers differ); 0 for
-    missing ones."""
+    """Return the largest value of each dimension over all layers; 0 if missing."""
     counts: dict[str, Any] = {
         field: max(keys.per_layer(key, 0), default=0) for key, field in (_COUNTS | _EXPERTS).items()
     }

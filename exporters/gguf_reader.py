@@ -1,8 +1,7 @@
 """A bounded reader of GGUF files (ggml's docs/gguf.md): metadata and memory-mapped tensors.
 
 `gguf.GGUFReader` builds a numpy object per array element (5 s for a 49k vocabulary) and trusts the
-file's counts. This one reads the header in one pass and checks each count and offset against the
-file's size before it allocates. `gguf.quants` dequantizes.
+file's counts. This reader takes one pass and checks counts and offsets before it allocates.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from edge_spec.models.bundle import regular_size
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-# Memory is several times the header. Large vocabularies (260,000 tokens, 510,000 merges) take 15
-# MB, models with experts have some thousand tensors.
+# Takes several times as much memory. Large vocabularies (260,000 tokens, 510,000 merges) have 15
+# MB.
 MAX_HEADER_BYTES = 256_000_000
 MAX_TENSORS = 100_000
 MAX_PAIRS = 100_000
@@ -79,8 +78,8 @@ class GgufFile:
             )
 
     def digest(self, keys: Iterable[str]) -> str:
-        """Return the SHA-256 of these metadata pairs as stored, whatever their order. Missing keys
-        are ignored."""
+        """Return the SHA-256 of these metadata pairs as stored, in any order. Missing keys are
+        ignored."""
         spans = (self._spans[key] for key in sorted(keys) if key in self._spans)
         joined = hashlib.sha256()
         for start, end in spans:
@@ -92,8 +91,8 @@ _open_files: WeakValueDictionary[tuple[object, ...], GgufFile] = WeakValueDictio
 
 
 def open_gguf_file(path: Path) -> GgufFile:
-    """Return a `GgufFile`, reusing an open one if the file is unchanged: a large vocabulary's
-    header takes half a second, and several readers need it. Raises as that."""
+    """Return a `GgufFile`, an open one if the file is unchanged: reading a large vocabulary takes
+    half a second. Raises as GgufFile."""
     try:
         stat = path.stat()
     except OSError:
@@ -113,7 +112,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def first_architecture(path: Path) -> str | None:
-    """Return the architecture if it is the first metadata entry, as usual, else None."""
+    """Return the architecture if it is the first metadata entry, as usual."""
     try:
         with _map(path) as mapped:
             header = _Header(mapped, path)
@@ -125,8 +124,6 @@ def first_architecture(path: Path) -> str | None:
 
 
 class _Header:
-    """A header; `at` is the offset of the next byte."""
-
     def __init__(self, buffer: mmap.mmap, path: Path) -> None:
         self.buffer = buffer
         self.path = path
@@ -190,7 +187,7 @@ class _Header:
             raise
 
     def strings(self, count: int) -> list[str]:
-        """Read `count` strings, faster than `string`: vocabularies have 262,144."""
+        """Read faster than `string`: vocabularies have 262,144."""
         texts: list[str] = []
         buffer, end, at = self.buffer, self.end, self.at
         size_at = struct.Struct("<Q").unpack_from
@@ -339,8 +336,8 @@ def no_model(path: Path) -> UsageError:
 
 
 def main_layers(metadata: Metadata) -> int | None:
-    """Return the number of a model's layers without its MTP layers, which come last; None if it has
-    none. Raises ModelFileError for impossible counts."""
+    """Return the number of layers before a file's MTP layers; None without any. Raises
+    ModelFileError for impossible counts."""
     architecture = metadata.require("general.architecture", str)
     count = metadata.get(f"{architecture}.nextn_predict_layers", int) or 0
     layers = metadata.require(f"{architecture}.block_count", int) if count else 0
@@ -352,5 +349,5 @@ def main_layers(metadata: Metadata) -> int | None:
 
 
 def is_only_mtp(names: Iterable[str]) -> bool:
-    """Return whether a file has only MTP layers, as llama.cpp's converter writes with --mtp."""
+    """Return whether a file has only MTP layers (llama.cpp's converter with --mtp)."""
     return not any(name.startswith("blk.0.") for name in names)

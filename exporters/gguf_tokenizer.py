@@ -1,9 +1,8 @@
 """Build Hugging Face tokenizers from a GGUF file's vocabulary.
 
-IDs equal llama.cpp's (`llama_tokenize` with `add_special=False, parse_special=True`) with two
-exceptions: letters and digits new in Unicode 16, unknown to llama.cpp, may be split differently;
-and of overlapping special tokens the first is taken, not the longest. Vocabularies that would
-differ otherwise are refused.
+IDs equal llama.cpp's (`llama_tokenize` with `add_special=False, parse_special=True`), except that
+letters and digits new in Unicode 16 may be split differently, and that the first of overlapping
+special tokens is taken, not the longest. Other vocabularies are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.stored_tensor import damaged
 from edge_spec.text.chat_format import END_NAMES
 
-# Raise it when the same metadata gives another tokenizer: cached ones are then rebuilt.
+# Raise it when the same metadata gives another tokenizer, to rebuild cached ones.
 TOKENIZER_VERSION = 2
 _KEYS = "tokenizer.ggml."  # tokenizer_from_gguf reads only these keys and the model's name
 
@@ -99,8 +98,8 @@ class Vocabulary:
         return texts
 
     def numbers(self, key: str, usual: float) -> list[float]:
-        """Return a number of each token, for a key in COLUMNS; `usual` without one. As in
-        llama.cpp, extra numbers are ignored."""
+        """Return a number per token, for a key in COLUMNS; `usual` without one. Extra numbers are
+        ignored, as in llama.cpp."""
         values, count = self.get(key), len(self.ids)
         if values is None:
             return [usual] * count
@@ -137,8 +136,7 @@ class Vocabulary:
 
 
 def tokenizer_digest(file: GgufFile) -> str:
-    """Return a SHA-256 of the tokenizer's metadata, of TOKENIZER_VERSION and of the library's
-    version."""
+    """Return a SHA-256 of the tokenizer's metadata, TOKENIZER_VERSION and the library's version."""
     vocabulary = file.digest(key for key in file.metadata if key.startswith(_KEYS))
     made_by = f"{_is_phi3(file.metadata)} {TOKENIZER_VERSION} {tokenizers.__version__}"
     return hashlib.sha256(f"{vocabulary} {made_by}".encode()).hexdigest()
@@ -149,12 +147,12 @@ def _is_phi3(metadata: Mapping[str, Any]) -> bool:
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
-    """Return a tokenizer of plain text: it adds no BOS or EOS, whatever the file says.
+    """Return a tokenizer that adds no BOS or EOS, whatever the file says.
 
-    `decode(ids, skip_special_tokens=False)` is exact if the vocabulary is byte-level (apart from
-    bytes without a token); SentencePiece may add a space after special tokens and reads U+2581 as a
-    space. Raises UnsupportedModelError if llama.cpp's results cannot be reproduced, ModelFileError
-    for a missing or inconsistent vocabulary.
+    `decode(ids, skip_special_tokens=False)` is exact for byte-level vocabularies, apart from bytes
+    without a token. SentencePiece may add a space after special tokens and reads U+2581 as a space.
+    Raises UnsupportedModelError if llama.cpp's results cannot be reproduced, ModelFileError for a
+    missing or inconsistent vocabulary.
     """
     vocabulary = Vocabulary(metadata, path)
     kind = str(vocabulary.get("model"))
@@ -261,10 +259,10 @@ def _scored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _tied_merges(tokens: Sequence[str], vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Return the pairs that join to one of these tokens, which have equal scores.
+    """Return the pairs that join to these tokens of equal score.
 
-    llama.cpp then takes the leftmost pair, so a run of spaces grows from the left. Ranks do the
-    same if pairs with longer left parts come first.
+    llama.cpp takes the leftmost pair, so a run of spaces grows from the left. Ranks do the same if
+    pairs with longer left parts come first.
     """
     ids = vocabulary.ids
     pairs = []

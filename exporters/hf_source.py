@@ -23,7 +23,7 @@ from edge_spec.exporters.families.stated import StatedConfig, lacked_feature
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged, read_safetensors
 from edge_spec.models.bundle import is_below, regular_size
 
-MAX_TEXT_BYTES = 100_000_000  # a file's limit; a vocabulary of 260,000 tokens takes a third
+MAX_TEXT_BYTES = 100_000_000  # a vocabulary of 260,000 tokens takes a third
 
 
 def read_text(path: Path) -> str:
@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
                 remedy="Do not use this model.",
             )
         with path.open(encoding="utf-8") as file:
-            return file.read(size)  # size in characters: a limit even if the file grows
+            return file.read(size)  # characters: a limit even if the file grows
     except FileNotFoundError:
         raise ModelFileError(
             f"no such file: {path}",
@@ -68,7 +68,7 @@ FOLDER = "additional_chat_templates"  # further templates, NAME.jinja
 
 
 class Files:
-    """The JSON files of a model directory, each read once: a large tokenizer takes a second."""
+    """A model's JSON files, each read once: a large tokenizer takes a second."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,8 +93,8 @@ def _template_fields(files: Files) -> dict[str, Any]:
 
 
 def template_fields(templates: Mapping[str, str]) -> dict[str, Any]:
-    """Return the `ModelInfo` fields of templates. Without a default name, the first template that
-    is not for tools is the default."""
+    """Return the `ModelInfo` fields of templates. The first that is not for tools replaces a
+    missing default."""
     names = sorted(templates, key=lambda name: (name != DEFAULT_TEMPLATE, name == TOOL_TEMPLATE))
     return {
         "chat_template": templates[names[0]] if names else None,
@@ -103,7 +103,7 @@ def template_fields(templates: Mapping[str, str]) -> dict[str, Any]:
 
 
 def named_templates(stated: Any) -> dict[str, str]:
-    """Return templates by name, from a single one, a list of named ones or a mapping."""
+    """Return templates by name, from a single one, a list or a mapping."""
     if isinstance(stated, str):
         return {DEFAULT_TEMPLATE: stated}
     if isinstance(stated, list):  # the form of tokenizer_config.json
@@ -126,8 +126,7 @@ def _of_files(path: Path) -> dict[str, str]:
 
 
 def _special_tokens(files: Files) -> dict[str, str | tuple[str, ...]]:
-    """Return the text of each named token; "" for null, so that templates do not get it, whatever
-    config.json has."""
+    """Return each named token's text; "" for null, so that templates do not get it."""
     stated = dict(files[TOKENIZER_CONFIG])
     older = files[SPECIAL_TOKENS]
     stated |= {name: token for name, token in older.items() if stated.get(name) is None}
@@ -151,11 +150,11 @@ _MAX_DIGITS = 9  # of a token ID
 
 
 def _stated_ends(files: Files, values: Mapping[str, Any]) -> dict[int, str]:
-    """Return the end tokens, those of the first file first, with the files that name each.
+    """Return the end tokens and the files that name each, the first file's first.
 
-    The first file counts in full. The tokenizer's files can add theirs; config.json only special
-    tokens, because a model made from another one may keep IDs of another vocabulary. values:
-    config.json with the family's defaults. Raises ModelFileError for invalid tokens.
+    The first file counts in full. The tokenizer's files add theirs, config.json only special
+    tokens: it may keep IDs of the vocabulary that a model was made from. values: config.json with
+    the family's defaults. Raises ModelFileError for invalid tokens.
     """
     text_config = files[CONFIG].get("text_config")
     numbered = [
@@ -184,8 +183,7 @@ def _stated_ends(files: Files, values: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _token_ids(file: Path, name: str, value: Any) -> list[int]:
-    """Return a list of IDs from one or many. Null and negative IDs mean none. Raises
-    ModelFileError."""
+    """Return a list of IDs; null and negative ones mean none. Raises ModelFileError."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int for token in ids):
         raise damaged(f"{file}: {name} is {reprlib.repr(value)}, expected a token's number")
@@ -207,7 +205,7 @@ def _is_special(files: Files, id: int) -> bool:
 
 
 def _added_tokens(files: Files) -> list[dict[str, Any]]:
-    """Prefer tokenizer_config.json's list: a large tokenizer.json takes a second to read."""
+    """Prefer tokenizer_config.json: a large tokenizer.json takes a second to read."""
     listed = files[TOKENIZER_CONFIG].get("added_tokens_decoder")
     if not isinstance(listed, dict) or not listed:
         added = files[TOKENIZER].get("added_tokens")
@@ -228,13 +226,13 @@ _SHOWN = 200  # characters of a name in messages
 
 
 def open_directory(path: Path) -> StoredCheckpoint:
-    """Open a model directory. Raises ModelFileError for missing or damaged files,
-    UnknownArchitectureError for a family, UnsupportedModelError for a feature."""
+    """Raises ModelFileError for missing or damaged files, UnknownArchitectureError for a family,
+    UnsupportedModelError for a feature."""
     files = Files(path)
     family = _known_family(path, files[CONFIG])
     values = {**family.defaults, **files[CONFIG], **_of_text(path, files[CONFIG])}
     values |= {usual: values[own] for usual, own in family.keys.items() if own in values}
-    # transformers 5 stores the first tokens of answers only there.
+    # transformers 5 keeps the first tokens of answers only there.
     beginning = {key: files[GENERATION].get(key) for key in _OF_ANSWERS}
     values |= {key: value for key, value in beginning.items() if value is not None}
     stated = StatedConfig(values, path / "config.json")
@@ -252,10 +250,8 @@ def open_directory(path: Path) -> StoredCheckpoint:
 
 
 def text_fields(files: Files, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `ModelInfo` fields of text: templates, special tokens and tokenizer.
-
-    values: config.json's. Raises ModelFileError; a missing tokenizer only raises when read.
-    """
+    """Return the `ModelInfo` fields of text. values: config.json's. Raises ModelFileError; for a
+    missing tokenizer, only when it is read."""
     path, ends = files.path, _stated_ends(files, values)
     bos_ids = _token_ids(path / CONFIG, "bos_token_id", values.get("bos_token_id"))
     return {
@@ -270,8 +266,7 @@ def text_fields(files: Files, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_weights(path: Path, names: str = SINGLE) -> dict[str, StoredTensor]:
-    """Return all tensors of a directory. Arguments and errors as `weight_files`,
-    `read_safetensors`."""
+    """Return all tensors of a directory. Raises as `weight_files` and `read_safetensors`."""
     tensors: dict[str, StoredTensor] = {}
     for file in weight_files(path, names):
         tensors |= read_safetensors(file)
@@ -323,8 +318,8 @@ def _indexed(path: Path) -> list[str]:
 
 
 def _sampling(generation: Mapping[str, Any]) -> RecommendedSampling:
-    """Read sampling from generation_config.json. `do_sample` false means temperature 0, whatever
-    else is there; true without a temperature means 1."""
+    """Read recommended sampling. `do_sample` false means temperature 0, whatever else is there;
+    true without a temperature means 1."""
     samples = generation.get("do_sample")
     if samples is False:
         return recommended_sampling({**generation, "temperature": 0.0})
@@ -335,8 +330,8 @@ def _sampling(generation: Mapping[str, Any]) -> RecommendedSampling:
 
 
 def _adds_bos(files: Files, bos_ids: Sequence[int]) -> bool:
-    """Return whether texts begin with BOS. Without a word in tokenizer_config.json (as Llama 3's),
-    tokenizer.json decides."""
+    """Return whether texts begin with BOS. If tokenizer_config.json does not say (Llama 3),
+    tokenizer.json does."""
     stated = files[TOKENIZER_CONFIG].get("add_bos_token")
     if stated is not None or not bos_ids:
         return bool(stated)
@@ -348,7 +343,7 @@ def _adds_bos(files: Files, bos_ids: Sequence[int]) -> bool:
             if template.get("type") == "TemplateProcessing":
                 first = template["single"][0]["SpecialToken"]["id"]
                 return bool(template["special_tokens"][first]["ids"][0] == bos_ids[0])
-    except (AttributeError, IndexError, KeyError, TypeError):  # there is no special token first
+    except (AttributeError, IndexError, KeyError, TypeError):  # no special token first
         return False
     return False
 
@@ -368,7 +363,6 @@ def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
 
 
 def _of_text(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text model's own part of a multimodal config.json."""
     found = values.get("text_config", {})
     if not isinstance(found, dict):
         raise damaged(

@@ -1,5 +1,4 @@
-"""Convert a causal Hugging Face model to an ONNX bundle with optimum. torch, transformers, optimum
-and onnxruntime's quantizer run in a separate process."""
+"""Convert a causal Hugging Face model to ONNX with optimum, in a separate process."""
 
 from __future__ import annotations
 
@@ -50,25 +49,25 @@ GRAPH_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 TOKENS_FILE, SCORES_FILE = "tokens.json", "scores.npy"
 UNSTATED_CONTEXT_TOKENS = 2048  # if the model has no limit, such as with ALiBi
 _TASK = "text-generation-with-past"
-# Windows up to this length are checked, with a text that is longer by so many tokens.
+# Windows up to this length are checked, by a text with so many more tokens.
 _TRIED_WINDOW_TOKENS, _BEYOND_WINDOW_TOKENS = 1024, 64
 _ORIGINAL = "original_max_position_embeddings"
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
 _WINDOWS = ("sliding_window", "window_size", "attention_window")
-# Frequencies change with the text's length; a traced graph has those of a short text.
+# Frequencies change with the text's length; a traced graph keeps those of a short text.
 _CHANGING_ROPES = ("dynamic", "longrope")
-_EXTERNAL_BYTES = 1024  # smaller tensors stay in the graph's own file
+_EXTERNAL_BYTES = 1024  # smaller tensors stay in the graph
 
 
 def write_graph(directory: str, scratch: str, out: str, bits: str) -> dict[str, Any]:
-    """Score the text in TOKENS_FILE with transformers in float32, and write the graph to `out`.
+    """Score TOKENS_FILE with transformers in float32 to SCORES_FILE, both in `scratch`; write the
+    graph to `out`, its matrices in blocks if `bits` is below 32.
 
-    Scores go to SCORES_FILE; both files are in `scratch`. Below 32 `bits`, matrices are quantized
-    in blocks. Return "config" (ModelConfig fields), "tokens" (those scored) and "notes". Raises
-    what the libraries raise, such as for an unknown architecture.
+    Return "config" (ModelConfig fields), "tokens" (those scored) and "notes". Raises what the
+    libraries raise, such as for an unknown architecture.
     """
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    warnings.simplefilter("ignore")  # tracing warns of each constant that depends on a shape
+    warnings.simplefilter("ignore")  # tracing warns of each shape
     import onnx
     import torch
     from optimum.exporters.onnx import onnx_export_from_model
@@ -99,7 +98,7 @@ def write_graph(directory: str, scratch: str, out: str, bits: str) -> dict[str, 
         head.weight = torch.nn.Parameter(head.weight.clone())
         model.config.tie_word_embeddings = False
     raw = Path(scratch) / "raw"
-    # main_export's inner function; main_export would load the model again.
+    # main_export would load the model again.
     onnx_export_from_model(model, raw, task=_TASK, do_validation=False)
     described = _described(config, raw / GRAPH_FILE, scores.shape[1], context)
     graph = onnx.load(str(raw / GRAPH_FILE))
@@ -109,7 +108,7 @@ def write_graph(directory: str, scratch: str, out: str, bits: str) -> dict[str, 
 
 
 def _quantize(graph: Any, bits: int) -> Any:
-    """Return the graph with all constant matrices in symmetric blocks, the head's in 8 bits."""
+    """Return the graph with constant matrices in symmetric blocks, the head's in 8 bits."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
 
@@ -137,8 +136,8 @@ def _quantize(graph: Any, bits: int) -> Any:
 def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
     """Return the context length, the tokens to score and notes on limits.
 
-    Tokens reach beyond a sliding window. A longer window ends the context instead, since all
-    attention within it is full; so does a rotation that would change.
+    Tokens reach beyond a short sliding window. A longer one ends the context, since attention
+    within it is full; so does a changing rotation.
     """
     lengths = (getattr(config, name, None) for name in _LENGTHS)
     context: int = next((length for length in lengths if length), UNSTATED_CONTEXT_TOKENS)
@@ -159,7 +158,7 @@ def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
 
 
 def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[str, Any]:
-    """Return ModelConfig fields; 0 for what the architecture does not have."""
+    """Return ModelConfig fields, 0 if missing."""
     import onnx
 
     inputs = onnx.load(str(graph), load_external_data=False).graph.input
@@ -183,7 +182,7 @@ def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[
 
 
 def _save(model: Any, out: Path) -> None:
-    """Write the graph and one file of weights, which onnxruntime maps."""
+    """Write the graph and a file of weights to map."""
     import onnx
 
     onnx.save_model(
@@ -234,7 +233,7 @@ class OptimumExporter:
         self, source: OptimumSource, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
         """Write the bundle `out` and compare it with transformers. Also raises ExportError if
-        optimum fails, such as for an unknown architecture."""
+        optimum fails."""
         out = out.absolute()
         options.require_only("optimum")
         name = chosen_quantization(options, QUANTIZATIONS)
@@ -277,7 +276,6 @@ def _write_graph(
     bits: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Run `write_graph` in a separate process. Raises ExportError."""
     path = source.path
     progress("Exporting with optimum", 0.0)
     text = parity_tokens(path, source.tokenizer_json())

@@ -45,11 +45,8 @@ def against_reference(
     progress: Progress,
     remedy: str = "Use more bits (--quant int8 or fp16).",
 ) -> Compare:
-    """Return a function that scores the packaged text with the reference and with the written
-    model.
-
-    It raises ExportError beyond the bound, or if the tokenizer makes too few tokens.
-    """
+    """Return a function that compares a written model with the reference on the packaged text. It
+    raises ExportError beyond the bound, or if the tokenizer makes too few tokens."""
 
     def part(start: float) -> OnChunk:
         return lambda done: progress("Comparing with the reference", start + done / 2)
@@ -84,8 +81,8 @@ def scores_by(
 def source_scores(
     checkpoint: StoredCheckpoint, tokens: Sequence[int], on_layer: Callable[[float], None]
 ) -> np.ndarray:
-    """Return the reference's logits, [tokens - 1, vocab] float32. Keeps only one matrix in memory,
-    except for an encoder-decoder."""
+    """Return the reference's logits, [tokens - 1, vocab] float32, with one matrix in memory (all of
+    an encoder-decoder)."""
     if checkpoint.config.encoder is not None:
         return scores_by("reference", checkpoint, tokens, on_layer)
     stream = runtimes.load_layer_stream(checkpoint, [tokens[:-1]])
@@ -100,7 +97,7 @@ def source_scores(
 
 
 def _num_tokens(config: ModelConfig) -> int:
-    """Return how many tokens to score: all below half a billion parameters, else fewer."""
+    """Return how many tokens to score: all up to half a billion parameters."""
     most = max(_MIN_CHECKED, int(_MAX_WORK / config.num_parameters))
     room = config.context_length if config.encoder is None else config.context_length // 2
     return min(most, room)
@@ -118,7 +115,7 @@ def require_near(path: Path, parity: Parity, max_kl_divergence: float, remedy: s
 
 
 def parity_tokens(path: Path, tokenizer_json: str) -> list[int]:
-    """Tokenize the packaged text. Raises ExportError if that makes too few tokens."""
+    """Tokenize the packaged text. Raises ExportError for too few tokens."""
     tokens = Tokenizer(tokenizer_json).encode(parity_text())
     if len(tokens) < _MIN_TOKENS:
         raise ExportError(

@@ -3,10 +3,10 @@
 QNN's compiler runs in a separate process, because it may crash or hang. A binary that leaves
 attention or matrices to the CPU is refused.
 
-The static graph has a form that the HTP compiler takes whole. DequantizeLinear of weights would
-stay on the CPU and widen all weights in every pass, so MatMulNBits multiplies by the stored
-integers: 4 and 8 bits, a scale per block, block sizes that are powers of two. The NPU computes in
-float16, up to 65,504: squares of hidden states beyond 256 overflow, so norms are one operator.
+DequantizeLinear of weights would stay on the CPU and widen all weights in every pass, so
+MatMulNBits multiplies by stored integers (4 and 8 bits, a scale per block of a power of two). The
+NPU computes in float16, up to 65,504: squares of hidden states beyond 256 overflow, so norms are
+one operator.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class QnnExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Write the bundle `out` for the processor `options.compute`. The parity check runs the
-        static bundle before compilation, on the CPU.
+        """Write the bundle `out` for `options.compute`; the parity check runs its static bundle on
+        the CPU.
 
         Raises MissingDependencyError without QNN's compiler, UnsupportedModelError for a model too
         large to map, ExportError if the compiler fails or leaves attention or matrices to the CPU.
@@ -193,11 +193,10 @@ _ENTRIES = {
 
 
 def compile_all(request: str) -> dict[str, Any]:
-    """Compile a bundle's graphs into one binary. Return the compilers' versions, and for each
-    function the number of nodes left to the CPU, by operator.
+    """Compile graphs into one binary. Return the compilers' versions, and per function the number
+    of nodes left to the CPU, by operator.
 
-    Only sessions open in one process share weights; a process per function would store all weights
-    again.
+    Sessions share weights only within a process; one per function would store all weights again.
 
     request: JSON with `graphs` (function -> path), `out` (a directory) and the provider's
     `options`.
@@ -243,7 +242,7 @@ def compile_all(request: str) -> dict[str, Any]:
 _TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes per width
 _INSTALL = 'Run: pip install "edge-spec[qnn]"'
 _SYSTEMS = ("linux", "win32")
-# These take most of the time, or widen all weights in every pass.
+# Operators that take most time, or widen all weights in every pass.
 _HEAVY = ("DequantizeLinear", "Gemm", "MatMul", "MatMulNBits", "Softmax")
 
 
@@ -270,7 +269,7 @@ def compile_graphs(
     work: Callable[[str], dict[str, Any]] = compile_all,
     timeout_s: float = _TIMEOUT_S,
 ) -> CompiledFor:
-    """Write the binary of all graphs (by function) and a small graph per function into `out`.
+    """Write the graphs' binary, and a small graph per function, into the directory `out`.
 
     Raises ExportError if the compiler fails, crashes, hangs, or leaves attention or matrices to the
     CPU.

@@ -48,11 +48,8 @@ OTHER_FORMAT = "Export it with --format onnx, or run it without --runtime."
 
 @dataclass(frozen=True)
 class BlockQuantization:
-    """A way to store the weights, and the largest allowed divergence from the source.
-
-    Bounds are several times what the demo model measures (docs/benchmarks.md): they stop broken
-    exports, not lossy formats.
-    """
+    """A way to store weights. Bounds are several times what the demo model measures
+    (docs/benchmarks.md): they stop broken exports, not lossy formats."""
 
     bits: int
     max_kl_divergence: float  # nats
@@ -79,10 +76,8 @@ def check_request(
     *own_options: str,
     device: str = "",
 ) -> str:
-    """Check a request before anything is written, and return the quantization, one of `known`.
-
-    own_options: those that only this exporter knows. Raises UnsupportedModelError, UsageError.
-    """
+    """Check a request before anything is written, and return the quantization. own_options: this
+    exporter's own. Raises UnsupportedModelError, UsageError."""
     options.require_only(exporter.format, *own_options)
     name = chosen_quantization(options, known, device)
     require_replaceable(out)
@@ -91,8 +86,7 @@ def check_request(
 
 
 def require_replaceable(out: Path) -> None:
-    """Raises UsageError if a bundle at `out` would replace something else or could not be
-    opened."""
+    """Raises UsageError if a bundle could not replace `out` or be opened there."""
     require_readable(out)
     if out.exists() and not may_replace(out, Manifest):
         raise UsageError(
@@ -125,8 +119,7 @@ def describe(
     kv_cache: Literal["shared", "whole", "growing"] = "shared",
     notes: Sequence[str] = (),
 ) -> None:
-    """Write tokenizer and manifest; run `check` on the bundle and add its result to the
-    manifest."""
+    """Write tokenizer and manifest, then add what `check` measures of the bundle."""
     path = source.path
     (work / TOKENIZER).write_text(source.tokenizer_json(), encoding="utf-8")
     described: dict[str, Any] = {
@@ -148,7 +141,7 @@ def describe(
 
 
 def report_bundle(out: Path, notes: tuple[str, ...] = ()) -> ExportReport:
-    """Return the report of a written bundle. notes: in addition to the bundle's own."""
+    """Report a written bundle. notes: further ones."""
     bundle = open_bundle(out)
     manifest = bundle.manifest
     return ExportReport(out, bundle.num_bytes, manifest.parity, (*manifest.notes, *notes))
@@ -158,7 +151,7 @@ BLOCK_SIZE = 32  # weights that share a scale
 _CONTEXT_TOKENS = 2048  # default
 SCORING_ROWS = (1, 4, 8)
 PREFILL_ROWS = 64
-MASKED = -30000.0  # mask value of slots that a row does not see
+MASKED = -30000.0  # of slots that a row does not see
 
 
 class StaticFunction(NamedTuple):
@@ -170,14 +163,14 @@ class StaticFunction(NamedTuple):
 
 
 def functions(scoring_rows: Sequence[int] = SCORING_ROWS) -> list[StaticFunction]:
-    """Return the functions of a program: some that score, and one that only prefills."""
+    """Return scoring functions, and one that only prefills."""
     scoring = [StaticFunction(f"rows_{rows}", rows, True) for rows in scoring_rows]
     return [*scoring, StaticFunction(f"prefill_{PREFILL_ROWS}", PREFILL_ROWS, False)]
 
 
 @dataclass(frozen=True)
 class StaticShape:
-    """The cache: `slots` hold `context_length` tokens and the padding of any pass."""
+    """A cache: `slots` hold `context_length` tokens and the padding of any pass."""
 
     context_length: int
     slots: int
@@ -189,7 +182,7 @@ class StaticShape:
 
 
 def chosen_context(config: ModelConfig, asked: int | None) -> int:
-    """Return the cache's length in tokens. Raises UsageError if the model's context is shorter."""
+    """Return the cache's length in tokens. Raises UsageError beyond the model's."""
     longest = config.context_length
     chosen = min(_CONTEXT_TOKENS, longest) if asked is None else asked
     if not 1 <= chosen <= longest:

@@ -35,8 +35,7 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A weight still in its file. read_rows: returns uint8 [rows, row_bytes] if those differ from
-    `data`."""
+    """A weight in its file. read_rows: replaces reading `data`, returns uint8 [rows, row_bytes]."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
@@ -67,7 +66,6 @@ class StoredTensor:
         return replace(self, shape=shape, read_rows=lambda chosen: read(rows[chosen]))
 
     def _by_row(self) -> np.ndarray:
-        """Return `data` with one item per row, also for a vector."""
         return self.data if len(self.shape) > 1 else self.data.reshape(self.shape[0], -1)
 
     def float32(self) -> np.ndarray:
@@ -104,14 +102,14 @@ class StoredTensor:
 
 
 def on_all_cores(work: Callable[[_Part], _Made], parts: Sequence[_Part]) -> list[_Made]:
-    """Run `work` on each part in threads (numpy releases the GIL); return results in order."""
+    """Run `work` on all parts in threads (numpy releases the GIL), in order."""
     if len(parts) == 1:
         return [work(parts[0])]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(work, parts))
 
 
-# The format's own limit is 100 MB, which Python parses into 2 GB; large models have 1 MB.
+# The format allows 100 MB, which Python parses into 2 GB; large models have 1 MB.
 MAX_HEADER_BYTES = 32_000_000
 MAX_DIMS = 8  # models have 2, image filters 5
 _SHOWN = 200  # characters of a name in messages

@@ -47,7 +47,7 @@ _ANE_ALIGNMENT = 32  # of the last axis, in float16: 64 bytes ("Deploying Transf
 
 @dataclass(frozen=True)
 class CoreMlQuantization:
-    """How layers (`body`) and embedding and head (`head`), where few bits cost most, are stored.
+    """How layers (`body`), and embedding and head (`head`, where few bits cost most), are stored.
     The bound is several times what the demo model measures (docs/apple.md)."""
 
     body: Storage
@@ -123,7 +123,6 @@ def _runs_here() -> bool:
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> tuple[str, str]:
-    """Check the request; return compute unit and quantization."""
     compute = GPU if options.compute is None else options.compute
     if compute not in QUANTIZATIONS:
         raise UsageError(
@@ -164,8 +163,7 @@ def _shape(checkpoint: StoredCheckpoint, compute: str, asked: int | None) -> Sta
 
 def save_package(program: Program, path: Path, compute: str) -> None:
     """Write `path`, a new .mlpackage for iOS 18 or macOS 15 and later."""
-    # In the same folder: on one disk, weights are moved, not copied. coremltools prints progress
-    # bars.
+    # In the same folder, so that weights are moved, not copied. Hides progress bars.
     with TemporaryDirectory(dir=path.parent) as weights, redirect_stderr(StringIO()):
         specification: Any
         specification, _ = mil_convert_to_proto(

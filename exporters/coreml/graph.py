@@ -1,14 +1,12 @@
 """Write the static layout (exporters/requests.py) as functions of a Core ML program.
 
-GPU and Neural Engine have different layouts, after their published recipes. GPU: Apple's "On Device
-Llama 3.1 with Core ML" (2024): linear layers, fused attention, one state for keys and one for
-values. Neural Engine: Apple's "Deploying Transformers on the Apple Neural Engine" (2022) and ANEMLL
-0.3.4: rows last, 1x1 convolutions, explicit attention, a layer norm of [x, -x], a head in parts,
-one state.
+GPU and Neural Engine have different layouts. GPU: Apple's "On Device Llama 3.1 with Core ML"
+(2024): linear layers, fused attention, a state for keys and one for values. Neural Engine: Apple's
+"Deploying Transformers on the Apple Neural Engine" (2022) and ANEMLL 0.3.4: rows last, 1x1
+convolutions, explicit attention, a layer norm of [x, -x], a head in parts, one state.
 
-The residual stream's layout differs. In both, heads are [1, heads, rows, head_dim], and keys and
-values of all slots [1, kv_heads, slots, head_dim]. `logits` outputs are [rows, part], to
-concatenate along the vocabulary.
+In both, heads are [1, heads, rows, head_dim], keys and values [1, kv_heads, slots, head_dim], and
+`logits` outputs [rows, part], to concatenate.
 """
 
 from __future__ import annotations
@@ -206,8 +204,8 @@ class AnePass(CoreMlPass):
     """The stream is [1, hidden_size, 1, rows]."""
 
     def look_up(self, table: str, output: str) -> Var:
-        """Gather from the head's parts, so that tied weights are stored once. Each part gives its
-        own rows, and zeros for the others."""
+        """Gather from the head's parts, so that tied weights are stored once. Each part gives zeros
+        for other parts' rows."""
         found: Any = None
         ids, dtype = self._inputs["input_ids"], self.weights.dtype
         for part in self._parts():
@@ -237,8 +235,8 @@ class AnePass(CoreMlPass):
         return self._norm(x, name, axis=3, shape=(1, 1, 1, -1))
 
     def _norm(self, x: Var, name: str, axis: int, shape: tuple[int, ...]) -> Var:
-        """The layer norm of [x, -x], whose mean is 0, is the RMS norm of x. The Neural Engine
-        computes it in one operation with wide sums."""
+        """Compute an RMS norm of x as the layer norm of [x, -x], whose mean is 0: one operation
+        with wide sums on the Neural Engine."""
         size = x.shape[axis]
         both = ops.concat(values=[x, ops.mul(x=x, y=self.weights.dtype(-1))], axis=axis)
         epsilon = self.weights.dtype(self.config.norm_epsilon)

@@ -36,8 +36,8 @@ def palettize(weights: np.ndarray, bits: int, importance: np.ndarray | None = No
     """Return a nearly optimal table per group: weighted 1-D k-means (Lloyd 1982; weights by
     sensitivity: Kim et al. 2024, SqueezeLLM).
 
-    importance: [columns], the weight of an error, such as the input's mean square. Groups are as
-    small as tables of 1/4 bit per weight allow, and divide the rows.
+    importance: [columns], the weight of an error, such as the input's mean square. Groups divide
+    the rows, and are as small as tables of 1/4 bit per weight allow.
     """
     rows, columns = weights.shape
     group = gcd(_group_rows(columns, bits), rows)
@@ -64,8 +64,7 @@ def _cluster(values: np.ndarray, counts: np.ndarray, num_centres: int) -> np.nda
     ordered, counts = values[order].astype(np.float64), counts[order]
     mass = np.concatenate([[0.0], np.cumsum(counts)])
     sums = np.concatenate([[0.0], np.cumsum(counts * ordered)])
-    # Quantiles give the tails, where large weights are, few centres; so start half way to an even
-    # grid.
+    # Quantiles give the tails, where large weights are, few centres; mix with an even grid.
     wanted = (np.arange(num_centres) + 0.5) / num_centres * mass[-1]
     centres: np.ndarray = np.interp(wanted, mass[1:], ordered)
     centres = (centres + np.linspace(ordered[0], ordered[-1], num_centres)) / 2
@@ -89,8 +88,8 @@ _INTEGERS = {4: types.np_int4_dtype, 8: np.int8}
 _INDICES = {4: types.np_uint4_dtype, 6: types.np_uint6_dtype}
 
 
-# Add a stored matrix [rows, columns] to the current function, with this name and a shape (rows,
-# columns, 1, ...).
+# Add a matrix [rows, columns] to the current function, with a name and shape (rows, columns, 1,
+# ...).
 Stored = Callable[[str, tuple[int, ...]], Var]
 # From a tensor, some of its rows and the importance of columns (None: equal).
 Storage = Callable[[StoredTensor, slice, np.ndarray | None], Stored]
@@ -175,8 +174,7 @@ class CoreMlWeights:
         return self._add(name, dense(self.dtype), slice(0, shape[0]), shape)
 
     def zeros(self, name: str, size: int) -> Var:
-        """Return a zero bias. Without one, coremltools would store a bias of its own for each
-        layer."""
+        """Return a zero bias; coremltools would otherwise store one per layer."""
         return constant(_identifier(name + ".zeros"), np.zeros(size, self.dtype), f"zeros_{size}")
 
     def matrix(self, name: str, num_trailing: int = 0) -> Var:

@@ -1,6 +1,5 @@
-"""Decoder families that differ from Llama in a few fields and names, and three with parts of their
-own: gpt-oss (OpenAI 2025: MXFP4 experts, attention sinks, biases everywhere), LFM2 (Liquid AI 2025:
-mostly short convolutions) and LFM2-8B-A1B, with experts in all but the first layers."""
+"""Decoder families that differ from Llama in fields and names, and three with parts of their own:
+gpt-oss (OpenAI 2025), LFM2 and LFM2-8B-A1B (Liquid AI 2025)."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def _granite(stated: StatedConfig) -> Fields:
 
 
 def _granite_hybrid(stated: StatedConfig) -> Fields:
-    """Granite 4 without recurrent layers and experts: only the shared MLP is left."""
+    """Granite 4 without recurrent layers and experts: the shared MLP is its only one."""
     inner = int(stated.values["shared_intermediate_size"])
     fields = {**_granite(stated), "intermediate_size": inner}
     if stated.values.get("position_embedding_type") == "rope":
@@ -273,7 +272,6 @@ def _of_experts(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict
 def _of_expert(
     part: str, tensor: StoredTensor, scales: StoredTensor | None, expert: int
 ) -> StoredTensor:
-    """Return one expert's part of a tensor of all experts."""
     data = tensor.data[expert]
     if part.endswith(_BIAS):
         return StoredTensor(tensor.shape[1:], tensor.kind, data)
@@ -336,7 +334,6 @@ _SIGMOID = 2  # GGUF's number of the router's gating function
 
 
 def _lfm2(stated: StatedConfig) -> Fields:
-    """Return the kind of each layer (attention or convolution) and its MLP or experts."""
     values = stated.values
     layers = range(min(int(values["num_hidden_layers"]), MAX_LAYERS))
     types = values.get("layer_types")
@@ -362,7 +359,7 @@ def _lfm2(stated: StatedConfig) -> Fields:
 
 
 def _intermediate_size(stated: StatedConfig) -> int:
-    """Return the width: 2/3 of config.json's, rounded up to a multiple, unless already adjusted."""
+    """Return 2/3 of config.json's width, rounded up to a multiple, unless already adjusted."""
     values = stated.values
     size = int(values["intermediate_size"])
     if not values["block_auto_adjust_ff_dim"]:

@@ -1,12 +1,10 @@
-"""T5, BART and the families derived from them.
+"""T5 (Raffel et al. 2020), T5 1.1 and Flan-T5; BART (Lewis et al. 2020), Marian (Junczys-Dowmunt et
+al. 2018), mBART (Liu et al. 2020), Pegasus (Zhang et al. 2020), M2M-100 (Fan et al. 2021) and NLLB
+(NLLB Team 2022), the same model.
 
-T5 (Raffel et al. 2020), T5 1.1 and Flan-T5 have relative positions. T5 has an ungated MLP and ties
-its head to the embedding; 1.1 and Flan have gated MLPs and their own head.
-
-BART (Lewis et al. 2020), Marian (Junczys-Dowmunt et al. 2018), mBART (Liu et al. 2020), Pegasus
-(Zhang et al. 2020), M2M-100 (Fan et al. 2021) and NLLB, the same model (NLLB Team 2022). BART and
-Marian normalize the stream after each sublayer. Our names assign a norm to the sublayer that reads
-its output, and the last one to the model. The others normalize before each sublayer.
+T5 has an ungated MLP and a tied head; 1.1 and Flan have gated MLPs and their own head. BART and
+Marian normalize the stream after each sublayer, the others before. Our names assign a norm to the
+sublayer that reads its output, and the last one to the model.
 """
 
 from __future__ import annotations
@@ -100,7 +98,7 @@ T5 = Family(
 
 
 _OFFSET = 2  # unused first rows of learnt position tables
-# Subtracted from the logit of Marian's start token, so that it is never drawn.
+# Keeps Marian's start token from being drawn.
 _NEVER = np.float32(100.0)
 _BART, _MARIAN, _MBART, _PEGASUS, _M2M = "bart", "marian", "mbart", "pegasus", "m2m_100"
 _NORM_STREAM = (_BART, _MARIAN)
@@ -122,7 +120,7 @@ _RULES: Rules = (
     (r"final_layer_norm", "post_attention_layernorm"),
     *_COMMON_RULES,
 )
-# Where the stream is normalized, the norm after a sublayer belongs to the next one.
+# A norm after a sublayer of the stream belongs to the next one.
 _STREAM_RULES: Rules = (
     (r"layernorm_embedding", "layers.0.input_layernorm"),
     (r"encoder(\.layers.+)self_attn_layer_norm", r"encoder\1post_attention_layernorm"),

@@ -1,8 +1,7 @@
 """Describe a model family: where its files define the decoder, and how they name its tensors.
 
-A family is read from config.json; GGUF metadata is first translated into the same keys. Tensors get
-Hugging Face's names and layout for Llama, plus self_attn.post_norm and mlp.post_norm: norms of a
-sublayer's output.
+GGUF metadata is first translated to config.json's keys. Tensors get Llama's names and layout at
+Hugging Face; self_attn.post_norm and mlp.post_norm are norms of a sublayer's output.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ PICTURES = (*_PICTURES, *(f"model.{part}" for part in _PICTURES))
 
 @dataclass(frozen=True)
 class Family:
-    """How the files of one family differ from Llama's; names not mapped here are the same.
+    """How the files of one family differ from Llama's.
 
-    of_config: the ModelConfig fields that only this family defines, or defines in its own way.
-    of_gguf: extra config.json values that only this family's GGUF metadata provides.
+    of_config: fields that the family defines in its own way. of_gguf: its further values in GGUF.
     """
 
     model_types: tuple[str, ...]  # in config.json
@@ -45,7 +43,7 @@ class Family:
     of_config: Callable[[StatedConfig], Fields] = lambda stated: {}
     of_gguf: Callable[[GgufKeys, Fields], Fields] = lambda keys, values: {}
     defaults: Mapping[str, Any] = field(default_factory=dict)  # for keys missing in config.json
-    # For keys missing in GGUF, where these differ from `defaults`.
+    # For keys missing in GGUF, if other than `defaults`.
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Parts = field(default_factory=dict)  # usual config.json key -> this family's
     rules: Rules = ()  # safetensors names -> ours
@@ -77,7 +75,7 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 LAYER = "model.layers."
-# Tensors missing in a layer that attends to another layer's keys and values.
+# Missing in a layer that reads another layer's keys and values.
 _OF_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm")
 _ALL_EXPERTS = ".mlp.experts."
 _LIBRARY_ONLY = Family((), ())  # knows only the common names
@@ -158,7 +156,6 @@ def model_config(
 
 
 def _biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
-    """Derive ModelConfig fields from the first layer's tensors."""
     return {
         "qk_norm": f"{LAYER}0.self_attn.q_norm.weight" in tensors,
         "qkv_bias": any(f"{LAYER}0.self_attn.{part}_proj.bias" in tensors for part in ("q", "qkv")),
@@ -167,9 +164,9 @@ def _biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
 
 
 def arranged(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Split fused tensors: all experts in one ([experts, ...]), and matrices stacked by rows.
+    """Split fused tensors: all experts ([experts, ...]), and matrices stacked by rows.
 
-    Drops keys and values of layers that attend to another layer's; some files have them anyway.
+    Drops keys and values of layers that read another layer's; some files have them anyway.
     """
     unread = tuple(
         f"{LAYER}{layer}.self_attn.{part}."
@@ -218,11 +215,8 @@ def _apart(config: ModelConfig, name: str, tensor: StoredTensor) -> dict[str, St
 
 
 def turned(name: str, tensor: StoredTensor, head_dim: int, from_gguf: bool) -> StoredTensor:
-    """Reorder the rows of query and key matrices: to halves `from_gguf`, else to interleaved pairs.
-
-    Some families' GGUF files store rotated rows as interleaved pairs, safetensors as two halves a
-    head.
-    """
+    """Reorder rows of queries and keys: from interleaved pairs in some GGUF files to two halves a
+    head (`from_gguf`), or back."""
     rows = tensor.shape[0]
     is_damaged = head_dim < 2 or rows % head_dim or head_dim % 2  # its shape is refused later
     if is_damaged or not (".q_proj." in name or ".k_proj." in name):

@@ -142,7 +142,6 @@ def stated_kinds(stated: StatedConfig) -> list[LayerKind]:
 
 
 def _own_heads(values: Mapping[str, Any], layer: int, of_type: str) -> Mapping[str, Any]:
-    """Return a layer's own number and size of KV heads; {} without any."""
     if values.get("per_layer_config"):  # where transformers 5 keeps it
         return values["per_layer_config"].get(str(layer)) or {}
     if of_type != FULL:

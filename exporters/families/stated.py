@@ -1,5 +1,5 @@
-"""Read config.json's keys that families share, and translate GGUF metadata into those keys, so that
-each family is read in one way."""
+"""Read config.json's common keys, and translate GGUF metadata to them: a family is read in one
+way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"  # as in config.json's lay
 MAX_LAYERS = 10_000
 # GGUF's and our names of the norms of a sublayer's output.
 GGUF_POST_NORMS = {"post_attention_norm": "self_attn.post_norm", "post_ffw_norm": "mlp.post_norm"}
-# GGUF's and our names of the router and the stacked matrices of all experts.
+# The same of the router and the stacked matrices of all experts.
 GGUF_EXPERTS = {
     "ffn_gate_inp": "mlp.router",
     "ffn_gate_exps": "mlp.experts.gate_proj",
@@ -37,11 +37,8 @@ def last_of(period: int, num_layers: int) -> list[str]:
 
 
 def kv_sources(kinds: Sequence[LayerKind], num_own: int) -> tuple[int, ...]:
-    """Return for each layer the layer whose keys and values it reads; () if all have their own.
-
-    Layers from `num_own` on read those of the last own layer of the same kind. Raises ValueError if
-    there is none.
-    """
+    """Return the layer whose keys and values each layer reads; () if all have their own. Layers
+    from `num_own` on read the last own one of their kind; raises ValueError without one."""
     if not 0 < num_own <= len(kinds):
         raise ValueError(f"{num_own} of {len(kinds)} layers have keys and values")
     last = {kind: layer for layer, kind in enumerate(kinds[:num_own])}
@@ -98,10 +95,7 @@ _LAYER_TYPES = (FULL, SLIDING, "attention")  # "attention": Granite 4's FULL
 
 
 def lacked_feature(values: Mapping[str, Any], computed: Sequence[str] = ()) -> str | None:
-    """Describe a feature in config.json that is not supported; None if none is known.
-
-    computed: unusual features that the model's family supports.
-    """
+    """Return an unsupported feature of config.json. computed: those that the family supports."""
     stated = (
         feature
         for key, feature in _LACKED.items()
@@ -123,10 +117,8 @@ def _activation(values: Mapping[str, Any]) -> Any:
 
 
 class StatedConfig:
-    """A config.json, or GGUF metadata in its keys.
-
-    A missing value raises KeyError; one of the wrong type TypeError, ValueError or AttributeError.
-    """
+    """A config.json, or GGUF metadata in its keys. A missing value raises KeyError, one of a wrong
+    type TypeError, ValueError or AttributeError."""
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
         self.values = values
@@ -134,11 +126,8 @@ class StatedConfig:
 
     @property
     def context_length(self) -> int:
-        """Return the context length; LongRoPE's ends at the original length.
-
-        Longer texts use other factors, so that a text would have to be prefilled again when it gets
-        there.
-        """
+        """Return where texts end. LongRoPE changes its factors at the original length; to go on, a
+        text would have to be prefilled again."""
         return self.original_length if _kind(self.of_rope) in _LONG else self._stretched_length
 
     @property
@@ -172,7 +161,6 @@ class StatedConfig:
         return usual if value is None else value
 
     def mixture(self, experts: Experts) -> dict[str, Any]:
-        """Return the ModelConfig fields of a mixture of experts."""
         values = self.values
         size = values.get("moe_intermediate_size") or values["intermediate_size"]
         return {
@@ -192,8 +180,8 @@ class StatedConfig:
         return last_of(period, int(self.values["num_hidden_layers"]))
 
     def alternating(self, period: int, local: Rope, full: Rope | None) -> dict[str, Any]:
-        """Return the fields of sliding layers with a FULL one last in each `period`. Raises
-        KeyError without a sliding window."""
+        """Return the fields of sliding layers, FULL the last of each `period`. Raises KeyError
+        without a window."""
         kinds = {
             SLIDING: LayerKind(local, int(self.values["sliding_window"])),
             FULL: LayerKind(full),
@@ -215,8 +203,7 @@ class StatedConfig:
         return None if rotated == self.head_dim else rotated
 
     def refuse(self, feature: str) -> UnsupportedModelError:
-        """Suggest GGUF unless it is an encoder-decoder: the llama.cpp runtime does not run
-        those."""
+        """Suggest GGUF, but not for an encoder-decoder."""
         remedy = "Use a model without it."
         if not (self.values.get("is_encoder_decoder") or _START in self.values):
             remedy = (
@@ -236,8 +223,8 @@ class StatedConfig:
     ) -> Rope:
         """Return the RoPE of a layer type. Raises UnsupportedModelError for an unknown scaling.
 
-        Where config.json has no entry for the type, `key` holds theta, and `scaled` says whether
-        the common scaling applies. head_dim: of these layers, if not the model's.
+        If config.json has none for the type, `key` is theta's, and `scaled` selects the common
+        scaling. head_dim: of these layers, if not the model's.
         """
         nested = self.values.get("rope_parameters") or {}  # transformers 5
         nested = nested.get(layer_type) or nested
@@ -373,17 +360,14 @@ class GgufKeys(Metadata):
         return int(self.require("block_count", int))
 
     def array(self, key: str) -> np.ndarray | None:
-        """Return one value per layer, or None where the key holds a single one or is missing."""
+        """Return one value per layer; None for a single one or none."""
         stated = self.values.get(f"{self.architecture}.{key}")
         if not (isinstance(stated, np.ndarray) and stated.dtype.kind in "iub" and stated.size):
             return None
         return stated[: self.num_layers]
 
     def per_layer(self, key: str, usual: int | None = None) -> list[int]:
-        """Return one count per layer, from an array or a single value. usual: default.
-
-        Raises ModelFileError for what is no count.
-        """
+        """Return one count per layer, from an array or a single value. Raises ModelFileError."""
         stated = self.array(key)
         if stated is not None:
             counts = [int(count) for count in stated]
@@ -395,10 +379,8 @@ class GgufKeys(Metadata):
         return counts
 
     def as_config(self, is_permuted: bool) -> dict[str, Any]:
-        """Return the metadata by config.json's keys. Raises ModelFileError, UnsupportedModelError.
-
-        is_permuted: rows of q and k are interleaved pairs.
-        """
+        """Return the metadata by config.json's keys. is_permuted: rows of q and k are interleaved
+        pairs. Raises ModelFileError, UnsupportedModelError."""
         num_heads = int(self.require("attention.head_count", int))
         if num_heads < 1:
             raise damaged(f"{self.path} has {num_heads} attention heads")

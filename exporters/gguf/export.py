@@ -1,7 +1,5 @@
-"""Write a checkpoint as one GGUF file. llama.cpp's quantizer writes mixed types (K-quants).
-
-Metadata keys are those of ggml's docs/gguf.md; weights have GGUF's names and llama.cpp's row order.
-"""
+"""Write a checkpoint as one GGUF file, by the metadata keys of ggml's docs/gguf.md. llama.cpp's
+quantizer writes mixed types."""
 
 from __future__ import annotations
 
@@ -164,7 +162,6 @@ def _problem(config: ModelConfig) -> str | None:
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
-    """Check the request; return the quantization's name."""
     options.require_only(GgufExporter.format)
     usual = DEFAULT_QUANTIZATION if find_spec(LIBRARY) else WITHOUT_LIBRARY
     wanted = usual if options.quantization is None else options.quantization
@@ -214,11 +211,11 @@ def quantize(
     progress: Progress,
     outputs: Kind | None = None,
 ) -> None:
-    """Write `target`; tensors that already have their type are copied bit for bit. outputs: the
+    """Write `target`; tensors that have their type already are copied bit for bit. outputs: the
     output matrix's type (None: a better one than the others').
 
-    Runs in a separate process: the library cannot be stopped otherwise, exits when a check fails,
-    and has one log callback for all users. Raises ExportError.
+    Runs in a separate process: the library cannot be stopped, exits when a check fails, and has one
+    log callback for all users. Raises ExportError.
     """
     arguments = [str(source), str(target), str(int(file_type))]
     arguments += [] if outputs is None else [str(int(outputs))]
@@ -292,8 +289,8 @@ def stated_metadata(path: Path) -> Pairs:
 
 
 def model_metadata(checkpoint: StoredCheckpoint, file_type: LlamaFileType, stated: Pairs) -> Pairs:
-    """Return all metadata but the tokenizer's. stated: the source's, whose name, authors and
-    licence are kept."""
+    """Return all metadata but the tokenizer's. stated: the source's, whose general keys are
+    kept."""
     config = checkpoint.config
     architecture = gguf_architecture(config)
     path = checkpoint.path.resolve()
@@ -357,7 +354,6 @@ class GgufTensor(NamedTuple):
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Return the shape in bytes."""
         block, block_bytes = GGML_QUANT_SIZES[self.kind]
         *rows, columns = self.source.shape
         return (*rows, columns // block * block_bytes)
@@ -380,8 +376,7 @@ class GgufTensor(NamedTuple):
 
 
 def gguf_tensors(checkpoint: StoredCheckpoint, kind: Kind | None) -> Iterator[GgufTensor]:
-    """Yield all weights. kind: of matrices (None: unchanged). Embedding and head keep 8 bits, as in
-    exporters/onnx."""
+    """Yield all weights. kind: of matrices (None: unchanged); embedding and head keep 8 bits."""
     config = checkpoint.config
     family = BY_ARCHITECTURE.get(gguf_architecture(config))
     for name in checkpoint.names():

@@ -1,8 +1,8 @@
 """Return a tokenizer in GGUF's terms, copied from a GGUF file or derived from a tokenizer.json.
 
-GGUF names the pre-tokenizer (`tokenizer.ggml.pre`); a tokenizer.json spells it out, in many
-possible ways. So the name is found by trial: the first whose derived vocabulary gives the
-tokenizer.json's IDs on texts that tell all names apart. Without a match, the vocabulary is refused.
+GGUF names the pre-tokenizer (`tokenizer.ggml.pre`); a tokenizer.json spells it out, in many ways.
+So the name is found by trial: the first that gives the tokenizer.json's IDs on texts that tell all
+names apart. Without a match, the vocabulary is refused.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from edge_spec.text.tokenizer import Tokenizer
 Pairs = dict[str, Any]
 
 
-# Pre-tokenizers differ in contractions and their case, runs of digits, punctuation and spaces, line
-# ends, capitals inside words, and scripts. All texts are NFC: llama.cpp does not normalize, and NFC
-# tokenizers are to be recognized by the rest.
+# Pre-tokenizers differ in contractions, runs of digits, punctuation and spaces, line ends, capitals
+# inside words, and scripts. All texts are NFC: llama.cpp does not normalize, and NFC tokenizers are
+# recognized by the rest.
 TEXTS = (
     "It's what they'll say: we've won, I'm sure, and you'd know.",
     "IT'S THEY'LL WE'VE I'M YOU'D don'T 'tis o'clock",
@@ -64,8 +64,8 @@ _REMEDY = "Run the directory with --runtime ort, or use a GGUF file from the mod
 
 
 def vocabulary_of(checkpoint: StoredCheckpoint) -> Pairs:
-    """Return tokens, types, and merges or scores, for as many tokens as the model scores. Added
-    tokens beyond, such as one for images, are left out.
+    """Return tokens, types, and merges or scores, without added tokens that the model does not
+    score.
 
     Raises UnsupportedModelError for a tokenizer that llama.cpp does not have, ModelFileError for
     another model's.
@@ -105,7 +105,7 @@ def vocabulary_of(checkpoint: StoredCheckpoint) -> Pairs:
 
 
 def _sample(reference: tokenizers.Tokenizer) -> str:
-    """Return a text of tokens from all over the vocabulary, for words that TEXTS lacks."""
+    """Return a text of tokens from all over the vocabulary."""
     step = max(reference.get_vocab_size() // _NUM_SAMPLED, 1)
     text = reference.decode(list(range(0, reference.get_vocab_size(), step)))
     return unicodedata.normalize("NFC", text)
@@ -176,8 +176,8 @@ def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Pairs) -> Pairs:
 
 
 def _special_tokens(checkpoint: StoredCheckpoint) -> Pairs:
-    """Return BOS, ends and templates. Raises UnsupportedModelError for more ends than GGUF has
-    keys, apart from those that llama.cpp knows by name."""
+    """Return BOS, ends and templates. Raises UnsupportedModelError for more ends than GGUF has keys
+    and llama.cpp knows by name."""
     tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json())
     named = _named_tokens(checkpoint, tokenizer)
     main = named.get("eos")  # EOS to chat templates and other programs
@@ -211,7 +211,6 @@ def _special_tokens(checkpoint: StoredCheckpoint) -> Pairs:
 
 
 def _named_tokens(checkpoint: StoredCheckpoint, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
-    """Return the IDs of tokens that chat templates use by name, by GGUF's names."""
     texts = {key: checkpoint.special_tokens.get(name) for key, name in TEMPLATE_TOKENS.items()}
     ids = {key: tokenizer.token_to_id(text) for key, text in texts.items() if isinstance(text, str)}
     return {key: token for key, token in ids.items() if token is not None}

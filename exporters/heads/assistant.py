@@ -1,5 +1,5 @@
-"""Read Gemma 4's assistants, from Google's files or llama.cpp's GGUF. Their layers have only
-queries and read the keys and values of the target's last layer of the same kind."""
+"""Read Gemma 4's assistants (Google's files or llama.cpp's GGUF). Their layers have only queries
+and read the keys and values of the target's last layer of the same kind."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """Read EAGLE heads (SafeAILab, speculators, SpecForge), and DFlash and DSpark heads (z-lab,
-SpecForge, Liquid AI, DeepSpec, speculators), as `EagleHead` and `DFlashHead`.
-
-Authors use different names and counts and three places in config.json: `dflash_config`, next to the
-layers' sizes, or separate from them. GGUF metadata (llama.cpp's converter) is translated to
-config.json's keys.
-"""
+SpecForge, Liquid AI, DeepSpec, speculators). Authors differ in names and counts, and in where
+config.json has them. GGUF metadata is translated to its keys."""
 
 from __future__ import annotations
 
@@ -124,8 +120,7 @@ def without_prefixes(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTen
 
 
 def eagle_shapes(head: EagleHead, present: set[str]) -> Shapes:
-    """Return the tensors that the head requires. present: names, each of which requires its
-    group."""
+    """Return the required tensors. present: names, each of which requires its group."""
     config, hidden = head.config, head.config.hidden_size
     joined = 2 * hidden if head.joins_embedding else len(head.feature_layers) * head.feature_size
     shapes: Shapes = {"fc.weight": (hidden, joined)}
@@ -146,7 +141,7 @@ def eagle_shapes(head: EagleHead, present: set[str]) -> Shapes:
 
 
 def _optional_groups(head: EagleHead) -> Iterator[Shapes]:
-    """Yield groups of tensors that a head has completely or not at all."""
+    """Yield groups that a head has completely or not at all."""
     config, hidden = head.config, head.config.hidden_size
     yield {"fc.bias": (hidden,)}
     yield {"embed": (config.vocab_size, hidden)}
@@ -165,7 +160,7 @@ def _optional_groups(head: EagleHead) -> Iterator[Shapes]:
 
 
 def _eagle_layers(files: HeadFiles) -> tuple[int, ...]:
-    """Return the feature layers; by default the 3rd, the middle, and the 3rd from the end."""
+    """Return the feature layers; by default the 3rd, the middle, the 3rd from the end."""
     values, num_layers = files.values, files.target.num_layers
     key = "eagle_aux_hidden_state_layer_ids"
     outputs = mapping(values, "eagle_config").get(key)
@@ -180,10 +175,8 @@ def _eagle_layers(files: HeadFiles) -> tuple[int, ...]:
 def _masked_rows(
     head: EagleHead, values: Mapping[str, Any], stored: StoredTensor | None
 ) -> MaskedRows | None:
-    """Return None for a head that drafts token by token.
-
-    Raises ModelFileError if a parallel head lacks a part, UsageError for an invalid mask token.
-    """
+    """Return None for a head that drafts token by token. Raises ModelFileError if a parallel head
+    lacks a part, UsageError for a mask token beyond the target's."""
     stated = mapping(values, "speculators_config")
     if stored is None:
         kinds = (values.get("speculators_model_type"), stated.get("algorithm"))

@@ -1,4 +1,4 @@
-"""Common parts of head readers: files, names and shapes of tensors, and usual config.json keys."""
+"""Common parts of head readers: files, tensor names and shapes, and usual config.json keys."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def unknown_tensor(path: Path, name: str) -> UnsupportedModelError:
 
 @dataclass(frozen=True, eq=False)
 class HeadFiles:
-    """The files of a head, or of a model that contains one, and the target to read it for."""
+    """A head's files (or those of a model that contains it) and its target."""
 
     path: Path
     values: Mapping[str, Any]  # config.json's, or by its keys
@@ -80,8 +80,8 @@ _ROWS = ("confidence_head.proj.weight", "shared_gate.weight")  # vectors in GGUF
 class Names:
     """Map one format's tensor names to ours.
 
-    whole: names outside layers; of_layers: names after `layer`, in which {} is the number (none if
-    there is one layer). prefix: of all the head's tensors. ignored: endings of unneeded names.
+    whole: outside layers; of_layers: after `layer`, in which {} is the number, if any. prefix: of
+    all. ignored: endings of unneeded names.
     """
 
     whole: Mapping[str, str]
@@ -143,8 +143,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def layer_shapes(config: ModelConfig, read: int) -> Shapes:
-    """Return the shapes of a layer's matrices and MLP norm. read: width of the attention's
-    input."""
+    """Return shapes of a layer's matrices and MLP norm. read: width of the attention's input."""
     hidden, inner = config.hidden_size, config.intermediate_size
     return {
         "q.weight": (config.query_size, read),
@@ -161,8 +160,7 @@ def layer_shapes(config: ModelConfig, read: int) -> Shapes:
 def require_shapes(
     path: Path, names: Names, named: Mapping[str, StoredTensor], shapes: Shapes
 ) -> None:
-    """Raises ModelFileError for missing tensors or wrong shapes, UnsupportedModelError for extra
-    ones."""
+    """Raises ModelFileError for missing or wrong tensors, UnsupportedModelError for extra ones."""
     for name in [*shapes, *named]:
         if name not in shapes:
             raise unknown_tensor(path, names.theirs.get(name, name))
@@ -260,7 +258,7 @@ def mask_token(path: Path, values: Mapping[str, Any], name: str, vocab_size: int
 
 
 def scored_tokens(files: HeadFiles) -> np.ndarray | None:
-    """Return the target's ID of each token that the head scores, [tokens] int64; None for all.
+    """Return the target's ID of each scored token, [tokens] int64; None for all.
 
     `d2t` holds the IDs less the head's own. Raises ModelFileError for an invalid tensor, UsageError
     for IDs beyond the target's.

@@ -1,17 +1,14 @@
 """Build one step of any trained head as an ONNX graph.
 
-A drafted block sees itself whole, so no causal operator fits: as in exporters/onnx/attention.py,
-query heads that share keys are rows of one matrix. The cache is read in place; the bias hides what
-is beyond its entries. New keys and values stay separate, only scores are concatenated.
+A drafted block sees itself whole, so no causal operator fits: query heads that share keys are rows
+of one matrix (as in exporters/onnx/attention.py). The cache is read in place; the bias hides what
+is beyond its entries, and only scores are concatenated with those of new keys.
 
-Medusa heads that share an output matrix are scored together, which reads it once. A head with its
-own matrix is a branch of an `If`, which costs nothing unless asked for.
+Medusa heads score together if they share an output matrix; else each is a branch of an `If`, which
+costs nothing unless asked for. Experts use onnxruntime's operator: a head's last bits do not
+matter, unlike a model's (exporters/onnx/experts.py).
 
-Experts use onnxruntime's operator, which reads only the chosen ones. A head's last bits do not
-matter, so rows may depend on each other, unlike a model's (exporters/onnx/experts.py).
-
-Matrices are stored next to the graph: a protobuf message ends at 2 GB, and a runtime maps a file
-but copies a message.
+Matrices are stored next to the graph: protobuf ends at 2 GB, and a runtime maps a file.
 """
 
 from __future__ import annotations
@@ -48,10 +45,9 @@ _RESCORED = 16  # candidates in 4 bits that contain the likeliest token in 8 bit
 
 
 class HeadGraph(Nodes):
-    """A graph, or a branch, that reads a head's matrices.
+    """A graph or branch that reads a head's matrices.
 
-    matrices: the head's, by names as in `core.heads.HeadBackend`; bits: 4, 8, or FLOAT_BITS for
-    float32.
+    matrices: by names as in `core.heads.HeadBackend`; bits: 4, 8, or FLOAT_BITS for float32.
     """
 
     def __init__(
@@ -61,15 +57,14 @@ class HeadGraph(Nodes):
         self.matrices, self.bits = matrices, bits
 
     def branch(self) -> HeadGraph:
-        """Return the nodes of a branch, which shares this graph's weights."""
         return HeadGraph(self.weights, self.matrices, self.bits)
 
     def multiply(self, x: str, name: str, output: str = "") -> str:
         """Multiply x: [..., in] -> [..., out].
 
-        An output matrix has at least 8 bits, because low precision harms most there. When others
-        have 4, it is read in 4 bits, half the bytes, and the likeliest tokens are scored again in 8
-        bits.
+        An output matrix has at least 8 bits, since low precision harms most there. With 4 bits
+        elsewhere, it is first read in 4, half the bytes, and the likeliest tokens are scored again
+        in 8.
         """
         matrix, output = self.matrices[name], output or name + ".output"
         if not matrix.is_output:
@@ -94,8 +89,7 @@ class HeadGraph(Nodes):
         return self.add("ScatterElements", [scores, ids, exact], output, axis=-1)
 
     def multiply_by(self, matrix: HeadMatrix, x: str, name: str, output: str, bits: int) -> str:
-        """Multiply by a matrix stored as `name`, symmetric (without zero points), and add its
-        bias."""
+        """Multiply by a matrix stored as `name`, without zero points, and add its bias."""
         bias = None if matrix.bias is None else matrix.bias.astype(np.float32)
         if bits == FLOAT_BITS:
             whole = np.concatenate([read() for read in matrix.parts]).T
@@ -114,8 +108,8 @@ class HeadGraph(Nodes):
     def tell_likeliest(
         self, logits: str, tokens: int, count: int = LIKELIEST
     ) -> list[ValueInfoProto]:
-        """Add `likeliest` and `shares` (probabilities) of `logits` [rows, tokens], likeliest first.
-        Return all three as graph outputs."""
+        """Add `likeliest` and `shares` (probabilities) of `logits` [rows, tokens], in falling
+        order; return all three as outputs."""
         probs = self.add("Softmax", [logits], "probs", axis=-1)
         kept = self.constant("kept", [min(count, tokens)])
         self.add("TopK", [probs, kept], ["shares", "likeliest"], axis=-1)
@@ -145,8 +139,8 @@ class HeadGraph(Nodes):
         return self.reshape(mixed, "pass_shape", [1, -1, hidden], prefix + "mixture")
 
     def _stacked(self, prefix: str, count: int, part: str) -> list[str]:
-        """Store all experts' matrices: return one name of floats, or those of packed values, scales
-        and zero points. Rows of gate and up alternate, as the operator requires."""
+        """Store the matrices of experts: return one name of floats, or those of packed values,
+        scales and zero points. Rows of gate and up alternate for the operator."""
         matrices = (self.matrices[f"{prefix}experts.{expert}.{part}"] for expert in range(count))
         experts = (turns_of([read() for read in each.parts]) for each in matrices)
         name = f"{prefix}{part}.experts"
@@ -211,7 +205,6 @@ class LayersGraph(HeadGraph, Generic[_Head]):
         return self.add("Add", [stream, update], prefix + "stream")
 
     def _norm(self, x: str, name: str) -> str:
-        """Apply the RMS norm if the head has it."""
         weight = self._norms.get(name)
         if weight is None:
             return x
@@ -219,7 +212,6 @@ class LayersGraph(HeadGraph, Generic[_Head]):
         return self.rms_norm(x, stored, self._config.norm_epsilon, name + ".output")
 
     def _norm_each(self, x: str) -> str:
-        """Norm each head of queries or keys, if there is such a norm."""
         if f"{x}_norm" not in self._norms:
             return x
         size = self._config.head_dim
@@ -232,7 +224,7 @@ class LayersGraph(HeadGraph, Generic[_Head]):
         return [tensor(name, TensorProto.FLOAT, ["positions", half]) for name in ("cos", "sin")]
 
     def _keys_values(self, when: str, slots: str) -> list[ValueInfoProto]:
-        """Return the keys and values of all layers, named `when`.LAYER.PART."""
+        """Return all layers' keys and values, named `when`.LAYER.PART."""
         shape: list[int | str] = [1, self._config.num_kv_heads, slots, self._config.head_dim]
         return [
             tensor(f"{when}.{layer}.{part}", TensorProto.FLOAT, shape)
@@ -252,7 +244,7 @@ class EagleGraph(LayersGraph[EagleHead]):
         return self.model("head", self._inputs(), self._outputs())
 
     def _enter(self) -> tuple[str, str]:
-        """Return the residual stream and the input of the first attention."""
+        """Return the residual stream and the first attention's input."""
         both = self.add("Concat", [self._known(), "replaced"], "unordered", axis=1)
         features = self.add("Gather", [both, "order"], "features", axis=1)
         if self._head.joins_embedding:
@@ -321,8 +313,7 @@ class EagleGraph(LayersGraph[EagleHead]):
         kinds, size = TensorProto, self._config.hidden_size
         return [
             tensor("embedded", kinds.FLOAT, [1, "rows", size]),  # embeddings of the tokens
-            # The target's features of some rows, states for the others, and which one each row
-            # takes.
+            # The target's features, the states of rows without, and each row's index in both.
             tensor("found", kinds.FLOAT, [1, "known", "features"]),
             tensor("replaced", kinds.FLOAT, [1, "others", size]),
             tensor("order", kinds.INT64, ["rows"]),

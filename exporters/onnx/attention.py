@@ -3,17 +3,16 @@
 GroupQueryAttention rearranges all cached keys and values in every pass, once per query head; in
 long texts that costs more than the attention. So passes of few rows stack the query heads that
 share keys as rows of one matrix, [group * rows, head_dim] per key head. The keys are the *left*
-factor of its product and are read in place; values are rearranged once per key head.
+factor and are read in place; values are rearranged once per key head.
 
-A single row then has `group` rows and runs in the same kernel as wider passes, so its result is
-bit-identical and no row is attended twice. The cache may be longer than the text: masked slots add
-zero. Prompts use GroupQueryAttention, since their stacked scores would take hundreds of megabytes.
+A single row then runs in the same kernel as wider passes: its result is bit-identical, and no row
+is attended twice. The cache may be longer than the text, since masked slots add zero. Prompts use
+GroupQueryAttention; their stacked scores would take hundreds of megabytes.
 
-A gated short convolution (LFM2) mixes each element separately. Its inputs are cached for every
-token like keys, so that trees, commits and rollbacks work as in the cache. Terms are added in a
-fixed order, so that a row's bits do not depend on the number of rows. Rows pass through
-`attention_rows` and `kept_rows`, between which a graph is repeated for conversations that share a
-pass (runtimes/ort/joint_graph.py).
+A gated short convolution (LFM2) caches its inputs for every token, like keys, so that trees,
+commits and rollbacks need nothing else. Terms are added in a fixed order: a row's bits do not
+depend on the number of rows. A graph is repeated between `attention_rows` and `kept_rows` for
+conversations that share a pass (runtimes/ort/joint_graph.py).
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ _Form = Callable[[Emitter, str, int, str], list[str]]
 
 
 def pays_to_stack(config: ModelConfig) -> bool:
-    """Return whether the graph gets both forms: query heads share large keys, and the model has no
-    features beyond Llama's, such as windows or caps."""
+    """Return whether the graph gets both forms: query heads share large keys, and the model has
+    only Llama's features."""
     shares_large = config.num_heads > config.num_kv_heads and config.kv_size >= _MIN_KV_SIZE
     return shares_large and not config.features()
 
 
 def stacked_inputs() -> list[ValueInfoProto]:
     """In a stacked pass, `attention_bias` is [1, 1, rows, capacity], -inf beyond its own rows as
-    well, and `position_ids` has one per row. Inputs of the other form are ignored."""
+    well, and `position_ids` has one per row. The other form's inputs are ignored."""
     return [
         tensor(STACKED, TensorProto.BOOL, [1]),  # the form of this pass
         tensor("cached_tokens", TensorProto.INT64, [1]),  # first slot to write in a stacked pass
@@ -53,14 +52,13 @@ def stacked_inputs() -> list[ValueInfoProto]:
 
 
 class AttentionGraph(Emitter):
-    """A graph to which attention and convolutions are added layer by layer."""
+    """A graph to which attention and convolutions are added."""
 
     _rotations: Mapping[Rotation, Sequence[str]]  # names of tables
     _biases: Mapping[int | None, str]  # added to scores, by window
     _ancestors: Sequence[str]  # `ancestors` split, each [attended]
 
     def prepare_attention(self) -> None:
-        """Add what all layers read."""
         config = self.config
         rotations = enumerate(config.rotations)
         self._rotations = {each: self._rope_tables(i, each) for i, each in rotations}
@@ -160,11 +158,8 @@ class AttentionGraph(Emitter):
         return "qk" if config.kind(layer).keys_as_values else "qkv"
 
     def _grouped(self, graph: Emitter, packed: str, layer: int, end: str) -> list[str]:
-        """Add GroupQueryAttention; `end` ends the names of its outputs.
-
-        A layer that reads another layer's keys and values finds them in that one's outputs, and
-        adds none.
-        """
+        """Add GroupQueryAttention; `end` ends the names of its outputs. A layer that reads another
+        layer's keys and values uses that one's outputs and adds none."""
         config, kind = self.config, self.config.kind(layer)
         source, heads = config.kv_source(layer), config.heads(layer)
         prefix = f"model.layers.{layer}.self_attn."
@@ -230,7 +225,6 @@ class AttentionGraph(Emitter):
         return split if "v" in split else split | {"v": split["k"]}
 
     def _sized(self, name: str, layer: int) -> str:
-        """Return the name of a constant that depends on the layer's head sizes."""
         kind = self.config.kind(layer)
         own = [kind.num_kv_heads, kind.head_dim]
         return name if own == [None, None] else f"{name}.{own[0]}.{own[1]}"
@@ -255,8 +249,8 @@ class AttentionGraph(Emitter):
         return self.add("Reshape", [normed, flat], name + ".flat")
 
     def _add_relative_bias(self) -> str:
-        """Return `attention_bias` plus each head's relative bias, [1, heads, attended, total]. A
-        tree row's distances are those along its path."""
+        """Return `attention_bias` plus each head's relative bias, [1, heads, attended, total]. In a
+        tree, distances are along the path."""
         relative = self.config.relative_positions
         assert relative is not None
         weight = self.checkpoint.float32("model.relative_bias.weight")
@@ -344,8 +338,7 @@ class AttentionGraph(Emitter):
 
 
 def source_values(config: ModelConfig) -> list[ValueInfoProto]:
-    """Return a source's keys and values, which the encoder's graph makes and the decoder's
-    reads."""
+    """Return a source's keys and values, outputs of the encoder and inputs of the decoder."""
     shape: list[int | str] = [1, config.num_heads, "source", config.head_dim]
     return [
         tensor(f"cross.{layer}.{part}", TensorProto.FLOAT, shape)

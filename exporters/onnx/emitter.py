@@ -1,6 +1,5 @@
-"""Add the parts of layers in onnxruntime's operators. Matrices are stored as integer blocks or
-floats; both kinds write linear layers and embedding, so that the graph does not know about
-quantization."""
+"""Add parts of layers in onnxruntime's operators, with matrices as integer blocks or floats. Both
+kinds write linear layers and embedding; the graph does not know about quantization."""
 
 from __future__ import annotations
 
@@ -26,10 +25,10 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 class IntegerWeights:
-    """Store matrices for MatMulNBits with int8 activations.
+    """Matrices for MatMulNBits with int8 activations.
 
     Embedding and head keep 8 bits at every setting, because low precision costs most there;
-    llama.cpp's Q4_0 files keep 6 or 8 as well.
+    llama.cpp's Q4_0 files keep 6 or 8.
     """
 
     def __init__(self, checkpoint: StoredCheckpoint, nodes: Nodes, bits: int) -> None:
@@ -87,8 +86,8 @@ class IntegerWeights:
         )
 
     def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
-        """Store all experts' matrices as `name`; return the names. names: per expert, the matrices
-        whose rows alternate."""
+        """Store experts' matrices as `name`; return the names. names: per expert, those whose rows
+        alternate."""
         tensors = self._checkpoint.tensors
         experts = [
             in_turns([quantize_stored([tensors[own]], self.bits) for own in each]) for each in names
@@ -186,8 +185,8 @@ def output_of(name: str) -> str:
 class Emitter(Nodes, DecoderWalk[str]):
     """The nodes of a graph, or of a branch, that reads a checkpoint.
 
-    Arguments and results are tensor names; the last argument mostly names the result. A constant or
-    weight is stored once per name. matrices: how matrices are stored; set after construction.
+    Arguments and results are tensor names; the last argument mostly names the result. Constants and
+    weights are stored once per name. matrices: how they are stored; set after construction.
     """
 
     matrices: OnnxWeights
@@ -198,7 +197,6 @@ class Emitter(Nodes, DecoderWalk[str]):
         self.config = checkpoint.config
 
     def branch(self) -> Emitter:
-        """Return an empty branch with the same weights."""
         inner = Emitter(self.weights, self.checkpoint)
         inner.matrices = self.matrices
         return inner
@@ -221,7 +219,6 @@ class Emitter(Nodes, DecoderWalk[str]):
         )
 
     def skip_norm(self, summands: list[str], name: str, outputs: list[str] | str) -> None:
-        """Norm the sum of two tensors."""
         is_layer_norm = self.config.layer_norm
         self.add(
             "SkipLayerNormalization" if is_layer_norm else "SkipSimplifiedLayerNormalization",
@@ -264,8 +261,7 @@ class Emitter(Nodes, DecoderWalk[str]):
 
 
 def window_bias(graph: Emitter, window: int) -> str:
-    """Return an `attention_bias` with a sliding window of `window` tokens, the row's own
-    included."""
+    """Return an `attention_bias` with a window of `window` tokens, the row's own included."""
     prefix = f"window.{window}."
     distance = distances(graph, prefix)
     limit = graph.constant(f"window_{window}", window, np.int32)

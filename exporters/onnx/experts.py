@@ -1,12 +1,12 @@
 """A mixture of experts for onnxruntime.
 
-Its operators compute the rows of an expert together, so that their last bits depend on each other.
-Passes up to MAX_SINGLE_ROWS therefore compute each row alone, in a `Scan`. That costs no more than
-the operator, since few rows of a small pass share an expert.
+Its operators compute an expert's rows together, so that their last bits depend on each other.
+Passes up to MAX_SINGLE_ROWS therefore compute each row alone, in a `Scan`; that costs the same,
+since few rows of a small pass share an expert.
 
-Where the operator lacks the activation, nodes do the work. Rows are sorted by expert, and experts
-without rows are skipped. In small passes each expert gets its rows twice: a matrix of one row runs
-in another kernel than one of several, with other last bits.
+Where the operator lacks the activation, nodes sort the rows by expert and skip experts without
+rows. In small passes each expert gets its rows twice: a matrix of one row runs in another kernel,
+with other last bits.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class ComposedMixture(_ExpertLayer):
         return list(zip(names, are_taken, strict=True))
 
     def _expert(self, rows: str, is_taken: str, prefix: str) -> str:
-        """Return an expert's output, [own rows, hidden]. It skips an expert without rows, which
-        costs less than five nodes that compute nothing."""
+        """Return an expert's output, [own rows, hidden]. Skipping one without rows costs less than
+        five nodes that compute nothing."""
         graph, matrices = self._graph, self._graph.matrices
         start, shape = len(graph.protos), [None, self._config.hidden_size]
         names = [f"{prefix}{part}_proj.weight" for part in ("gate", "up")]
@@ -171,7 +171,7 @@ class Mixture(_ExpertLayer):
 
     def _matrices(self, *parts: str) -> list[str]:
         """Store these matrices of all experts, rows alternating, and their biases. Return the
-        names; the last is "" without biases."""
+        names, "" for no biases."""
         graph, prefix = self._graph, self._prefix
         experts = [f"{prefix}experts.{expert}." for expert in range(self._config.num_experts)]
         matrices = [[f"{each}{part}.weight" for part in parts] for each in experts]
@@ -215,10 +215,10 @@ class Mixture(_ExpertLayer):
         return self._mix(graph, rows, scores, prefix, output)
 
     def _of_sigmoids(self, graph: Emitter, scores: str, prefix: str) -> tuple[str, str]:
-        """Return scores for the operator, and the factor of its output, [rows, 1].
+        """Return scores for the operator, and its output's factor, [rows, 1].
 
-        The operator only has a softmax. So the scores of chosen experts are the logarithms of their
-        weights, and all others are so low that they are not chosen.
+        The operator only has a softmax, so scores are logarithms of the chosen experts' weights,
+        and too low for all others.
         """
         shares = choice = graph.add("Sigmoid", [scores], prefix + "shares")
         if self._experts.choice_bias:
@@ -270,7 +270,7 @@ def add_moe(
     """Add onnxruntime's operator for experts.
 
     read: rows, scores, and QMoE's inputs after the zero points; matrices: alternating gate and up,
-    and down, each with values, scales, zero points and a bias or ""; bits: of blocks; None: floats.
+    and down, each as values, scales, zero points and a bias or ""; bits: None for floats.
     """
     (*up, up_bias), (*down, down_bias) = matrices
     inputs = [*read[:2], *up[:2], up_bias, *down[:2], down_bias]

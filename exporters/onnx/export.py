@@ -99,7 +99,7 @@ def _problem(config: ModelConfig) -> str | None:
 
 
 def _require_whole_blocks(checkpoint: StoredCheckpoint) -> None:
-    """Raises UnsupportedModelError for tables and experts with partial blocks; other matrices are
+    """Raises UnsupportedModelError for partial blocks in tables and experts; other matrices are
     padded."""
     config, own = checkpoint.config, checkpoint.config.layer_embeddings
     sizes = [config.hidden_size]

@@ -1,16 +1,13 @@
-"""The graph of a decoder with its KV cache bound in place, for chains and trees, and that of an
-encoder with the same data file.
+"""The graphs of a decoder, with its KV cache bound in place, and of an encoder.
 
 A single row is attended twice. onnxruntime's CPU attention uses another kernel for one row, whose
-last bits differ; int8 activations turn that into half a logit some layers later. With two rows, a
-row's logits were bit-identical at every measured width (edge_spec/scheduler/batch_invariance.py
-measures each machine). It costs about 5 % of a plain step.
+last bits differ; int8 activations turn that into half a logit some layers later. With two, logits
+were bit-identical at every measured width (edge_spec/scheduler/batch_invariance.py measures each
+machine). It costs about 5 % of a plain step.
 
-A sliding window is a second bias, computed from `position_ids`: the operator's own window counts
-cached rows, among which a tree's are side by side.
-
-Layer embeddings (Gemma 4) are added through a gate to the MLP's output. They are no sublayer that a
-draft may skip (`partial`).
+A sliding window is a second bias, from `position_ids`: the operator's own counts cached rows, among
+which a tree's are side by side. Layer embeddings (Gemma 4) are added through a gate to the MLP's
+output; they are no sublayer that a draft may skip.
 """
 
 from __future__ import annotations
@@ -135,8 +132,8 @@ class GraphBuilder(AttentionGraph):
         return output
 
     def partial(self) -> ModelProto:
-        """Return a model whose sublayers can be skipped, for self-speculative drafts. Consumes the
-        built nodes.
+        """Return a model whose sublayers can be skipped, for drafts by a part of the target.
+        Consumes the nodes.
 
         In this second graph over the same data file, each attention and each MLP is a branch of an
         `If`. Norms and residual sums stay outside, so a pass that skips nothing equals the whole
@@ -148,8 +145,8 @@ class GraphBuilder(AttentionGraph):
             embedded   [1, rows, hidden]     the residual stream before the first sublayer
             update.K   [1, rows, hidden]     the output of each sublayer
 
-        A skipped sublayer passes its keys and values through; they are bound in place. The
-        verifying graph has no `If`, which costs time even if its branch is taken.
+        A skipped sublayer passes its cache through, bound in place. The verifying graph has no
+        `If`, which costs time even if its branch is taken.
         """
         whole, done = self.protos, 0
         self.protos = []
@@ -214,8 +211,8 @@ class GraphBuilder(AttentionGraph):
         more_inputs: Sequence[ValueInfoProto] = (),
         more_outputs: Sequence[ValueInfoProto] = (),
     ) -> ModelProto:
-        """rows: scored tokens; attended: rows of attention; total: cached tokens and attended rows;
-        capacity: the cache's."""
+        """rows: scored tokens; attended: rows of attention; total: cached tokens and attended
+        rows."""
         config, opset, kinds = self.config, OPSET, TensorProto
         inputs = [
             tensor("input_ids", kinds.INT64, [1, "rows"]),

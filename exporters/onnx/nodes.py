@@ -1,7 +1,7 @@
 """The nodes of a growing graph, and its weights, which are written as they are made.
 
-External data keeps the graph file small and lets onnxruntime map the weights. Writing each tensor
-at once bounds an export's memory by its largest tensor.
+External data keeps the graph small and lets onnxruntime map the weights; an export's memory is
+bounded by its largest tensor.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Nodes:
     ) -> str:
         """Multiply by a matrix of integer blocks.
 
-        inputs: x, packed values, scales and optionally zero points, group index, bias; shape: the
+        inputs: x, packed values, scales, optionally zero points, group index, bias; shape: the
         matrix's; rounds_inputs: to int8, else the runtime decides.
         """
         rows, columns = shape
@@ -122,7 +122,7 @@ class Nodes:
         ]
 
     def choose(self, condition: str, outputs: str | list[str], *branches: GraphProto) -> str:
-        """Choose one of two branches, each with all outputs."""
+        """Choose between two branches with the same outputs."""
         then_branch, else_branch = branches
         return self.add(
             "If", [condition], outputs, then_branch=then_branch, else_branch=else_branch
@@ -155,7 +155,7 @@ class Nodes:
 
 
 def read_names(nodes: Iterable[NodeProto]) -> set[str]:
-    """Return all names that nodes read, also from inside their branches."""
+    """Return all names that nodes and their branches read from outside."""
     names: set[str] = set()
     for node in nodes:
         names.update(name for name in node.input if name)

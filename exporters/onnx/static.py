@@ -1,11 +1,10 @@
-"""Write the static layout (exporters/requests.py) as ONNX graphs, one per function.
+"""Write the static layout (exporters/requests.py) as ONNX graphs, one per function, in standard
+operators and fixed shapes.
 
-Standard operators and fixed shapes only. No ONNX operator writes in place, so a graph attends to
-the past states and its own rows, and returns its rows' keys and values; the runtime writes them at
-write_slot.
-
-NPU compilers read integers as DequantizeLinear (ONNX opset 21): a scale per block of 4-bit weights,
-or per output channel of 8-bit ones. Functions share tensors: each name is stored once.
+No ONNX operator writes in place, so a graph attends to the past states and its own rows and returns
+its keys and values; the runtime writes them at write_slot. NPU compilers read integers as
+DequantizeLinear (ONNX opset 21): a scale per 4-bit block or per output channel of 8 bits. Functions
+share tensors of one name.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class StaticFloats(FloatWeights):
 
 
 class StaticIntegers:
-    """Store layers as 8-bit channels or symmetric 4-bit blocks; embedding and head, where few bits
-    cost most, as 8-bit channels."""
+    """Layers as 8-bit channels or symmetric 4-bit blocks; embedding and head, where few bits cost
+    most, as 8-bit channels."""
 
     def __init__(
         self,
@@ -102,7 +101,6 @@ class StaticIntegers:
         return self._nodes.add("DequantizeLinear", inputs, output, axis=0, block_size=size)
 
     def quantized(self, name: str) -> BlockQuantized:
-        """Return symmetric 4-bit blocks."""
         stored, importance = [self._checkpoint.tensors[name]], self._importance.get(name)
         return quantize_stored(stored, 4, importance, symmetric=True)
 
@@ -118,7 +116,7 @@ class StaticIntegers:
 
 @dataclass(frozen=True)
 class StaticForm:
-    """What a compiler wants as one node instead of several standard ones.
+    """What a compiler wants as one node.
 
     integers: multiplies by integer matrices. fuses_norms: an RMS norm is
     SimplifiedLayerNormalization.
@@ -186,7 +184,6 @@ class StaticPass(Emitter):
         return self.add("Gather", [stored, "position_ids"], f"rotation_{name}")
 
     def _for_groups(self, mask: str) -> str:
-        """Repeat the mask's rows for each query of a group."""
         repeats = self.constant("groups", [1, 1, self._groups, 1])
         return self.add("Tile", [mask, repeats], mask + ".groups")
 
@@ -199,7 +196,7 @@ class StaticPass(Emitter):
         return self.norm(residual, name), residual
 
     def _keys_and_values(self, x: str, layer: int) -> list[str]:
-        """Return the rows' own keys and values as attention reads them, [1, kv_heads, rows,
+        """Return the rows' keys and values as attention reads them, [1, kv_heads, rows,
         head_dim]."""
         own = [self.heads(x, layer, part) for part in "kv"]
         names = [f"new.{layer}.{part}" for part in PARTS]
@@ -380,8 +377,7 @@ class StaticOnnxExporter:
         hidden: bool,
         progress: Progress,
     ) -> None:
-        """Write all functions. The first stores all weights; others add only constants of their
-        width."""
+        """Write all functions; the first one stores all weights but constants of a width."""
         bits = QUANTIZATIONS[quantization].bits
         floats = np.float32 if bits == 32 else np.float16
         state = helper.np_dtype_to_tensor_dtype(np.dtype(floats))
