@@ -142,7 +142,7 @@ def _matrix_shapes(config: ModelConfig, prefix: str, inner: int, has_biases: boo
 
 
 MAX_CONTEXT_TOKENS = 1 << 24  # several times any model's
-_MAX_COUNT = 1 << 40  # printing thousands of digits would fail
+_MAX_COUNT = 1 << 40  # larger numbers may be too long to print
 # Tensors that only repeat what the configuration defines.
 _ROTATIONS = (
     "rotary_emb.inv_freq",

@@ -174,7 +174,6 @@ def _special_tokens(metadata: Metadata) -> SpecialTokens:
 
 
 def _stated_ends(metadata: Metadata) -> dict[int, str]:
-    """Return the end tokens and the keys that name each."""
     keys: dict[int, list[str]] = {}
     for names in (STOP_TOKENS, _FIM_STOP_TOKENS):
         for name, id in sorted(_token_ids(metadata, names).items(), key=lambda each: each[::-1]):

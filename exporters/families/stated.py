@@ -418,7 +418,6 @@ class GgufKeys(Metadata):
         return min(stretched, original) if _SHORT in self.tensors and original else stretched
 
     def _head_dim(self, usual: int) -> int:
-        """Raises UnsupportedModelError unless keys and values have the same size."""
         stated: int | None = self.get("attention.key_length", int)
         head_dim = usual if stated is None else stated
         if self.get("attention.value_length", int) not in (None, head_dim):

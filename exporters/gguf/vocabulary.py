@@ -1,4 +1,4 @@
-"""Return a tokenizer in GGUF's terms, copied from a GGUF file or derived from a tokenizer.json.
+"""Express a tokenizer in GGUF's terms: copied from a GGUF file or derived from a tokenizer.json.
 
 GGUF names the pre-tokenizer (`tokenizer.ggml.pre`); a tokenizer.json spells it out, in many ways.
 So the name is found by trial: the first that gives the tokenizer.json's IDs on texts that tell all
@@ -114,7 +114,6 @@ def _sample(reference: tokenizers.Tokenizer) -> str:
 def _tokens(
     checkpoint: StoredCheckpoint, model: Mapping[str, Any], added: Sequence[Mapping[str, Any]]
 ) -> Pairs:
-    """Return the tokens in order of their IDs, and their types."""
     vocab_size = checkpoint.config.vocab_size
     ids = model["vocab"] | {token["content"]: token["id"] for token in added}
     by_id = {token_id: token for token, token_id in ids.items()}

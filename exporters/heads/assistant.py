@@ -146,7 +146,6 @@ def _assistant(
 
 
 def _layer(path: Path, kind: LayerKind, config: ModelConfig, target: ModelConfig) -> AssistantLayer:
-    """Raises UsageError if no layer of the target has keys and values that fit."""
     kinds = ((layer, target.kind(layer)) for layer in target.attending)
     seen = [layer for layer, each in kinds if each.window == kind.window]
     head_dim = kind.head_dim or config.head_dim
@@ -198,7 +197,6 @@ def _shapes(
 def _centroids(
     path: Path, named: Mapping[str, StoredTensor], num_tokens: int, clusters: tuple[int, int]
 ) -> Centroids:
-    """Raises ModelFileError for an invalid ordering, UsageError for another vocabulary's."""
     num_centroids, num_active = clusters
     if num_tokens % num_centroids or num_active > num_centroids:
         raise damaged(

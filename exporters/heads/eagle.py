@@ -77,7 +77,7 @@ EAGLE_GGUF_NAMES = replace(
     layer="blk.{}.",
 )
 _TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")  # config.json's names of the mask token
-_COUNT, _MAX_COUNT = 8, 64  # defaults when config.json has no number of tokens
+_COUNT, _MAX_COUNT = 8, 64  # drafted tokens: by default, as heads are trained, and at most
 _PADDING = 512  # rows: tables of one vocabulary differ by no more, padded or not
 
 

@@ -107,7 +107,6 @@ class Names:
 
     @cached_property
     def _table(self) -> Mapping[str, str]:
-        """Full names -> ours."""
         layers = {n: self.layer.format(n) for n in range(_MAX_LAYERS if "{}" in self.layer else 1)}
         of_layers = {
             prefix + theirs: f"layers.{layer}.{ours}"
@@ -118,7 +117,7 @@ class Names:
 
     @cached_property
     def theirs(self) -> Mapping[str, str]:
-        """Our names -> full ones, for messages."""
+        """Our names -> full ones in files, for messages."""
         return {ours: theirs for theirs, ours in self._table.items()}
 
 

@@ -35,8 +35,6 @@ def is_composed(config: ModelConfig) -> bool:
 
 
 class _ExpertLayer:
-    """prefix: of the layer's tensors."""
-
     def __init__(self, graph: Emitter, prefix: str) -> None:
         assert graph.config.experts is not None
         self._graph, self._config, self._prefix = graph, graph.config, prefix

@@ -70,7 +70,6 @@ class StaticIntegers:
         self._importance = importance  # of columns, by matrix
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
-        """names: one matrix; its bias is added elsewhere."""
         (name,) = names
         widened = self._blocks(name) if self._bits == 4 else self._channels(name)
         return self._nodes.add("MatMul", [x, widened], output_of(name))
@@ -377,7 +376,7 @@ class StaticOnnxExporter:
         hidden: bool,
         progress: Progress,
     ) -> None:
-        """Write all functions; the first one stores all weights but constants of a width."""
+        """Write all functions; the first one stores all weights."""
         bits = QUANTIZATIONS[quantization].bits
         floats = np.float32 if bits == 32 else np.float16
         state = helper.np_dtype_to_tensor_dtype(np.dtype(floats))
