@@ -105,7 +105,6 @@ def _attention_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
 
 
 def _mlp_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
-    """Return an MLP, a router and experts, or both."""
     shapes: Shapes = {}
     if config.has_mlp(layer):
         shapes |= _matrix_shapes(config, prefix, config.mlp_size(layer), config.mlp_bias)

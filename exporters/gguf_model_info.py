@@ -238,7 +238,6 @@ class GgufModelInfo(ModelText):
         return frozenset(tensor.kind.name for tensor in self.tensors.values())
 
     def shared_tables(self) -> SharedTables:
-        """Raises ModelFileError without an embedding."""
         needed = MODEL_NAMES["token_embd.weight"]
         if needed not in self.tensors:
             raise damaged(f"{self.path} lacks token_embd.weight")

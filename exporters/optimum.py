@@ -158,7 +158,6 @@ def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
 
 
 def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[str, Any]:
-    """Return ModelConfig fields, 0 if missing."""
     import onnx
 
     inputs = onnx.load(str(graph), load_external_data=False).graph.input
@@ -182,7 +181,6 @@ def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[
 
 
 def _save(model: Any, out: Path) -> None:
-    """Write the graph and a file of weights to map."""
     import onnx
 
     onnx.save_model(

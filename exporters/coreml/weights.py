@@ -189,7 +189,6 @@ class CoreMlWeights:
         return self._add(name, self._head, rows, shape)
 
     def _add(self, name: str, storage: Storage, rows: slice, shape: tuple[int, ...]) -> Var:
-        """Raises UnsupportedModelError for values beyond float16."""
         tensor = self.checkpoint.tensors[name]
         key = _identifier(f"{name}.{rows.start}")
         if key not in self._stored:

@@ -244,7 +244,6 @@ class EagleGraph(LayersGraph[EagleHead]):
         return self.model("head", self._inputs(), self._outputs())
 
     def _enter(self) -> tuple[str, str]:
-        """Return the residual stream and the first attention's input."""
         both = self.add("Concat", [self._known(), "replaced"], "unordered", axis=1)
         features = self.add("Gather", [both, "order"], "features", axis=1)
         if self._head.joins_embedding:

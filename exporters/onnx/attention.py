@@ -214,7 +214,6 @@ class AttentionGraph(Emitter):
         return [parts["q"], none, none]
 
     def _split(self, packed: str, layer: int, prefix: str) -> dict[str, str]:
-        """Return which of "qkv" the layer has, split, before any norm."""
         heads, parts = self.config.heads(layer), self._parts(layer)
         if parts == "q":
             return {"q": packed}

@@ -142,7 +142,6 @@ class FloatWeights:
         return self.widen(self.look_up(ids, name, stored), output)
 
     def look_up(self, ids: str, name: str, output: str) -> str:
-        """Look up rows in the stored type."""
         table = self._nodes.weights.add_made(name, lambda: self._read(name))
         return self._nodes.add("Gather", [table, ids], output)
 

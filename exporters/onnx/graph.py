@@ -313,7 +313,6 @@ class EncoderBuilder(GraphBuilder):
         return self.linear(mixed, prefix, ["o_proj"], config.output_bias)
 
     def _keys_and_values(self, x: str, layer: int) -> None:
-        """Add the cross attention's keys and values of one decoder layer."""
         config, prefix = self.config, f"model.layers.{layer}.cross_attn."
         heads = self.constant("source_shape", [1, -1, config.num_heads, config.head_dim])
         for part, name in (("key", "k"), ("value", "v")):

@@ -156,7 +156,6 @@ class StaticPass(Emitter):
         return self.model(f"edge-spec {self._function.name}", self._inputs(), outputs)
 
     def _pass(self, hidden: bool, on_layer: Callable[[int], None]) -> list[ValueInfoProto]:
-        """Add the nodes; return all outputs but the new keys and values."""
         config = self.config
         self._cos, self._sin = (self._rotation(i, name) for i, name in enumerate(("cos", "sin")))
         self._masks = [self._for_groups(name) for name in ("past_mask", "own_mask")]

@@ -42,7 +42,6 @@ class OpenVinoRuntime(Runtime):
 
 
 def _listed(core: Any) -> Iterator[Device]:
-    """Yield what `edge-spec devices` shows. Raises DeviceError."""
     for name, device in plugins(core).items():
         plugin = device.partition(".")[0]
         full_name = str(property_of(core, device, "FULL_DEVICE_NAME") or device)

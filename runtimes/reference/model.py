@@ -128,7 +128,6 @@ class ReferenceSession:
         return bool(self._features)
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """See `edge_spec.core.features.GivesFeatures`."""
         require_layers(layers, self._model.config.num_layers)
         self._features, self._on_prefilled = tuple(layers), on_prefilled
 
@@ -136,16 +135,13 @@ class ReferenceSession:
         """See `edge_spec.core.features.SharesKeysValues`; the cache always has them."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `edge_spec.core.features.SharesKeysValues`."""
         keys, values = self._cache.of_layer(layer)
         return keys[:, : self.length], values[:, : self.length]
 
     def attend_to(self, source: Sequence[int]) -> None:
-        """See `edge_spec.core.source_session.DecoderSession`."""
         self._memory = encode(self._model, np.asarray(source))
 
     def state(self) -> dict[str, np.ndarray]:
-        """See `KvCache.state`."""
         return self._cache.state(self.length)
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -322,7 +318,6 @@ class ReferenceRuntime(Runtime):
         sequences: Sequence[Sequence[int]],
         observe: Observe | None = None,
     ) -> ReferenceLayerStream:
-        """See `edge_spec.core.export.StreamsLayers`."""
         return ReferenceLayerStream(source, sequences, observe)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
