@@ -1,5 +1,4 @@
-"""A published model, opened but not yet converted, and the names and shapes of the tensors that its
-description implies, in Hugging Face's names."""
+"""A published model, opened but not converted, and the tensors that its ModelConfig implies."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:
-    """The tensors of a model of this description: name -> shape."""
+    """Return the shape of each tensor that a model has, by Hugging Face's name."""
     hidden, vocab, encoder = config.hidden_size, config.vocab_size, config.encoder
     halves = {"model": config.num_layers} | ({"encoder": encoder.num_layers} if encoder else {})
     shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
@@ -86,7 +85,7 @@ def _layer_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
 
 
 def _attention_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
-    """Lists its norms, too, and not what it takes of another layer, or of its keys."""
+    """Include norms; leave out what comes from another layer or from the keys."""
     hidden, heads = config.hidden_size, config.heads(layer)
     sizes = {"q_proj": heads.query_size}
     if config.kv_source(layer) == layer:
@@ -106,7 +105,6 @@ def _attention_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
 
 
 def _mlp_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
-    """One MLP, a router and as many as there are experts, or both."""
     shapes: Shapes = {}
     if config.has_mlp(layer):
         shapes |= _matrix_shapes(config, prefix, config.mlp_size(layer), config.mlp_bias)
@@ -130,7 +128,6 @@ def _mlp_shapes(config: ModelConfig, prefix: str, layer: int) -> Shapes:
 
 
 def _matrix_shapes(config: ModelConfig, prefix: str, inner: int, has_biases: bool) -> Shapes:
-    """Lists the matrices of an MLP or an expert of this width."""
     hidden = config.hidden_size
     parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     if not config.gated_mlp:
@@ -143,9 +140,9 @@ def _matrix_shapes(config: ModelConfig, prefix: str, inner: int, has_biases: boo
     return shapes
 
 
-MAX_CONTEXT_TOKENS = 1 << 24  # several times what any model has; rotary tables grow with it
-_MAX_COUNT = 1 << 40  # of anything; a number of thousands of digits cannot even be shown
-# Tensors from which nothing is computed that a description does not state.
+MAX_CONTEXT_TOKENS = 1 << 24  # several times any model's
+_MAX_COUNT = 1 << 40  # larger numbers may be too long to print
+# Tensors that only repeat what the configuration defines.
 _ROTATIONS = (
     "rotary_emb.inv_freq",
     "rope_freqs.weight",
@@ -156,31 +153,31 @@ _ROTATIONS = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ModelText:
-    """What a published model states of how text becomes tokens and answers end."""
+    """How a published model tokenizes text and ends answers."""
 
     path: Path = field(kw_only=False)
     chat_template: str | None
     eos_ids: tuple[int, ...]
     bos_id: int | None
-    adds_bos: bool  # whether every prompt begins with it
+    adds_bos: bool  # every prompt begins with it
     read_tokenizer: Callable[[], str]
     sampling: RecommendedSampling = NOTHING_STATED
     named_templates: Mapping[str, str] = field(default_factory=dict)
     special_tokens: SpecialTokens = field(default_factory=dict)
-    tokenizer_digest: str | None = None  # None where it is read as it is
-    end_sources: Mapping[int, str] = field(default_factory=dict)  # what states each of eos_ids
+    tokenizer_digest: str | None = None  # None if unchanged
+    end_sources: Mapping[int, str] = field(default_factory=dict)  # ID -> files
 
     def tokenizer_json(self) -> str:
-        """The tokenizer in the format of the `tokenizers` library."""
+        """Return the tokenizer in the `tokenizers` library's format."""
         return self.read_tokenizer()
 
 
 @dataclass(frozen=True, eq=False)
 class StoredCheckpoint(ModelText):
-    """A model as published; weights stay on disk until they are asked for.
+    """A published model whose weights stay on disk until used.
 
-    Raises ModelFileError when it is made unless every tensor that `config` implies is there in
-    its shape, UnsupportedModelError if there are weights that `config` does not imply.
+    Raises ModelFileError unless every tensor that `config` implies is present in its shape,
+    UnsupportedModelError for further weights.
     """
 
     config: ModelConfig
@@ -217,10 +214,8 @@ class StoredCheckpoint(ModelText):
         return self.tensors[name].rows(rows).float32()
 
     def release_pages(self) -> None:
-        """Lets go of what was read of its files, which counts as this process's memory till then.
-
-        What is needed again is read again, mostly from the system's own cache.
-        """
+        """Drop pages read so far, which count as this process's memory. The system's cache mostly
+        keeps them."""
         maps = {id(found): found for each in self.tensors.values() if (found := each.file_map)}
         for found in maps.values():
             if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
@@ -228,7 +223,7 @@ class StoredCheckpoint(ModelText):
 
 
 def _problem(config: ModelConfig, num_tensors: int) -> str | None:
-    """Why no model can have this shape; checked before anything of its size is made."""
+    """Return why no model has this shape. Runs before anything of its size is allocated."""
     counts = (
         *(config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim),
         *(config.hidden_size, config.intermediate_size, config.vocab_size, config.context_length),
@@ -257,15 +252,12 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
 
 
 def first_layers(checkpoint: StoredCheckpoint, num_layers: int | None) -> StoredCheckpoint:
-    """The checkpoint with only its first `num_layers` layers, or with all where that is None;
-    embedding, norm and head stay.
-
-    Raises UsageError unless it has that many, one with attention among them.
-    """
+    """Keep the first `num_layers` layers (None: all), embedding, norm and head. Raises UsageError
+    unless they exist and include attention."""
     config = checkpoint.config
     if num_layers is None:
         return checkpoint
-    least = config.attending[0] + 1  # without attention nothing tells how long a text is
+    least = config.attending[0] + 1  # only attention counts tokens
     if not least <= num_layers <= config.num_layers:
         raise UsageError(
             f"{checkpoint.path} has {config.num_layers} layers, {num_layers} are asked for",

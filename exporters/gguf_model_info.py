@@ -1,5 +1,5 @@
-"""A GGUF file as a checkpoint in Hugging Face's names and layout, or as what it says of itself, for
-a library that runs it as it is."""
+"""Open a GGUF file as a checkpoint in Hugging Face's names and layout, or describe it for a library
+that runs it as it is."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ from edge_spec.exporters.gguf_tokenizer import (
 from edge_spec.exporters.hf_source import template_fields
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
-# Fields of ModelConfig by llama.cpp's keys, which follow the architecture's name. Each layer may
-# have a count of its own.
+# llama.cpp keys (after the architecture) of ModelConfig fields that may differ per layer.
 _COUNTS = {
     "embedding_length": "hidden_size",
     "block_count": "num_layers",
@@ -60,7 +59,7 @@ _COUNTS = {
     "attention.key_length": "head_dim",
 }
 _EXPERTS = {"expert_count": "num_experts", "expert_used_count": "experts_used"}
-MODEL_KEYS = {  # in the order in which they are written
+MODEL_KEYS = {  # in the order written
     "vocab_size": "vocab_size",
     "context_length": "context_length",
     **_COUNTS,
@@ -69,7 +68,7 @@ MODEL_KEYS = {  # in the order in which they are written
     "rope.dimension_count": "head_dim",
     "rope.freq_base": "rope_theta",
 }
-# llama.cpp's names of what it takes from generation_config.json: those of SamplingParams.
+# llama.cpp's names of SamplingParams.
 SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -79,7 +78,7 @@ SAMPLING_KEYS = {
 }
 
 _TEMPLATE = "tokenizer.chat_template"
-# Special tokens that chat templates may name: by the names of GGUF, which spells one so.
+# Special tokens that chat templates use; GGUF misspells one.
 TEMPLATE_TOKENS = {
     "bos": "bos_token",
     "eos": "eos_token",
@@ -88,7 +87,7 @@ TEMPLATE_TOKENS = {
     "padding": "pad_token",
     "cls": "cls_token",
     "mask": "mask_token",
-    # What begins the parts of a prompt for a text between two others.
+    # Fill-in-the-middle.
     "fim_pre": "prefix_token",
     "fim_suf": "suffix_token",
     "fim_mid": "middle_token",
@@ -96,10 +95,10 @@ TEMPLATE_TOKENS = {
     "fim_sep": "file_token",
     "fim_pad": "padding_token",
 }
-# Their older names in GGUF.
+# Older GGUF names.
 _OLDER_TOKENS = {"prefix": "prefix_token", "suffix": "suffix_token", "middle": "middle_token"}
-STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a message
-# What ends a completion between a prefix and a suffix: padding, another repository or file.
+STOP_TOKENS = ("eos", "eot", "eom")  # end of sequence, turn, message
+# End a fill-in-the-middle: padding, another repository or file.
 _FIM_STOP_TOKENS = ("fim_pad", "fim_rep", "fim_sep")
 
 
@@ -107,14 +106,13 @@ def open_gguf(path: Path) -> StoredCheckpoint:
     """Raises ModelFileError for a damaged file, UnsupportedModelError for another family."""
     architecture = first_architecture(path)
     if architecture is not None and architecture not in BY_ARCHITECTURE:
-        raise _unsupported(path, architecture)  # without reading a vocabulary of any size
+        raise _unsupported(path, architecture)  # before the vocabulary is read
     file = open_gguf_file(path)
     require_language_model(file)
     return checkpoint_of(file)
 
 
 def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
-    """Raises as `open_gguf`."""
     metadata = Metadata(file.metadata, file.path)
     architecture = metadata.require("general.architecture", str)
     family = BY_ARCHITECTURE.get(architecture)
@@ -131,11 +129,11 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
 
 
 def text_fields(file: GgufFile) -> dict[str, Any]:
-    """Returns what a `ModelText` states. Raises ModelFileError."""
+    """Return the `ModelText` fields. Raises ModelFileError."""
     metadata = Metadata(file.metadata, file.path)
     ends = _stated_ends(metadata)
     bos = metadata.get("tokenizer.ggml.bos_token_id", int)
-    # llama.cpp adds BOS by default for SentencePiece vocabularies only.
+    # llama.cpp adds BOS by default only for SentencePiece vocabularies.
     spm = metadata.get("tokenizer.ggml.model", str) == "llama"
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bool)
     return dict(
@@ -152,7 +150,6 @@ def text_fields(file: GgufFile) -> dict[str, Any]:
 
 
 def _templates(metadata: Metadata) -> dict[str, Any]:
-    """Returns what the keys `tokenizer.chat_template` and `tokenizer.chat_template.NAME` hold."""
     named = {
         key.removeprefix(f"{_TEMPLATE}."): metadata.require(key, str)
         for key in metadata.values
@@ -163,15 +160,13 @@ def _templates(metadata: Metadata) -> dict[str, Any]:
 
 
 def _token_ids(metadata: Metadata, names: Iterable[str]) -> dict[str, int]:
-    """Return the tokens that keys state, by their names in GGUF. As in llama.cpp, a key that states
-    what is no token of the file states nothing."""
+    """Return token IDs by GGUF's names. As in llama.cpp, an ID beyond the vocabulary is ignored."""
     num_tokens = len(metadata.get("tokenizer.ggml.tokens", list) or ())
     stated = {name: metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in names}
     return {name: id for name, id in stated.items() if id is not None and 0 <= id < num_tokens}
 
 
 def _special_tokens(metadata: Metadata) -> SpecialTokens:
-    """Return the text of each token that a key states, by its name in transformers."""
     tokens = metadata.get("tokenizer.ggml.tokens", list)
     names = {**_OLDER_TOKENS, **TEMPLATE_TOKENS}
     ids = _token_ids(metadata, names)
@@ -179,7 +174,6 @@ def _special_tokens(metadata: Metadata) -> SpecialTokens:
 
 
 def _stated_ends(metadata: Metadata) -> dict[int, str]:
-    """Return the ends and the keys that state each."""
     keys: dict[int, list[str]] = {}
     for names in (STOP_TOKENS, _FIM_STOP_TOKENS):
         for name, id in sorted(_token_ids(metadata, names).items(), key=lambda each: each[::-1]):
@@ -191,15 +185,15 @@ _tokenizers: WeakKeyDictionary[GgufFile, str] = WeakKeyDictionary()
 
 
 def _tokenizer_json(file: GgufFile) -> str:
-    """Makes it once while the file is open: a large one takes a second."""
+    """Build it once per open file; a large one takes a second."""
     if file not in _tokenizers:
         _tokenizers[file] = tokenizer_from_gguf(file.metadata, file.path).to_str()
     return _tokenizers[file]
 
 
 def _sampling(values: Mapping[str, Any]) -> RecommendedSampling:
-    """Reads what the file states of sampling. llama.cpp penalizes repetitions in the last tokens
-    alone, ours in the whole text; of no last tokens, neither does."""
+    """Read the recommended sampling. llama.cpp penalizes repetitions only in the last tokens, we
+    everywhere; with penalty_last_n 0, neither does."""
     stated = {name: _as_written(values.get(key)) for key, name in SAMPLING_KEYS.items()}
     if values.get("general.sampling.penalty_last_n") == 0:
         del stated["repetition_penalty"]
@@ -207,7 +201,7 @@ def _sampling(values: Mapping[str, Any]) -> RecommendedSampling:
 
 
 def _as_written(value: Any) -> Any:
-    """Returns a float32 as the decimal number that it was written from: 0.6, not 0.60000002."""
+    """Return a float32 as the decimal it was written from: 0.6, not 0.60000002."""
     is_short = isinstance(value, float) and abs(value) < float(np.finfo(np.float32).max)
     return float(str(np.float32(value))) if is_short else value
 
@@ -234,17 +228,16 @@ def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
 
 @dataclass(frozen=True, eq=False)
 class GgufModelInfo(ModelText):
-    """A GGUF file of a model that this version cannot convert."""
+    """A GGUF model that this version cannot convert."""
 
     config: ModelConfig
-    tensors: Mapping[str, StoredTensor]  # by Hugging Face's names, as far as there are any
+    tensors: Mapping[str, StoredTensor]  # by Hugging Face's names where they exist
 
     @property
     def weight_types(self) -> frozenset[str]:
         return frozenset(tensor.kind.name for tensor in self.tensors.values())
 
     def shared_tables(self) -> SharedTables:
-        """Raises ModelFileError where there is none."""
         needed = MODEL_NAMES["token_embd.weight"]
         if needed not in self.tensors:
             raise damaged(f"{self.path} lacks token_embd.weight")
@@ -253,7 +246,7 @@ class GgufModelInfo(ModelText):
 
 @dataclass(frozen=True, eq=False)
 class SharedTables:
-    """The embedding and the output matrix of such a file, which need no description of it."""
+    """The embedding and output matrix of such a file."""
 
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
@@ -273,16 +266,15 @@ _ASSERTED = {
     "smallthinker": "expert_count",
     "paddleocr": "rope.dimension_sections",
 }
-_BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are encoded
+_BAICHUAN_LAYERS = (32, 40)  # by which the library chooses the position encoding
 
 
 def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
-    """Checks of the supported architectures everything that a conversion needs, of others, and of
-    variants that cannot be converted, that the file is complete. Raises ModelFileError,
-    UnsupportedModelError.
+    """Open a GGUF file for llama.cpp, which ends the process on a failed assertion. So what it
+    asserts for all architectures is checked here.
 
-    The library ends the process where an assertion of its own fails, so what it asserts about files
-    of all architectures and does not report is checked here.
+    A supported architecture is checked as for conversion, others only for completeness. Raises
+    ModelFileError, UnsupportedModelError.
     """
     file = open_gguf_file(path)
     require_language_model(file)
@@ -310,7 +302,6 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
 
 
 def _check_architecture(metadata: Metadata, architecture: str) -> None:
-    """Raises ModelFileError for what the library asserts of these architectures."""
     key = _ASSERTED.get(architecture)
     layers = metadata.get("baichuan.block_count", int)
     if key and not metadata.values.get(f"{architecture}.{key}"):
@@ -321,7 +312,7 @@ def _check_architecture(metadata: Metadata, architecture: str) -> None:
 
 
 def _check_vectors(file: GgufFile) -> None:
-    """Norms and biases are added and multiplied as they are stored, in float32."""
+    """llama.cpp requires float32 norms and biases."""
     for name, tensor in file.tensors.items():
         is_vector = len(tensor.shape) == 1 and name.endswith((".weight", ".bias"))
         if is_vector and tensor.kind != GGMLQuantizationType.F32:
@@ -332,8 +323,7 @@ def _check_vectors(file: GgufFile) -> None:
 
 
 def _dimensions(metadata: Metadata, keys: GgufKeys) -> ModelConfig:
-    """Return the dimensions that all architectures state, the largest where layers differ; 0 where
-    this one does not."""
+    """Return the largest value of each dimension over all layers; 0 if missing."""
     counts: dict[str, Any] = {
         field: max(keys.per_layer(key, 0), default=0) for key, field in (_COUNTS | _EXPERTS).items()
     }

@@ -1,9 +1,7 @@
-"""A bounded reader of GGUF files: metadata and memory-mapped tensors.
+"""A bounded reader of GGUF files (ggml's docs/gguf.md): metadata and memory-mapped tensors.
 
-The format is described in ggml's docs/gguf.md. `gguf.GGUFReader` builds a numpy object for every
-array element (5 s for a 49k vocabulary) and trusts the counts in the file; this one reads the
-header in one pass, checks each count and offset against the file's size before it allocates, and
-leaves dequantization to `gguf.quants`.
+`gguf.GGUFReader` builds a numpy object per array element (5 s for a 49k vocabulary) and trusts the
+file's counts. This reader takes one pass and checks counts and offsets before it allocates.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from edge_spec.models.bundle import regular_size
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-# Of a header, which takes several times its size in memory. Large vocabularies have 260,000 tokens
-# and 510,000 merges in 15 MB, models with experts some thousand tensors.
+# Takes several times as much memory. Large vocabularies (260,000 tokens, 510,000 merges) have 15
+# MB.
 MAX_HEADER_BYTES = 256_000_000
 MAX_TENSORS = 100_000
 MAX_PAIRS = 100_000
-MAX_ITEMS = 4_000_000  # texts and arrays in arrays
+MAX_ITEMS = 4_000_000  # strings, and arrays in arrays
 MAX_DIMS = 4
 MAX_ARRAY_DEPTH = 2
 DEFAULT_ALIGNMENT = 32
@@ -53,10 +51,8 @@ _SCALARS = {
 
 
 class GgufFile:
-    """Metadata and tensors of one GGUF file, mapped read-only.
-
-    Raises `ModelFileError` for anything that is not a complete, consistent GGUF file.
-    """
+    """Metadata and tensors of a GGUF file, mapped read-only. Raises ModelFileError unless it is
+    complete and consistent."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,14 +60,14 @@ class GgufFile:
             self._map = _map(path)
         except FileNotFoundError:
             raise ModelFileError(f"no such file: {path}", remedy="Check the path.") from None
-        except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
+        except (OSError, ValueError) as error:  # mmap raises ValueError for an empty file
             raise ModelFileError(
                 f"cannot read {path}: {error}", remedy="Expected a GGUF file."
             ) from None
         header = _Header(self._map, path)
         header.read()
         self.metadata: dict[str, Any] = header.metadata
-        self.kinds = header.kinds  # of the metadata's values, as GGUFValueType numbers them
+        self.kinds = header.kinds  # GGUFValueType of each metadata value
         self.tensors: dict[str, StoredTensor] = header.tensors
         self._spans = header.spans
         parts = self.metadata.get("split.count", 1)
@@ -82,8 +78,8 @@ class GgufFile:
             )
 
     def digest(self, keys: Iterable[str]) -> str:
-        """The SHA-256 of these pairs of the metadata as they are stored, in any order of the file;
-        a key that it lacks counts for nothing."""
+        """Return the SHA-256 of these metadata pairs as stored, in any order. Missing keys are
+        ignored."""
         spans = (self._spans[key] for key in sorted(keys) if key in self._spans)
         joined = hashlib.sha256()
         for start, end in spans:
@@ -95,9 +91,8 @@ _open_files: WeakValueDictionary[tuple[object, ...], GgufFile] = WeakValueDictio
 
 
 def open_gguf_file(path: Path) -> GgufFile:
-    """Returns a `GgufFile`, the very one that is open already if the file is unchanged: to read the
-    header of a large vocabulary takes half a second, and several readers ask for it. Raises as that
-    does."""
+    """Return a `GgufFile`, an open one if the file is unchanged: reading a large vocabulary takes
+    half a second. Raises as GgufFile."""
     try:
         stat = path.stat()
     except OSError:
@@ -111,14 +106,13 @@ def open_gguf_file(path: Path) -> GgufFile:
 
 def _map(path: Path) -> mmap.mmap:
     """Raises OSError, and ValueError for an empty file."""
-    regular_size(path)  # to open a pipe would wait
+    regular_size(path)  # opening a pipe would block
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def first_architecture(path: Path) -> str | None:
-    """Return what the first entry of the metadata says, where it is `general.architecture`, as
-    writers have it; None where it is another, or the file is none."""
+    """Return the architecture if it is the first metadata entry, as usual."""
     try:
         with _map(path) as mapped:
             header = _Header(mapped, path)
@@ -130,8 +124,6 @@ def first_architecture(path: Path) -> str | None:
 
 
 class _Header:
-    """The header; `at` is the offset of the next unread byte."""
-
     def __init__(self, buffer: mmap.mmap, path: Path) -> None:
         self.buffer = buffer
         self.path = path
@@ -150,7 +142,7 @@ class _Header:
             self.fail(f"GGUF version {version}; versions {VERSIONS} are supported")
         self.num_tensors, self.num_pairs = self.scalar("Q"), self.scalar("Q")
         num_tensors, num_pairs = self.num_tensors, self.num_pairs
-        # A pair takes at least 13 bytes, a tensor's description at least 32.
+        # A pair takes at least 13 bytes, a tensor's entry 32.
         if num_pairs * 13 + num_tensors * 32 > self.size:
             self.fail(f"{num_tensors} tensors and {num_pairs} metadata pairs cannot fit")
         if num_tensors > MAX_TENSORS or num_pairs > MAX_PAIRS:
@@ -160,11 +152,10 @@ class _Header:
             )
         self.metadata: dict[str, Any] = {}
         self.kinds: dict[str, int] = {}
-        self.spans: dict[str, tuple[int, int]] = {}  # where each pair begins and ends
+        self.spans: dict[str, tuple[int, int]] = {}  # start and end of each pair
         self.tensors: dict[str, StoredTensor] = {}
 
     def read(self) -> None:
-        """Read the pairs and the tensors in one pass."""
         for _ in range(self.num_pairs):
             start, key = self.at, self.string()
             self.kinds[key] = self.scalar("I")
@@ -196,14 +187,14 @@ class _Header:
             raise
 
     def strings(self, count: int) -> list[str]:
-        """Reads `count` strings faster than calls of `string`: vocabularies have 262,144."""
+        """Read faster than `string`: vocabularies have 262,144."""
         texts: list[str] = []
         buffer, end, at = self.buffer, self.end, self.at
         size_at = struct.Struct("<Q").unpack_from
         for _ in range(count):
             self.at = at
             if at + 8 > end or (after := at + 8 + size_at(buffer, at)[0]) > end:
-                return [*texts, self.string()]  # which says what is wrong
+                return [*texts, self.string()]  # raises the right error
             try:
                 texts.append(str(buffer[at + 8 : after], "utf-8"))
             except UnicodeDecodeError:
@@ -223,7 +214,7 @@ class _Header:
         if item in _SCALARS:
             code = np.dtype(np.bool_ if item == _BOOL else "<" + _SCALARS[item])
             return np.frombuffer(self.take(count * code.itemsize), code).copy()
-        if count * 8 > self.size - self.at:  # a string or an array takes at least 8 bytes
+        if count * 8 > self.size - self.at:  # each item takes at least 8 bytes
             self.fail(f"an array of {count} items")
         self.num_items += count
         if self.num_items > MAX_ITEMS:
@@ -271,16 +262,16 @@ class _Header:
 
 
 class Metadata:
-    """Typed look-ups that name the file when a value is missing or of another type."""
+    """Typed look-ups whose errors name the file."""
 
     def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
-        """prefix: of all keys that are asked for."""
+        """prefix: of all keys."""
         self.values = values
         self.path = path
         self._prefix = prefix
 
     def get(self, key: str, kind: type) -> Any:
-        """Returns the value; None where none is stated. Raises ModelFileError for another type."""
+        """Return the value or None. Raises ModelFileError for another type."""
         key = self._prefix + key
         value = self.values.get(key)
         if kind is float and isinstance(value, int):
@@ -300,11 +291,11 @@ class Metadata:
 
 
 def _cut(key: str) -> str:
-    """A key has the architecture's name in it, which may be any text."""
+    """Shorten a key: its architecture may be any text."""
     return key if len(key) < 80 else reprlib.repr(key)
 
 
-# By general.type (docs/gguf.md of ggml), and by general.architecture where files are older than it.
+# By general.type (ggml's docs/gguf.md), or by general.architecture in older files.
 _OTHER_KINDS = {
     "adapter": ("a LoRA adapter", "Merge it into its model, and give that."),
     "mmproj": ("the part of a model that reads pictures", "Give the file of its text model."),
@@ -314,7 +305,7 @@ _OTHER_KINDS = {
 
 
 def require_language_model(file: GgufFile) -> None:
-    """Raises UnsupportedModelError for adapters, parts of models, and models that embed text."""
+    """Raises UnsupportedModelError for adapters, parts of models, and embedding models."""
     architecture = file.metadata.get("general.architecture")
     kinds = (file.metadata.get("general.type"), architecture)
     known = (_OTHER_KINDS[kind] for kind in kinds if isinstance(kind, str) and kind in _OTHER_KINDS)
@@ -327,7 +318,7 @@ def require_language_model(file: GgufFile) -> None:
 
 
 def _embeds(file: GgufFile, architecture: object) -> bool:
-    """Returns whether tokens see those after them, or the rows of a text are pooled into one."""
+    """Return whether attention is not causal or a text's rows are pooled into one."""
     is_causal = file.metadata.get(f"{architecture}.attention.causal")
     pooling = file.metadata.get(f"{architecture}.pooling_type")
     return is_causal is False or (isinstance(pooling, int) and pooling > 0)
@@ -345,9 +336,8 @@ def no_model(path: Path) -> UsageError:
 
 
 def main_layers(metadata: Metadata) -> int | None:
-    """Returns the number of a model's own layers, where its GGUF file counts layers for multi-token
-    prediction among them, after all others; None where it has none. Raises ModelFileError for
-    counts that no model has."""
+    """Return the number of layers before a file's MTP layers; None without any. Raises
+    ModelFileError for impossible counts."""
     architecture = metadata.require("general.architecture", str)
     count = metadata.get(f"{architecture}.nextn_predict_layers", int) or 0
     layers = metadata.require(f"{architecture}.block_count", int) if count else 0
@@ -359,6 +349,5 @@ def main_layers(metadata: Metadata) -> int | None:
 
 
 def is_only_mtp(names: Iterable[str]) -> bool:
-    """Returns whether a GGUF file that states layers for multi-token prediction has no others, as
-    llama.cpp's converter writes with --mtp."""
+    """Return whether a file has only MTP layers (llama.cpp's converter with --mtp)."""
     return not any(name.startswith("blk.0.") for name in names)

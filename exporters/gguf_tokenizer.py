@@ -1,9 +1,8 @@
-"""Hugging Face tokenizers from the vocabulary inside a GGUF file.
+"""Build Hugging Face tokenizers from a GGUF file's vocabulary.
 
-The ids equal llama.cpp's (`llama_tokenize` with `add_special=False, parse_special=True`) but for
-two cases: letters and digits that are new in Unicode 16, which `tokenizers` knows and llama.cpp
-does not, may be split elsewhere; and where special tokens overlap, the first one is taken, not the
-longest. Vocabularies for which this cannot be had are refused.
+IDs equal llama.cpp's (`llama_tokenize` with `add_special=False, parse_special=True`), except that
+letters and digits new in Unicode 16 may be split differently, and that the first of overlapping
+special tokens is taken, not the longest. Other vocabularies are refused.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.stored_tensor import damaged
 from edge_spec.text.chat_format import END_NAMES
 
-# Raise it where another tokenizer is made of the same metadata: those that are kept are made again.
+# Raise it when the same metadata gives another tokenizer, to rebuild cached ones.
 TOKENIZER_VERSION = 2
-_KEYS = "tokenizer.ggml."  # and the model's name are all that `tokenizer_from_gguf` reads
+_KEYS = "tokenizer.ggml."  # tokenizer_from_gguf reads only these keys and the model's name
 
 _SPACE = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _PARSED_IN_TEXT = frozenset((_UNKNOWN, _CONTROL, _USER_DEFINED))
-# llama.cpp takes these for control tokens, whatever type the file gives them: ends, but for one
-# that it does not know by name, and what stands around the parts of a text with a gap in it.
+# llama.cpp treats these as control tokens, whatever their type in the file: ends, except one that
+# it does not know by name, and fill-in-the-middle markers.
 _CONTROL_NAMES = END_NAMES - {"\u2581<EOT>"} | {
     form.format(part)
     for forms, parts in (
@@ -45,14 +44,14 @@ _CONTROL_NAMES = END_NAMES - {"\u2581<EOT>"} | {
     for form in forms
     for part in parts.split()
 }
-_TAG = "</s>"  # which is text where the file says so, and still found before a text is split
+_TAG = "</s>"  # text if the file says so, but still found before text is split
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORD = r"'[sStTmMdD]|'[rR][eE]|'[vV][eE]|'[lL][lL]|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_WORD}|\p{{N}}{{1,3}}|{_REST}"
 _CASED = r"[^\r\n\p{L}\p{N}]?([\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+|[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*)"
 _TEKKEN = rf"{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# tokenizer.ggml.pre in llama.cpp: the splits, and whether a word that is a token stays whole.
+# By llama.cpp's tokenizer.ggml.pre: the splits, and whether a word that is a token stays whole.
 PRE_TOKENIZERS: Mapping[str, tuple[tuple[str, ...], bool]] = {
     name: (splits, whole_words)
     for names, splits, whole_words in (
@@ -68,18 +67,17 @@ PRE_TOKENIZERS: Mapping[str, tuple[tuple[str, ...], bool]] = {
 }
 
 
-# What llama.cpp takes numbers of tokens in: it refuses other files.
+# The types that llama.cpp accepts; it refuses other files.
 COLUMNS = {"token_type": ("int32",), "scores": ("float32", "int32")}
 
 
 class Vocabulary:
-    """What the keys `tokenizer.ggml.*` say. Raises ModelFileError, naming `path`, for tokens that
-    are missing or twice there."""
+    """The keys `tokenizer.ggml.*`. Raises ModelFileError for missing or repeated tokens."""
 
     def __init__(self, metadata: Mapping[str, Any], path: Path) -> None:
         self.metadata = metadata
         self.path = path
-        self.ids: dict[str, int] = {}  # in their order; llama.cpp's names for empty tokens
+        self.ids: dict[str, int] = {}  # in order; empty tokens get llama.cpp's names
         for at, token in enumerate(self.texts("tokens")):
             first = self.ids.setdefault(token or f"[EMPTY_{at}]", at)
             if first != at:
@@ -100,8 +98,8 @@ class Vocabulary:
         return texts
 
     def numbers(self, key: str, usual: float) -> list[float]:
-        """Return a number of each token, of COLUMNS; `usual` where the file has none. As in
-        llama.cpp, numbers of more tokens than there are do no harm."""
+        """Return a number per token, for a key in COLUMNS; `usual` without one. Extra numbers are
+        ignored, as in llama.cpp."""
         values, count = self.get(key), len(self.ids)
         if values is None:
             return [usual] * count
@@ -116,7 +114,7 @@ class Vocabulary:
 
     @cached_property
     def kinds(self) -> list[int]:
-        """The type of each token, as llama.cpp takes it."""
+        """Return each token's type as llama.cpp sees it."""
         stated = self.numbers("token_type", _NORMAL)
         kinds = [
             _CONTROL if token in _CONTROL_NAMES else int(kind)
@@ -138,8 +136,7 @@ class Vocabulary:
 
 
 def tokenizer_digest(file: GgufFile) -> str:
-    """A SHA-256 that changes with the tokenizer of this file: with the metadata that it is made of,
-    the way it is made and the library that reads it."""
+    """Return a SHA-256 of the tokenizer's metadata, TOKENIZER_VERSION and the library's version."""
     vocabulary = file.digest(key for key in file.metadata if key.startswith(_KEYS))
     made_by = f"{_is_phi3(file.metadata)} {TOKENIZER_VERSION} {tokenizers.__version__}"
     return hashlib.sha256(f"{vocabulary} {made_by}".encode()).hexdigest()
@@ -150,12 +147,12 @@ def _is_phi3(metadata: Mapping[str, Any]) -> bool:
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
-    """A tokenizer of text alone: it adds no BOS or EOS, whatever the file asks for.
+    """Return a tokenizer that adds no BOS or EOS, whatever the file says.
 
-    `decode(ids, skip_special_tokens=False)` is the exact text if the vocabulary is byte-level (less
-    the bytes it has no token for); SentencePiece may add a space after special tokens, and reads
-    U+2581 as a space. Raises `UnsupportedModelError` if it cannot do what llama.cpp does with this
-    vocabulary, and `ModelFileError`, naming `path`, if that is missing or inconsistent.
+    `decode(ids, skip_special_tokens=False)` is exact for byte-level vocabularies, apart from bytes
+    without a token. SentencePiece may add a space after special tokens and reads U+2581 as a space.
+    Raises UnsupportedModelError if llama.cpp's results cannot be reproduced, ModelFileError for a
+    missing or inconsistent vocabulary.
     """
     vocabulary = Vocabulary(metadata, path)
     kind = str(vocabulary.get("model"))
@@ -184,7 +181,7 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())
     if missing := sorted(alphabet - vocabulary.ids.keys()):
-        # These bytes yield no token, but what is around them must not be merged across them.
+        # These bytes have no token, but their neighbours must not be merged across them.
         characters = "".join(rf"\x{{{ord(character):x}}}" for character in missing)
         steps.append(pre_tokenizers.Split(Regex(f"[{characters}]"), "removed"))
     for token, kind in zip(vocabulary.ids, vocabulary.kinds, strict=True):
@@ -198,7 +195,7 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
 
 def _listed_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     ids = vocabulary.ids
-    pairs: dict[tuple[str, str], None] = {}  # of equal merges the first counts
+    pairs: dict[tuple[str, str], None] = {}  # the first of equal merges counts
     for merge in vocabulary.texts("merges"):
         left, _, right = merge.partition(" ")
         if left not in ids or right not in ids or left + right not in ids:
@@ -213,7 +210,7 @@ def _require_bytes(vocabulary: Vocabulary) -> None:
 
 
 def _characters(vocabulary: Vocabulary) -> Tokenizer:
-    """Merges characters by listed pairs, in lines; spaces are characters of their own (Gemma 4)."""
+    """Merge characters by listed pairs within lines; spaces are characters (Gemma 4)."""
     _require_bytes(vocabulary)
     merges = _listed_merges(vocabulary)
     tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, byte_fallback=True))
@@ -223,7 +220,7 @@ def _characters(vocabulary: Vocabulary) -> Tokenizer:
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     for token, token_id in vocabulary.ids.items():
-        # llama.cpp takes these whole, whatever pairs they are merged from.
+        # llama.cpp never splits these, whatever pairs they consist of.
         if not token.strip("\n") and tokenizer.encode(token).ids != [token_id]:
             raise vocabulary.unsupported(f"no pairs join to its token {token!r}")
     return tokenizer
@@ -244,11 +241,11 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _scored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Every pair that joins to a token, ordered so that ranks choose as llama.cpp's scores do."""
+    """Return every pair that joins to a token; ranks choose as llama.cpp's scores do."""
     ids, scores = vocabulary.ids, vocabulary.numbers("scores", 0.0)
     scored: list[tuple[float, str]] = []
     for token, kind, score in zip(ids, vocabulary.kinds, scores, strict=True):
-        # A special token's text never gets as far as the merges, unless its spaces are escaped.
+        # A special token's text never reaches the merges, unless its spaces are escaped.
         if kind in _PARSED_IN_TEXT and _SPACE not in token:
             continue
         if len(token) > 1 and kind != _BYTE and not ids.keys() >= set(token):
@@ -262,9 +259,11 @@ def _scored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _tied_merges(tokens: Sequence[str], vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """The pairs that join to one of these tokens, which have one score. Of equal scores llama.cpp
-    takes the leftmost pair, so that a run of spaces grows from the left. Ranks do the same if a
-    pair with a longer left part comes earlier."""
+    """Return the pairs that join to these tokens of equal score.
+
+    llama.cpp takes the leftmost pair, so a run of spaces grows from the left. Ranks do the same if
+    pairs with longer left parts come first.
+    """
     ids = vocabulary.ids
     pairs = []
     for token in tokens:
@@ -279,13 +278,13 @@ def _tied_merges(tokens: Sequence[str], vocabulary: Vocabulary) -> list[tuple[st
 
 
 def _refuse_ambiguous(tied: Sequence[tuple[str, str]], vocabulary: Vocabulary) -> None:
-    """Raises if a pair overlaps another token's of equal score: no order of ranks is leftmost."""
+    """Raise if a pair overlaps one of another token of equal score: no ranks are then leftmost."""
     joined: dict[str, set[str]] = {}
     for left, right in tied:
         joined.setdefault(left, set()).add(left + right)
     for left, right in tied:
         for token in joined.get(right, set()) - {left + right}:
-            if len(set(left + token)) > 1:  # a run of one character is in order
+            if len(set(left + token)) > 1:  # a run of one character keeps its order
                 raise vocabulary.unsupported(f"{left + right!r} and {token!r} have equal scores")
 
 

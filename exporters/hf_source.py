@@ -1,4 +1,4 @@
-"""A Hugging Face model directory as a checkpoint, with its text and JSON files up to a size."""
+"""Open a Hugging Face model directory as a checkpoint. Text and JSON files have a size limit."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from edge_spec.exporters.families.stated import StatedConfig, lacked_feature
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged, read_safetensors
 from edge_spec.models.bundle import is_below, regular_size
 
-MAX_TEXT_BYTES = 100_000_000  # of a file; a vocabulary of 260,000 tokens takes a third
+MAX_TEXT_BYTES = 100_000_000  # a vocabulary of 260,000 tokens takes a third
 
 
 def read_text(path: Path) -> str:
-    """Returns what a file has, in UTF-8. Raises ModelFileError."""
+    """Return a UTF-8 file's text. Raises ModelFileError."""
     try:
         size = regular_size(path)
         if size > MAX_TEXT_BYTES:
@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
                 remedy="Do not use this model.",
             )
         with path.open(encoding="utf-8") as file:
-            return file.read(size)  # characters: no more than that, should it grow
+            return file.read(size)  # characters: a limit even if the file grows
     except FileNotFoundError:
         raise ModelFileError(
             f"no such file: {path}",
@@ -48,7 +48,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:
-    """Returns an object. required: else a file that is missing is empty. Raises ModelFileError."""
+    """Return a JSON object, {} for a missing file unless `required`. Raises ModelFileError."""
     if not required and not path.exists():
         return {}
     try:
@@ -64,18 +64,18 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 TOKENIZER = "tokenizer.json"
 FILE, OLD_FILE = "chat_template.jinja", "chat_template.json"
-FOLDER = "additional_chat_templates"  # of other ones, NAME.jinja
+FOLDER = "additional_chat_templates"  # further templates, NAME.jinja
 
 
 class Files:
-    """The JSON files of a model's directory, each read once: a large tokenizer takes a second."""
+    """A model's JSON files, each read once: a large tokenizer takes a second."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._read: dict[str, Mapping[str, Any]] = {}
 
     def __getitem__(self, name: str) -> Mapping[str, Any]:
-        """Raises ModelFileError; of these, config.json alone has to be there."""
+        """Raises ModelFileError. Only config.json must exist."""
         if name not in self._read:
             self._read[name] = read_json(self.path / name, required=name == CONFIG)
         return self._read[name]
@@ -85,7 +85,6 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 def _template_fields(files: Files) -> dict[str, Any]:
-    """Return what a `ModelInfo` says of templates. Raises ModelFileError."""
     templates = _of_files(files.path)
     for stated in (files[OLD_FILE], files[TOKENIZER_CONFIG]):
         if DEFAULT_TEMPLATE not in templates:
@@ -94,8 +93,8 @@ def _template_fields(files: Files) -> dict[str, Any]:
 
 
 def template_fields(templates: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the template of conversations without tools, and others. Where none is named so, it
-    is the first that is not for tools."""
+    """Return the `ModelInfo` fields of templates. The first that is not for tools replaces a
+    missing default."""
     names = sorted(templates, key=lambda name: (name != DEFAULT_TEMPLATE, name == TOOL_TEMPLATE))
     return {
         "chat_template": templates[names[0]] if names else None,
@@ -104,10 +103,10 @@ def template_fields(templates: Mapping[str, str]) -> dict[str, Any]:
 
 
 def named_templates(stated: Any) -> dict[str, str]:
-    """Returns templates by name, as they are stated: one, a list of named ones, or a mapping."""
+    """Return templates by name, from a single one, a list or a mapping."""
     if isinstance(stated, str):
         return {DEFAULT_TEMPLATE: stated}
-    if isinstance(stated, list):  # as transformers writes several into tokenizer_config.json
+    if isinstance(stated, list):  # the form of tokenizer_config.json
         entries = [entry for entry in stated if isinstance(entry, dict)]
         stated = {entry.get("name"): entry.get("template") for entry in entries}
     if not isinstance(stated, dict):
@@ -127,18 +126,17 @@ def _of_files(path: Path) -> dict[str, str]:
 
 
 def _special_tokens(files: Files) -> dict[str, str | tuple[str, ...]]:
-    """Returns the text of each token that is stated by name, and "" where null is stated: then a
-    template is not given it, whatever config.json has."""
+    """Return each named token's text; "" for null, so that templates do not get it."""
     stated = dict(files[TOKENIZER_CONFIG])
     older = files[SPECIAL_TOKENS]
     stated |= {name: token for name, token in older.items() if stated.get(name) is None}
     found: dict[str, str | tuple[str, ...]] = {}
     for name, value in stated.items():
-        if name in _LISTS and isinstance(value, dict):  # by names of their own
+        if name in _LISTS and isinstance(value, dict):  # a mapping by name
             found |= {each: text for each, token in value.items() if (text := _text(token))}
         elif name in _LISTS and isinstance(value, list):
             found[name] = tuple(filter(None, map(_text, value)))
-        elif name.endswith("_token") and not isinstance(value, bool):  # add_bos_token is one
+        elif name.endswith("_token") and not isinstance(value, bool):  # not add_bos_token
             found[name] = _text(value)
     return found
 
@@ -148,16 +146,15 @@ def _text(token: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-_MAX_DIGITS = 9  # of a token's number
+_MAX_DIGITS = 9  # of a token ID
 
 
 def _stated_ends(files: Files, values: Mapping[str, Any]) -> dict[int, str]:
-    """Return the ends and the files that state each, those of the first file first.
+    """Return the end tokens and the files that name each, the first file's first.
 
-    That file is believed in all. Others add to it: the tokenizer's files, which name a token, and
-    config.json as far as its are special tokens, since numbers of another vocabulary are left there
-    where a model was made of another one. values: of config.json, with what is usual in the model's
-    family. Raises ModelFileError for what is no token.
+    The first file counts in full. The tokenizer's files add theirs, config.json only special
+    tokens: it may keep IDs of the vocabulary that a model was made from. values: config.json with
+    the family's defaults. Raises ModelFileError for invalid tokens.
     """
     text_config = files[CONFIG].get("text_config")
     numbered = [
@@ -186,8 +183,7 @@ def _stated_ends(files: Files, values: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _token_ids(file: Path, name: str, value: Any) -> list[int]:
-    """Reads a token's id or a list of them; none where it is null, or less than zero, by which some
-    mean null. Raises ModelFileError."""
+    """Return a list of IDs; null and negative ones mean none. Raises ModelFileError."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int for token in ids):
         raise damaged(f"{file}: {name} is {reprlib.repr(value)}, expected a token's number")
@@ -209,8 +205,7 @@ def _is_special(files: Files, id: int) -> bool:
 
 
 def _added_tokens(files: Files) -> list[dict[str, Any]]:
-    """Returns those that tokenizer_config.json lists, or else tokenizer.json: to read a large one
-    takes a second."""
+    """Prefer tokenizer_config.json: a large tokenizer.json takes a second to read."""
     listed = files[TOKENIZER_CONFIG].get("added_tokens_decoder")
     if not isinstance(listed, dict) or not listed:
         added = files[TOKENIZER].get("added_tokens")
@@ -227,17 +222,17 @@ _OF_ANSWERS = ("decoder_start_token_id", "forced_bos_token_id")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_SHOWN = 200  # characters of a name in a message
+_SHOWN = 200  # characters of a name in messages
 
 
 def open_directory(path: Path) -> StoredCheckpoint:
     """Raises ModelFileError for missing or damaged files, UnknownArchitectureError for a family,
-    UnsupportedModelError for what of a known one is not supported."""
+    UnsupportedModelError for a feature."""
     files = Files(path)
     family = _known_family(path, files[CONFIG])
     values = {**family.defaults, **files[CONFIG], **_of_text(path, files[CONFIG])}
     values |= {usual: values[own] for usual, own in family.keys.items() if own in values}
-    # transformers 5 states there alone what answers begin with.
+    # transformers 5 keeps the first tokens of answers only there.
     beginning = {key: files[GENERATION].get(key) for key in _OF_ANSWERS}
     values |= {key: value for key, value in beginning.items() if value is not None}
     stated = StatedConfig(values, path / "config.json")
@@ -255,10 +250,8 @@ def open_directory(path: Path) -> StoredCheckpoint:
 
 
 def text_fields(files: Files, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a `ModelInfo` says of text: its template, special tokens and tokenizer.
-
-    values: of config.json. Raises ModelFileError; that the tokenizer is missing, when it is read.
-    """
+    """Return the `ModelInfo` fields of text. values: config.json's. Raises ModelFileError; for a
+    missing tokenizer, only when it is read."""
     path, ends = files.path, _stated_ends(files, values)
     bos_ids = _token_ids(path / CONFIG, "bos_token_id", values.get("bos_token_id"))
     return {
@@ -273,8 +266,7 @@ def text_fields(files: Files, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_weights(path: Path, names: str = SINGLE) -> dict[str, StoredTensor]:
-    """All tensors of a directory. names: as `weight_files` takes them. Raises as that and
-    `read_safetensors` do."""
+    """Return all tensors of a directory. Raises as `weight_files` and `read_safetensors`."""
     tensors: dict[str, StoredTensor] = {}
     for file in weight_files(path, names):
         tensors |= read_safetensors(file)
@@ -282,9 +274,10 @@ def read_weights(path: Path, names: str = SINGLE) -> dict[str, StoredTensor]:
 
 
 def weight_files(path: Path, names: str = SINGLE) -> list[Path]:
-    """The safetensors files of a directory: those that its INDEX names, or without one those that
-    match the pattern `names`. Raises ModelFileError, UnsupportedModelError for weights that are
-    pickled."""
+    """Return the safetensors files in INDEX, or without one those that match `names`.
+
+    Raises ModelFileError, and UnsupportedModelError for pickled weights.
+    """
     if (path / INDEX).exists():
         files = [path / name for name in _indexed(path)]
     else:
@@ -299,7 +292,7 @@ def weight_files(path: Path, names: str = SINGLE) -> list[Path]:
         if file.suffix != ".safetensors":
             raise damaged(f"{path / INDEX} names {file.name}, which is no safetensors file")
         try:
-            regular_size(file)  # to open a pipe would wait
+            regular_size(file)  # opening a pipe would block
         except OSError as error:
             raise damaged(f"cannot read {file}: {error}") from None
     return files
@@ -325,8 +318,8 @@ def _indexed(path: Path) -> list[str]:
 
 
 def _sampling(generation: Mapping[str, Any]) -> RecommendedSampling:
-    """Reads what generation_config.json states of sampling. `do_sample` false means the likeliest
-    token, whatever else is stated, and true alone means temperature 1."""
+    """Read recommended sampling. `do_sample` false means temperature 0, whatever else is there;
+    true without a temperature means 1."""
     samples = generation.get("do_sample")
     if samples is False:
         return recommended_sampling({**generation, "temperature": 0.0})
@@ -337,8 +330,8 @@ def _sampling(generation: Mapping[str, Any]) -> RecommendedSampling:
 
 
 def _adds_bos(files: Files, bos_ids: Sequence[int]) -> bool:
-    """Says whether texts begin with BOS. Where tokenizer_config.json is silent, as Llama 3's,
-    tokenizer.json decides."""
+    """Return whether texts begin with BOS. If tokenizer_config.json does not say (Llama 3),
+    tokenizer.json does."""
     stated = files[TOKENIZER_CONFIG].get("add_bos_token")
     if stated is not None or not bos_ids:
         return bool(stated)
@@ -350,7 +343,7 @@ def _adds_bos(files: Files, bos_ids: Sequence[int]) -> bool:
             if template.get("type") == "TemplateProcessing":
                 first = template["single"][0]["SpecialToken"]["id"]
                 return bool(template["special_tokens"][first]["ids"][0] == bos_ids[0])
-    except (AttributeError, IndexError, KeyError, TypeError):  # it begins with the text itself
+    except (AttributeError, IndexError, KeyError, TypeError):  # no special token first
         return False
     return False
 
@@ -370,7 +363,6 @@ def _known_family(path: Path, values: Mapping[str, Any]) -> Family:
 
 
 def _of_text(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is stated of the text model alone, where other models stand beside it."""
     found = values.get("text_config", {})
     if not isinstance(found, dict):
         raise damaged(

@@ -1,6 +1,4 @@
-"""Convert a causal Hugging Face model that optimum knows to an ONNX bundle: torch, transformers,
-optimum and onnxruntime's quantizer run in a process of their own.
-"""
+"""Convert a causal Hugging Face model to ONNX with optimum, in a separate process."""
 
 from __future__ import annotations
 
@@ -49,28 +47,27 @@ from edge_spec.storage.atomic import atomic_directory, scratch_beside
 
 GRAPH_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 TOKENS_FILE, SCORES_FILE = "tokens.json", "scores.npy"
-UNSTATED_CONTEXT_TOKENS = 2048  # of models without a limit of their own, such as those with ALiBi
+UNSTATED_CONTEXT_TOKENS = 2048  # if the model has no limit, such as with ALiBi
 _TASK = "text-generation-with-past"
-# Keys and values beyond a sliding window are tried where the window is this long or shorter, with
-# so many tokens more.
+# Windows up to this length are checked, by a text with so many more tokens.
 _TRIED_WINDOW_TOKENS, _BEYOND_WINDOW_TOKENS = 1024, 64
 _ORIGINAL = "original_max_position_embeddings"
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
 _WINDOWS = ("sliding_window", "window_size", "attention_window")
-# Whose frequencies change with the length of the text: a traced graph has those of a short one.
+# Frequencies change with the text's length; a traced graph keeps those of a short text.
 _CHANGING_ROPES = ("dynamic", "longrope")
-_EXTERNAL_BYTES = 1024  # smaller tensors stay in the graph's own file
+_EXTERNAL_BYTES = 1024  # smaller tensors stay in the graph
 
 
 def write_graph(directory: str, scratch: str, out: str, bits: str) -> dict[str, Any]:
-    """Score a text, TOKENS_FILE in `scratch`, with transformers in float32 into SCORES_FILE beside
-    it, and write the graph to `out`, its matrices in blocks of fewer `bits` than 32.
+    """Score TOKENS_FILE with transformers in float32 to SCORES_FILE, both in `scratch`; write the
+    graph to `out`, its matrices in blocks if `bits` is below 32.
 
-    Return "config", of a ModelConfig, "tokens" that were scored, and "notes". Raises what the
-    libraries raise, such as for an architecture that optimum does not know.
+    Return "config" (ModelConfig fields), "tokens" (those scored) and "notes". Raises what the
+    libraries raise, such as for an unknown architecture.
     """
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    warnings.simplefilter("ignore")  # of tracing, for each constant that depends on a shape
+    warnings.simplefilter("ignore")  # tracing warns of each shape
     import onnx
     import torch
     from optimum.exporters.onnx import onnx_export_from_model
@@ -97,11 +94,11 @@ def write_graph(directory: str, scratch: str, out: str, bits: str) -> dict[str, 
     np.save(Path(scratch) / SCORES_FILE, scores.float().numpy())
     model.config.use_cache = True
     head = model.get_output_embeddings()
-    if bits != "32" and head is not None:  # the quantizer takes constants only, no transposed table
+    if bits != "32" and head is not None:  # the quantizer needs a constant, not a transposed table
         head.weight = torch.nn.Parameter(head.weight.clone())
         model.config.tie_word_embeddings = False
     raw = Path(scratch) / "raw"
-    # What main_export calls once it has loaded the model, which would be a second time here.
+    # main_export would load the model again.
     onnx_export_from_model(model, raw, task=_TASK, do_validation=False)
     described = _described(config, raw / GRAPH_FILE, scores.shape[1], context)
     graph = onnx.load(str(raw / GRAPH_FILE))
@@ -111,8 +108,7 @@ def write_graph(directory: str, scratch: str, out: str, bits: str) -> dict[str, 
 
 
 def _quantize(graph: Any, bits: int) -> Any:
-    """Return the graph with the constant matrices of all products in symmetric blocks, the head's
-    of 8 bits."""
+    """Return the graph with constant matrices in symmetric blocks, the head's in 8 bits."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
 
@@ -123,7 +119,7 @@ def _quantize(graph: Any, bits: int) -> Any:
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMul"]
     heads = [n.name for n in products if list(shapes.get(n.input[1], ()))[1:] == [vocab_size]]
-    for chosen_bits, excluded in ((bits, heads), (8, [])):  # what is packed is no MatMul any more
+    for chosen_bits, excluded in ((bits, heads), (8, [])):  # packed ones are MatMul no more
         quantizer = MatMulNBitsQuantizer(
             model.model,
             bits=chosen_bits,
@@ -138,11 +134,10 @@ def _quantize(graph: Any, bits: int) -> Any:
 
 
 def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
-    """The context in tokens, the tokens to score, and what had to be limited.
+    """Return the context length, the tokens to score and notes on limits.
 
-    The tokens reach beyond a sliding window; where that would be too many, the context ends with
-    the window, within which every model attends to all of its past. So it does where rotations
-    would change.
+    Tokens reach beyond a short sliding window. A longer one ends the context, since attention
+    within it is full; so does a changing rotation.
     """
     lengths = (getattr(config, name, None) for name in _LENGTHS)
     context: int = next((length for length in lengths if length), UNSTATED_CONTEXT_TOKENS)
@@ -163,7 +158,6 @@ def plan_text(config: Any, text: list[int]) -> tuple[int, list[int], list[str]]:
 
 
 def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[str, Any]:
-    """The fields of a ModelConfig; 0 for what this architecture does not state."""
     import onnx
 
     inputs = onnx.load(str(graph), load_external_data=False).graph.input
@@ -187,7 +181,6 @@ def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[
 
 
 def _save(model: Any, out: Path) -> None:
-    """The graph and one file of weights, which onnxruntime maps."""
     import onnx
 
     onnx.save_model(
@@ -201,10 +194,10 @@ def _save(model: Any, out: Path) -> None:
 
 
 LIBRARY = "optimum-onnx"
-_TIMEOUT_S = 4 * 3600.0  # then it hangs
+_TIMEOUT_S = 4 * 3600.0  # by then it hangs
 _MAX_REASON = 300  # characters
 _REMEDY = "Use more bits (--quant int8 or fp32), another model, or --no-check."
-# Bounds as in exporters/onnx.
+# The same bounds as in exporters/onnx.
 QUANTIZATIONS = {
     "int4": BlockQuantization(4, 1.0),
     "int8": BlockQuantization(8, 0.02),
@@ -214,7 +207,7 @@ QUANTIZATIONS = {
 
 @dataclass(frozen=True)
 class OptimumSource(ModelText):
-    """A directory that holds nothing which has to be executed to be read."""
+    """A model directory that can be read without running its code."""
 
     model_type: str
 
@@ -223,7 +216,7 @@ class OptimumExporter:
     format = "onnx"
 
     def open_source(self, path: Path) -> OptimumSource:
-        """Raises MissingDependencyError, for a model that could be exported."""
+        """Raises MissingDependencyError if only optimum is missing."""
         source = open_source(path)
         try:
             version(LIBRARY)
@@ -237,11 +230,8 @@ class OptimumExporter:
     def export(
         self, source: OptimumSource, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Write the bundle `out` and compare it with transformers.
-
-        Raises ExportError, too, where optimum fails, such as for an architecture that it does not
-        know.
-        """
+        """Write the bundle `out` and compare it with transformers. Also raises ExportError if
+        optimum fails."""
         out = out.absolute()
         options.require_only("optimum")
         name = chosen_quantization(options, QUANTIZATIONS)
@@ -284,7 +274,6 @@ def _write_graph(
     bits: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Return what `write_graph` does, in a process of its own. Raises ExportError."""
     path = source.path
     progress("Exporting with optimum", 0.0)
     text = parity_tokens(path, source.tokenizer_json())
@@ -301,7 +290,7 @@ def _write_graph(
 
 
 def open_source(path: Path) -> OptimumSource:
-    """Weights stay unread. Raises ModelFileError, UnsupportedModelError."""
+    """Read all but the weights. Raises ModelFileError, UnsupportedModelError."""
     if not path.is_dir():
         raise UnsupportedModelError(
             f"{path} is no directory, which is all that optimum exports",

@@ -1,4 +1,4 @@
-"""Measures how far a converted model is from its source: both score the same packaged text."""
+"""Measure how far a converted model is from its source, on the same packaged text."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from edge_spec.text.tokenizer import Tokenizer
 
 _CHUNK_ROWS = 32
 _MIN_TOKENS = 16
-# Parameters times tokens: the reference passes so much in about six seconds on two cores.
+# Parameters times tokens: about six seconds of the reference on two cores.
 _MAX_WORK = 2.5e11
 _MIN_CHECKED = 64
 
 
 class Parity(NamedTuple):
-    """`kl_divergence` is the mean over positions of KL(source || converted), in nats."""
+    """kl_divergence: mean over positions of KL(source || converted), in nats."""
 
     max_logit_difference: float
     kl_divergence: float
@@ -34,8 +34,8 @@ class Parity(NamedTuple):
     perplexity: float
 
 
-OnChunk = Callable[[float], None]  # is given the share of a text that is scored
-Compare = Callable[[Any], Parity]  # is given what was written, as its runtime reads it
+OnChunk = Callable[[float], None]  # called with the share done
+Compare = Callable[[Any], Parity]  # called with the written model, as its runtime opens it
 
 
 def against_reference(
@@ -45,15 +45,14 @@ def against_reference(
     progress: Progress,
     remedy: str = "Use more bits (--quant int8 or fp16).",
 ) -> Compare:
-    """Return what scores the packaged text with the reference and with what was written, as a
-    runtime runs it. That raises ExportError beyond the bound, and where the tokenizer makes too
-    little of the text."""
+    """Return a function that compares a written model with the reference on the packaged text. It
+    raises ExportError beyond the bound, or if the tokenizer makes too few tokens."""
 
     def part(start: float) -> OnChunk:
         return lambda done: progress("Comparing with the reference", start + done / 2)
 
     def compared(written: Any) -> Parity:
-        longest = written.config.context_length  # which an export may have shortened
+        longest = written.config.context_length  # an export may shorten it
         tokens = parity_tokens(checkpoint.path, checkpoint.tokenizer_json())
         tokens = tokens[: min(_num_tokens(checkpoint.config), longest)]
         source = source_scores(checkpoint, tokens, part(0.0))
@@ -71,7 +70,7 @@ def scores_by(
     on_chunk: OnChunk,
     chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
 ) -> np.ndarray:
-    """Return what `score_text` does of a model that a runtime opens. source: as it reads it."""
+    """Score a text with a runtime. source: what it opens."""
     model = runtimes.load_runtime(runtime).open(source, RuntimeOptions())
     try:
         return score_text(model, tokens, on_chunk, chunk_rows)
@@ -82,8 +81,8 @@ def scores_by(
 def source_scores(
     checkpoint: StoredCheckpoint, tokens: Sequence[int], on_layer: Callable[[float], None]
 ) -> np.ndarray:
-    """Returns logits [tokens - 1, vocab] float32 by the reference, with one matrix in memory; of an
-    encoder-decoder with all of them."""
+    """Return the reference's logits, [tokens - 1, vocab] float32, with one matrix in memory (all of
+    an encoder-decoder)."""
     if checkpoint.config.encoder is not None:
         return scores_by("reference", checkpoint, tokens, on_layer)
     stream = runtimes.load_layer_stream(checkpoint, [tokens[:-1]])
@@ -98,14 +97,14 @@ def source_scores(
 
 
 def _num_tokens(config: ModelConfig) -> int:
-    """All of them for models below half a billion parameters, fewer for larger ones."""
+    """Return how many tokens to score: all up to half a billion parameters."""
     most = max(_MIN_CHECKED, int(_MAX_WORK / config.num_parameters))
     room = config.context_length if config.encoder is None else config.context_length // 2
     return min(most, room)
 
 
 def require_near(path: Path, parity: Parity, max_kl_divergence: float, remedy: str) -> Parity:
-    """Raise ExportError for what is farther than that from the model at `path`."""
+    """Raise ExportError beyond the bound."""
     if not parity.kl_divergence <= max_kl_divergence:  # also true for NaN
         raise ExportError(
             f"the exported model is too far from {path}: KL divergence "
@@ -116,7 +115,7 @@ def require_near(path: Path, parity: Parity, max_kl_divergence: float, remedy: s
 
 
 def parity_tokens(path: Path, tokenizer_json: str) -> list[int]:
-    """The packaged text. Raises ExportError where the tokenizer makes too little of it."""
+    """Tokenize the packaged text. Raises ExportError for too few tokens."""
     tokens = Tokenizer(tokenizer_json).encode(parity_text())
     if len(tokens) < _MIN_TOKENS:
         raise ExportError(
@@ -127,7 +126,7 @@ def parity_tokens(path: Path, tokenizer_json: str) -> list[int]:
 
 
 def parity_text() -> str:
-    """About 500 tokens of prose, dialogue, arithmetic and code."""
+    """Return about 500 tokens of prose, dialogue, arithmetic and code."""
     return (files("edge_spec.exporters") / "parity.txt").read_text(encoding="utf-8")
 
 
@@ -137,8 +136,8 @@ def score_text(
     on_chunk: OnChunk = lambda done: None,
     chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
 ) -> np.ndarray:
-    """logits [tokens - 1, vocab] float32: row i scores token i + 1. chunk_rows: in turns. To an
-    encoder-decoder, the text is its own source."""
+    """Return logits [tokens - 1, vocab] float32; row i scores token i + 1. chunk_rows: rows per
+    pass, in turns. For an encoder-decoder, the text is also the source."""
     session = model.open_session()
     count = len(tokens) - 1
     scores = np.empty((count, model.config.vocab_size), np.float32)
@@ -160,7 +159,7 @@ def score_text(
 
 
 def compare(source: np.ndarray, converted: np.ndarray, tokens: Sequence[int]) -> Parity:
-    """source, converted: [tokens - 1, vocab] logits of `score_text` for the same tokens."""
+    """Compare logits [tokens - 1, vocab] of the same tokens."""
     largest = 0.0
     divergence, source_loss, loss = [], [], []
     for before, after, token in zip(source, converted, tokens[1:], strict=True):

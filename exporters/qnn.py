@@ -1,13 +1,12 @@
-"""Checkpoint to a bundle whose functions are one binary for the NPU of one processor.
+"""Compile a checkpoint to one binary for the NPU of one Qualcomm processor.
 
-QNN's compiler runs in a process of its own: it may crash or hang. A binary that leaves attention or
-matrices to the CPU is refused.
+QNN's compiler runs in a separate process, because it may crash or hang. A binary that leaves
+attention or matrices to the CPU is refused.
 
-The static graph is written in a form that the compiler for HTP takes whole. It has no
-DequantizeLinear of weights beside float activations: such nodes stay on the CPU, which would widen
-all weights in every pass. It has MatMulNBits, which multiplies by integers as they are stored: 4
-and 8 bits with a scale a block of a power of two. An NPU computes in float16, which ends at 65,504:
-squares of a residual stream beyond 256 do not fit, so that norms are one operator, too.
+DequantizeLinear of weights would stay on the CPU and widen all weights in every pass, so
+MatMulNBits multiplies by stored integers (4 and 8 bits, a scale per block of a power of two). The
+NPU computes in float16, up to 65,504: squares of hidden states beyond 256 overflow, so norms are
+one operator.
 """
 
 from __future__ import annotations
@@ -58,21 +57,21 @@ from edge_spec.models.bundle import (
 from edge_spec.storage.atomic import atomic_directory
 
 QUANTIZATIONS = ("int4", "int8", "fp16")
-# A session of the NPU maps about 3.5 GB (llama.cpp, docs/backend/hexagon/developer.md, and
-# ExecuTorch's Llama example, which splits models at 4 GB).
+# An NPU session maps about 3.5 GB (llama.cpp, docs/backend/hexagon/developer.md; ExecuTorch's Llama
+# example splits models at 4 GB).
 MAX_MAPPED_BYTES = 3_500_000_000
-_MADE_ANEW = {"files", "tokenizer_sha256", "format", "compiled"}  # of a static bundle's manifest
+_MADE_ANEW = {"files", "tokenizer_sha256", "format", "compiled"}  # in the static bundle's manifest
 
 
 class HtpIntegers(StaticIntegers):
-    """Multiplies by 4-bit blocks, and by 8-bit channels as blocks whose scale is repeated."""
+    """Multiply by 4-bit blocks, and by 8-bit channels as blocks with the channel's scale."""
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
         (name,) = names
         return self._multiply(x, name, self._bits, output_of(name))
 
     def head(self, hidden: str, name: str, output: str) -> None:
-        """HTP multiplies what has three axes, and these rows have two."""
+        """HTP multiplies tensors of three axes; these rows have two."""
         nodes, (num_tokens, columns) = self._nodes, self._checkpoint.tensors[name].shape
         nodes.constant("batch_of_rows", [1, -1, columns])
         nodes.constant("rows_of_scores", [-1, num_tokens])
@@ -109,12 +108,11 @@ class QnnExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the bundle `out` for the processor `options.compute`. What is compared with the
-        reference is the static bundle that it is compiled from, on the CPU.
-
-        Raises MissingDependencyError without QNN's compiler, UnsupportedModelError for a model that
-        an NPU cannot map, ExportError where the compiler fails or leaves attention or matrices to
+        """Write the bundle `out` for `options.compute`; the parity check runs its static bundle on
         the CPU.
+
+        Raises MissingDependencyError without QNN's compiler, UnsupportedModelError for a model too
+        large to map, ExportError if the compiler fails or leaves attention or matrices to the CPU.
         """
         out = out.absolute()
         require_compiler()
@@ -125,7 +123,7 @@ class QnnExporter:
             require_whole_blocks(checkpoint, "Export it as fp16.")
         asked = replace(options, compute=None, quantization=name)
         with atomic_directory(out) as work:
-            scratch = work / "scratch"  # several times the weights: /tmp may be small
+            scratch = work / "scratch"  # several times the weights, which /tmp may not hold
             scratch.mkdir()
             StaticOnnxExporter(HTP).export(checkpoint, scratch / "static", asked, progress)
             static = open_bundle(scratch / "static", hashed=False)
@@ -143,7 +141,6 @@ class QnnExporter:
 
 
 def _require_mapped(num_bytes: int) -> None:
-    """Raises UnsupportedModelError for weights that an NPU cannot map."""
     if num_bytes > MAX_MAPPED_BYTES:
         raise UnsupportedModelError(
             f"its weights are {num_bytes / 1e9:.1f} GB, and an NPU of Qualcomm's maps about "
@@ -153,14 +150,14 @@ def _require_mapped(num_bytes: int) -> None:
 
 
 class Soc(NamedTuple):
-    """model: QNN's number; htp_arch: the version of its NPU."""
+    """model: QNN's number; htp_arch: the NPU's version."""
 
     model: int
     htp_arch: int
 
 
-# Those with an NPU of version 73 or later: functions of older ones cannot share weights. QNN takes
-# any name and any version without a word, and compiles for another one.
+# NPUs from version 73 on: functions on older ones cannot share weights. QNN accepts any name and
+# version silently, and compiles for another one.
 SOCS: Mapping[str, Soc] = {
     "SM8550": Soc(43, 73),  # Snapdragon 8 Gen 2
     "SM8650": Soc(57, 75),  # 8 Gen 3
@@ -172,7 +169,7 @@ SOCS: Mapping[str, Soc] = {
 
 
 def chosen_soc(asked: str | None) -> str:
-    """Raises UsageError for none, and for one that is not known."""
+    """Raises UsageError for none or an unknown one."""
     known = ", ".join(SOCS)
     if asked is None:
         raise UsageError(
@@ -185,8 +182,8 @@ def chosen_soc(asked: str | None) -> str:
     return name
 
 
-_ERROR = 3  # onnxruntime's severity
-BINARY_SUFFIX = "_qnn.bin"  # as the provider names the file beside the first function
+_ERROR = 3  # log severity in onnxruntime
+BINARY_SUFFIX = "_qnn.bin"  # the provider names it after the first function
 _ENTRIES = {
     "ep.context_enable": "1",
     "ep.context_embed_mode": "0",
@@ -196,14 +193,13 @@ _ENTRIES = {
 
 
 def compile_all(request: str) -> dict[str, Any]:
-    """Compiles the graphs of one bundle into one binary. Returns the versions of what compiled, and
-    by functions' names how many nodes of which operators are left to the CPU.
+    """Compile graphs into one binary. Return the compilers' versions, and per function the number
+    of nodes left to the CPU, by operator.
 
-    They share weights only while sessions of one process compile them, so that a process for each
-    would store all weights once a function.
+    Sessions share weights only within a process; one per function would store all weights again.
 
-    request: JSON of `graphs`, paths by functions' names, `out`, a directory, and `options`, of the
-    provider.
+    request: JSON with `graphs` (function -> path), `out` (a directory) and the provider's
+    `options`.
     """
     import onnxruntime
     import onnxruntime_qnn as provider
@@ -226,7 +222,7 @@ def compile_all(request: str) -> dict[str, Any]:
             settings.add_session_config_entry(key, value)
         settings.add_provider_for_devices([device], options)
         session = onnxruntime.InferenceSession(path, settings, enable_fallback=0)
-        sessions.append(session)  # the weights are shared with those that are open
+        sessions.append(session)  # weights are shared with open sessions
         counted = Counter(
             node.op_type
             for part in session.get_provider_graph_assignment_info()
@@ -243,16 +239,15 @@ def compile_all(request: str) -> dict[str, Any]:
     return {"versions": versions, "outside": left}
 
 
-_TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes at each width
+_TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes per width
 _INSTALL = 'Run: pip install "edge-spec[qnn]"'
 _SYSTEMS = ("linux", "win32")
-# What takes a model's time, and what would widen all weights in every pass.
+# Operators that take most time, or widen all weights in every pass.
 _HEAVY = ("DequantizeLinear", "Gemm", "MatMul", "MatMulNBits", "Softmax")
 
 
 def require_compiler() -> None:
-    """Raises MissingDependencyError where QNN's compiler is not installed, or there is none for
-    this system."""
+    """Raises MissingDependencyError if QNN's compiler is not installed or the system has none."""
     if sys.platform not in _SYSTEMS:
         raise MissingDependencyError(
             f"there is no compiler for Qualcomm's NPU on {platform.system()}",
@@ -274,11 +269,10 @@ def compile_graphs(
     work: Callable[[str], dict[str, Any]] = compile_all,
     timeout_s: float = _TIMEOUT_S,
 ) -> CompiledFor:
-    """Writes the binary of all graphs, by their functions' names, and a graph each that names it,
-    into the directory `out`.
+    """Write the graphs' binary, and a small graph per function, into the directory `out`.
 
-    Raises ExportError where the compiler fails, crashes or hangs, and where it leaves attention or
-    matrices to the CPU.
+    Raises ExportError if the compiler fails, crashes, hangs, or leaves attention or matrices to the
+    CPU.
     """
     chip = SOCS[soc]
     request = {
@@ -321,12 +315,11 @@ def compile_graphs(
 
 
 _OUTSIDE_FILE = "outside.data"
-_LEAST_BYTES = 1024  # smaller ones stay in their graph
+_LEAST_BYTES = 1024  # smaller tensors stay in the graph
 
 
 def _share_outside(graphs: Iterable[Path]) -> None:
-    """Move the large initializers of these graphs, in one directory, into one file beside them,
-    equal ones once."""
+    """Move large initializers of graphs in one directory into one file, equal ones once."""
     stored: dict[bytes, tuple[int, int]] = {}
     for path in graphs:
         model = onnx.load(path, load_external_data=False)

@@ -1,4 +1,4 @@
-"""One reader for published models: a Hugging Face directory or a GGUF file."""
+"""Open a published model: a Hugging Face directory or a GGUF file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from edge_spec.exporters.hf_source import open_directory
 
 
 def open_checkpoint(path: Path) -> StoredCheckpoint:
-    """Opens a `.gguf` file or a directory with config.json and safetensors.
+    """Open a `.gguf` file or a directory with config.json and safetensors.
 
-    Raises ModelFileError where the path is missing, damaged or neither of the two, UsageError for a
-    trained head.
+    Raises ModelFileError if the path is missing, damaged or neither, UsageError for a trained head.
     """
     if not path.exists():
         raise ModelFileError(f"no such file or directory: {path}", remedy="Check the path.")

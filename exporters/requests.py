@@ -1,27 +1,24 @@
-"""What all exporters do: they check what is asked for before anything is written, and write
-what a bundle says of itself.
+"""Common parts of exporters: checks before anything is written, and the bundle's manifest.
 
-`export` raises UsageError for unknown options and where `out` must not be replaced,
-UnsupportedModelError for a model that cannot be written, ExportError beyond the quantization's
-bound; then, or when interrupted, `out` is left as it was.
+`export` raises UsageError for unknown options or an `out` that must not be replaced,
+UnsupportedModelError for a model that the format cannot hold, ExportError beyond the quantization's
+bound. On errors and interrupts `out` stays as it was.
 
-Some write graphs whose shapes are fixed, as NPUs and Core ML want them, in one layout. A program
-has one function for each number of rows, all of the same weights.
-
-Inputs, outputs and states (rows: of the function, padding included; slots: of the cache):
+Static graphs, for NPUs and Core ML, share one layout: a function per number of rows, all with the
+same weights. Inputs, outputs and states (rows include padding; slots are the cache's):
 
     input_ids     [1, rows] int32
     position_ids  [rows] int32              committed tokens + depth in the tree; 0 for padding
     write_slot    [1] int32                 keys and values of row i go to slot write_slot + i
     mask          [1, 1, rows, slots]       0 where a row sees a slot, -30000 elsewhere
-    logits        [rows, vocab]             or logits_0, logits_1, ... side by side
-    hidden        [rows, hidden_size]       after the final norm: where it was asked for, and of
-                                            functions that only prefill
+    logits        [rows, vocab]             or logits_0, logits_1, ... to concatenate
+    hidden        [rows, hidden_size]       after the final norm: on request, and of prefill
+                                            functions
     states        [..., kv_heads, slots, head_dim]
 
-First the keys and values of all rows are written, then each row attends to the slots that its
-mask leaves. Where a token stands in the cache is therefore independent of its position in the
-text, and an accepted path of a tree can stay where it is.
+A pass first writes the keys and values of all rows, then each row attends to the slots that its
+mask admits. So a token's slot is independent of its position, and an accepted path of a tree can
+stay in place.
 """
 
 from __future__ import annotations
@@ -51,19 +48,15 @@ OTHER_FORMAT = "Export it with --format onnx, or run it without --runtime."
 
 @dataclass(frozen=True)
 class BlockQuantization:
-    """One way to store the weights, and the farthest it may be from the source.
-
-    The bounds are several times what the demo model measures (docs/results.md): they stop
-    broken exports, not lossy formats.
-    """
+    """A way to store weights. Bounds are several times what the demo model measures
+    (docs/results.md): they stop broken exports, not lossy formats."""
 
     bits: int
     max_kl_divergence: float  # nats
 
 
 def chosen_quantization(options: ExportOptions, known: Iterable[str], device: str = "") -> str:
-    """Return the first of `known`, which are for a device or for all, where none is asked for.
-    Raises UsageError for another one."""
+    """Return the requested quantization, by default the first of `known`. Raises UsageError."""
     names = list(known)
     name = names[0] if options.quantization is None else options.quantization
     if name not in names:
@@ -83,8 +76,8 @@ def check_request(
     *own_options: str,
     device: str = "",
 ) -> str:
-    """Return the quantization, one of `known`, before anything is written. own_options: what the
-    exporter knows beside those that all know. Raises UnsupportedModelError, UsageError."""
+    """Check a request before anything is written, and return the quantization. own_options: this
+    exporter's own. Raises UnsupportedModelError, UsageError."""
     options.require_only(exporter.format, *own_options)
     name = chosen_quantization(options, known, device)
     require_replaceable(out)
@@ -93,8 +86,7 @@ def check_request(
 
 
 def require_replaceable(out: Path) -> None:
-    """Raises UsageError where a bundle at `out` would take the place of something else, or could
-    not be opened there."""
+    """Raises UsageError if a bundle could not replace `out` or be opened there."""
     require_readable(out)
     if out.exists() and not may_replace(out, Manifest):
         raise UsageError(
@@ -103,7 +95,7 @@ def require_replaceable(out: Path) -> None:
 
 
 def require_plain(checkpoint: StoredCheckpoint, writer: str) -> None:
-    """Raises UnsupportedModelError for what Llama does not have, which not every writer writes."""
+    """Raises UnsupportedModelError for features beyond Llama's."""
     features = checkpoint.config.features()
     if features:
         named = ", ".join(name.replace("_", " ") for name in features)
@@ -127,8 +119,7 @@ def describe(
     kv_cache: Literal["shared", "whole", "growing"] = "shared",
     notes: Sequence[str] = (),
 ) -> None:
-    """Write tokenizer and manifest beside a converted model, once more with what `check` finds of
-    the bundle. Raises what `check` raises."""
+    """Write tokenizer and manifest, then add what `check` measures of the bundle."""
     path = source.path
     (work / TOKENIZER).write_text(source.tokenizer_json(), encoding="utf-8")
     described: dict[str, Any] = {
@@ -150,21 +141,21 @@ def describe(
 
 
 def report_bundle(out: Path, notes: tuple[str, ...] = ()) -> ExportReport:
-    """Return what an exporter says of the bundle that it wrote. notes: beside the bundle's own."""
+    """Report a written bundle. notes: further ones."""
     bundle = open_bundle(out)
     manifest = bundle.manifest
     return ExportReport(out, bundle.num_bytes, manifest.parity, (*manifest.notes, *notes))
 
 
 BLOCK_SIZE = 32  # weights that share a scale
-_CONTEXT_TOKENS = 2048  # where none is asked for
+_CONTEXT_TOKENS = 2048  # default
 SCORING_ROWS = (1, 4, 8)
 PREFILL_ROWS = 64
-MASKED = -30000.0  # what a mask adds where a row does not see a slot
+MASKED = -30000.0  # of slots that a row does not see
 
 
 class StaticFunction(NamedTuple):
-    """Describes a function of `rows` rows, and whether it scores them."""
+    """A function of `rows` rows; `scores`: whether it returns logits."""
 
     name: str
     rows: int
@@ -172,14 +163,14 @@ class StaticFunction(NamedTuple):
 
 
 def functions(scoring_rows: Sequence[int] = SCORING_ROWS) -> list[StaticFunction]:
-    """Returns those of a program: some that score, and one that only fills the cache."""
+    """Return scoring functions, and one that only prefills."""
     scoring = [StaticFunction(f"rows_{rows}", rows, True) for rows in scoring_rows]
     return [*scoring, StaticFunction(f"prefill_{PREFILL_ROWS}", PREFILL_ROWS, False)]
 
 
 @dataclass(frozen=True)
 class StaticShape:
-    """Describes the cache: `slots` hold `context_length` tokens and the padding of any pass."""
+    """A cache: `slots` hold `context_length` tokens and the padding of any pass."""
 
     context_length: int
     slots: int
@@ -191,7 +182,7 @@ class StaticShape:
 
 
 def chosen_context(config: ModelConfig, asked: int | None) -> int:
-    """Returns the tokens that a cache is for. Raises UsageError for more than the model has."""
+    """Return the cache's length in tokens. Raises UsageError beyond the model's."""
     longest = config.context_length
     chosen = min(_CONTEXT_TOKENS, longest) if asked is None else asked
     if not 1 <= chosen <= longest:
@@ -200,7 +191,7 @@ def chosen_context(config: ModelConfig, asked: int | None) -> int:
 
 
 def require_whole_rows(path: Path, sizes: Iterable[int], remedy: str) -> None:
-    """Raises UnsupportedModelError for matrices whose rows, of these sizes, are no whole blocks."""
+    """Raises UnsupportedModelError unless rows of these sizes divide into blocks."""
     for size in sizes:
         if size % BLOCK_SIZE:
             raise UnsupportedModelError(
@@ -210,7 +201,7 @@ def require_whole_rows(path: Path, sizes: Iterable[int], remedy: str) -> None:
 
 
 def require_whole_blocks(checkpoint: StoredCheckpoint, remedy: str) -> None:
-    """As `require_whole_rows`, of all matrices of a plain model."""
+    """Apply `require_whole_rows` to all matrices of a plain model."""
     config = checkpoint.config
     sizes = config.hidden_size, config.query_size, config.intermediate_size
     require_whole_rows(checkpoint.path, sizes, remedy)

@@ -1,7 +1,6 @@
-"""A weight in the form in which its file stores it, and a bounded, memory-mapped reader of
-safetensors files (huggingface/safetensors, format section).
+"""A weight as its file stores it, and a bounded, memory-mapped reader of safetensors files.
 
-The `safetensors` package has no numpy form of bfloat16; this returns the stored bytes instead.
+The `safetensors` package cannot return bfloat16 to numpy; this returns the stored bytes.
 """
 
 from __future__ import annotations
@@ -26,19 +25,17 @@ from edge_spec.models.bundle import regular_size
 
 
 def damaged(problem: str) -> ModelFileError:
-    """Return the error for a model's file whose content is missing or invalid."""
     return ModelFileError(problem, remedy="Download or convert it again.")
 
 
-_SLICE_WEIGHTS = 1 << 22  # that one thread dequantizes at once
+_SLICE_WEIGHTS = 1 << 22  # dequantized by one thread at once
 _Part = TypeVar("_Part")
 _Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A weight still in its file. read_rows: returns rows, uint8 [rows, row_bytes], where they are
-    not those of `data`."""
+    """A weight in its file. read_rows: replaces reading `data`, returns uint8 [rows, row_bytes]."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
@@ -47,33 +44,33 @@ class StoredTensor:
 
     @classmethod
     def of(cls, values: np.ndarray) -> StoredTensor:
-        """Returns one of values that are in no file, as float32."""
+        """Return a float32 tensor of values that are in no file."""
         stored = np.ascontiguousarray(values, np.float32).view(np.uint8)
         return cls(values.shape, GGMLQuantizationType.F32, stored)
 
     def stored_rows(self) -> np.ndarray:
-        """uint8 [..., row_bytes] in Hugging Face's row order."""
+        """Return uint8 [..., row_bytes] in Hugging Face's row order."""
         return self.data if self.read_rows is None else self.read_rows(slice(None))
 
     def rows(self, rows: slice | np.ndarray) -> StoredTensor:
-        """Returns some rows, by their indices; a slice of stored rows is a view."""
+        """Return some rows; a slice of stored rows is a view."""
         if self.read_rows is not None:
             return self.in_order(np.arange(self.shape[0])[rows])
         data = self._by_row()[rows]
         return replace(self, shape=(len(data), *self.shape[1:]), data=data)
 
     def in_order(self, rows: np.ndarray) -> StoredTensor:
-        """Returns these rows in their order, which stay where they are until they are read."""
+        """Return the rows in this order, without reading them."""
         read = self._by_row().__getitem__ if self.read_rows is None else self.read_rows
         shape = (len(rows), *self.shape[1:])
         return replace(self, shape=shape, read_rows=lambda chosen: read(rows[chosen]))
 
     def _by_row(self) -> np.ndarray:
-        """`data`, of a vector with one item a row."""
         return self.data if len(self.shape) > 1 else self.data.reshape(self.shape[0], -1)
 
     def float32(self) -> np.ndarray:
-        """The values, in `shape`. Raises UnsupportedModelError for a type gguf cannot read."""
+        """Return the values in `shape`. Raises UnsupportedModelError for a type that gguf cannot
+        read."""
         step = max(1, _SLICE_WEIGHTS // self.shape[-1])
         if len(self.shape) != 2 or self.shape[0] <= step:
             return self._float32()
@@ -87,7 +84,7 @@ class StoredTensor:
 
     @property
     def file_map(self) -> mmap.mmap | None:
-        """Returns the file that `data` is a view of; None for values that were made."""
+        """Return the mapped file of `data`; None for values in memory."""
         base: Any = self.data
         while isinstance(base, np.ndarray | memoryview):
             base = base.base if isinstance(base, np.ndarray) else base.obj
@@ -105,32 +102,32 @@ class StoredTensor:
 
 
 def on_all_cores(work: Callable[[_Part], _Made], parts: Sequence[_Part]) -> list[_Made]:
-    """Returns what `work` makes of each part, in their order; numpy lets threads run at once."""
+    """Run `work` on all parts in threads (numpy releases the GIL), in order."""
     if len(parts) == 1:
         return [work(parts[0])]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(work, parts))
 
 
-# The format's own limit is 100 MB, of which Python would make 2 GB; large models' have 1 MB.
+# The format allows 100 MB, which Python parses into 2 GB; large models have 1 MB.
 MAX_HEADER_BYTES = 32_000_000
-MAX_DIMS = 8  # models have 2, images' filters 5
-_SHOWN = 200  # characters of a name in a message
-KINDS = {  # with the bytes of an item
+MAX_DIMS = 8  # models have 2, image filters 5
+_SHOWN = 200  # characters of a name in messages
+KINDS = {  # and bytes per item
     "F32": (GGMLQuantizationType.F32, 4),
     "F16": (GGMLQuantizationType.F16, 2),
     "BF16": (GGMLQuantizationType.BF16, 2),
-    "U8": (GGMLQuantizationType.I8, 1),  # of what a family packs in its own way
-    # Of trained heads.
+    "U8": (GGMLQuantizationType.I8, 1),  # a family's own packing
+    # In trained heads.
     "I64": (GGMLQuantizationType.I64, 8),
     "BOOL": (GGMLQuantizationType.I8, 1),
 }
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of one file, still on disk. Raises ModelFileError for a damaged file."""
+    """Return a file's tensors, still on disk. Raises ModelFileError, UnsupportedModelError."""
     try:
-        regular_size(path)  # to open a pipe would wait
+        regular_size(path)  # opening a pipe would block
         mapped = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:
         raise ModelFileError(
@@ -171,7 +168,7 @@ def _tensor(path: Path, name: str, entry: Any, body: np.ndarray) -> StoredTensor
             remedy="Save the model in F32, F16 or BF16.",
         )
     kind, item_bytes = KINDS[dtype]
-    # The dimensions first: to multiply numbers of thousands of digits takes its time.
+    # Check dimensions first: multiplying numbers of thousands of digits takes long.
     fits = (
         1 <= num_dims <= MAX_DIMS
         and all(1 <= dim <= len(body) for dim in shape)

@@ -1,4 +1,4 @@
-"""Writes Core ML packages, on any system: the program is built from named tensors, no torch."""
+"""Write Core ML packages on any system: the program is built from named tensors, without torch."""
 
 from edge_spec.core.entry_points import quiet_import
 

@@ -1,4 +1,4 @@
-"""Checkpoint to a bundle with a Core ML package."""
+"""Write a checkpoint as a bundle with a Core ML package."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from edge_spec.models.devices import devices_of
 from edge_spec.storage.atomic import atomic_directory
 
 PACKAGE = "model.mlpackage"
-COMPUTE = "edge_spec.compute"  # user-defined metadata: the unit that the program is laid out for
+COMPUTE = "edge_spec.compute"  # metadata key: the target compute unit
 SPECIFICATION = 9  # iOS 18, macOS 15
 GPU, ANE = "gpu", "ane"
 _UNCOMPARED = "not compared with the reference: Core ML runs on macOS 15 or newer only"
@@ -47,8 +47,8 @@ _ANE_ALIGNMENT = 32  # of the last axis, in float16: 64 bytes ("Deploying Transf
 
 @dataclass(frozen=True)
 class CoreMlQuantization:
-    """Describes how the layers' matrices are stored, and embedding and head, where few bits cost
-    most; the bound is several times what the demo model measures (docs/apple.md)."""
+    """How layers (`body`), and embedding and head (`head`, where few bits cost most), are stored.
+    The bound is several times what the demo model measures (docs/apple.md)."""
 
     body: Storage
     head: Storage
@@ -62,7 +62,7 @@ QUANTIZATIONS: Mapping[str, Mapping[str, CoreMlQuantization]] = {
         "int8": CoreMlQuantization(blocks(8), blocks(8), 0.05),
         "fp16": _HALF,
     },
-    # The Neural Engine has no weights in blocks along a row (ANEMLL): tables instead.
+    # The Neural Engine has no weights in blocks along a row (ANEMLL), so it uses tables.
     ANE: {
         "lut6": CoreMlQuantization(palette(6), palette(6), 0.5),
         "lut4": CoreMlQuantization(palette(4), palette(6), 2.0),
@@ -80,7 +80,7 @@ class CoreMlExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the bundle `out` and compares it with the reference where Core ML runs."""
+        """Write the bundle `out`; compare it with the reference where Core ML runs."""
         out = out.absolute()
         compute, name = _checked(checkpoint, out, options)
         checkpoint = first_layers(checkpoint, options.num_layers)
@@ -123,7 +123,6 @@ def _runs_here() -> bool:
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> tuple[str, str]:
-    """The unit and the quantization."""
     compute = GPU if options.compute is None else options.compute
     if compute not in QUANTIZATIONS:
         raise UsageError(
@@ -144,7 +143,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
 
 
 def _shape(checkpoint: StoredCheckpoint, compute: str, asked: int | None) -> StaticShape:
-    """Raises UsageError for a context that the model or a state of Core ML does not hold."""
+    """Raises UsageError if the context exceeds the model's or a Core ML state's limit."""
     config: ModelConfig = checkpoint.config
     context_length = chosen_context(config, asked)
     shape = StaticShape.of(context_length)
@@ -163,8 +162,8 @@ def _shape(checkpoint: StoredCheckpoint, compute: str, asked: int | None) -> Sta
 
 
 def save_package(program: Program, path: Path, compute: str) -> None:
-    """Writes `path`, a new .mlpackage, which needs iOS 18 or macOS 15."""
-    # Beside it: weights are moved, not copied, within a disk. Progress bars are coremltools' own.
+    """Write `path`, a new .mlpackage for iOS 18 or macOS 15 and later."""
+    # In the same folder, so that weights are moved, not copied. Hides progress bars.
     with TemporaryDirectory(dir=path.parent) as weights, redirect_stderr(StringIO()):
         specification: Any
         specification, _ = mil_convert_to_proto(
@@ -172,7 +171,7 @@ def save_package(program: Program, path: Path, compute: str) -> None:
             "milinternal",
             "mlprogram",
             ConverterRegistry,
-            main_pipeline=ct.PassPipeline.EMPTY,  # the program is saved as it was built
+            main_pipeline=ct.PassPipeline.EMPTY,  # keep the program as built
             specification_version=SPECIFICATION,
             weights_dir=weights,
             export_multi_functions=True,

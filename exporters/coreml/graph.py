@@ -1,16 +1,12 @@
-"""Writes the static layout (exporters/requests.py) as functions of a Core ML program.
+"""Write the static layout (exporters/requests.py) as functions of a Core ML program.
 
-There are two ways to lay a transformer out for Core ML: for the GPU and for the Neural Engine.
+GPU and Neural Engine have different layouts. GPU: Apple's "On Device Llama 3.1 with Core ML"
+(2024): linear layers, fused attention, a state for keys and one for values. Neural Engine: Apple's
+"Deploying Transformers on the Apple Neural Engine" (2022) and ANEMLL 0.3.4: rows last, 1x1
+convolutions, explicit attention, a layer norm of [x, -x], a head in parts, one state.
 
-They differ where the published recipes do. GPU: Apple's Llama 3.1 recipe ("On Device Llama 3.1
-with Core ML", 2024): linear layers, fused attention, keys and values in a state each. Neural
-Engine: Apple's "Deploying Transformers on the Apple Neural Engine" (2022) and ANEMLL 0.3.4: rows
-last, 1x1 convolutions, explicit attention, normalization as a layer norm of [x, -x], the head in
-parts, one state.
-
-The residual stream is in a layout of each; heads are [1, heads, rows, head_dim] in both, and keys
-and values of all slots [1, kv_heads, slots, head_dim]. `logits` are outputs [rows, part] that are
-the vocabulary side by side.
+In both, heads are [1, heads, rows, head_dim], keys and values [1, kv_heads, slots, head_dim], and
+`logits` outputs [rows, part], to concatenate.
 """
 
 from __future__ import annotations
@@ -30,18 +26,18 @@ from edge_spec.core.decoder_walk import DecoderWalk
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Var, constant
 from edge_spec.exporters.requests import StaticShape, functions
 
-ANE_MAX_SIZE = 16384  # of a dimension on the Neural Engine: a longer one leaves it
+ANE_MAX_SIZE = 16384  # largest dimension that stays on the Neural Engine
 
 
 class CoreMlPass(DecoderWalk[Var]):
-    """One function while it is built."""
+    """Build one function."""
 
-    states: Callable[[ModelConfig, int], dict[str, tuple[int, ...]]]  # of so many slots
-    # (layer): the state and the index in it of a layer's keys and of its values.
+    states: Callable[[ModelConfig, int], dict[str, tuple[int, ...]]]  # shapes, for so many slots
+    # For a layer, the state and index of its keys, and of its values.
     place: Callable[[int], tuple[tuple[str, int], tuple[str, int]]]
     join_heads: Callable[[Var], Var]
     mix: Callable[[Var, Var, Var, Var], Var]  # (queries, keys, values, mask)
-    flat: Callable[[Var, str], Var]  # (x, name): the stream as an output [rows, hidden_size]
+    flat: Callable[[Var, str], Var]  # (x, name): the stream as output [rows, hidden_size]
     logits: Callable[[Var, str], list[Var]]
 
     def __init__(
@@ -66,7 +62,7 @@ class CoreMlPass(DecoderWalk[Var]):
         self._mask = ops.tile(x=inputs["mask"], reps=[1, 1, groups, 1])  # for each query of a group
 
     def outputs(self, scores: bool, hidden: bool) -> list[Var]:
-        """hidden: whether a function that scores returns the hidden states, too."""
+        """hidden: scoring functions return the hidden states as well."""
         config = self.config
         update, residual = None, self.embed()
         for layer in range(config.num_layers):
@@ -80,7 +76,7 @@ class CoreMlPass(DecoderWalk[Var]):
         return outputs
 
     def times(self, x: Var, scale: float, output: str) -> Var:
-        assert scale == 1.0  # of a plain model
+        assert scale == 1.0  # plain models do not scale
         return x
 
     def add_and_norm(self, update: Var | None, residual: Var, name: str) -> tuple[Var, Var]:
@@ -96,7 +92,7 @@ class CoreMlPass(DecoderWalk[Var]):
         key_place, value_place = self.place(layer)
         keys = self._write(key_place, self.heads(x, layer, "k"))
         values = self._write(value_place, self.heads(x, layer, "v"))
-        # Query heads that share keys stand as further rows of one head: nothing is repeated.
+        # Query heads that share keys are extra rows of one head, so that no key is repeated.
         per_head = (config.num_heads // config.num_kv_heads) * self.rows
         shape = (1, config.num_kv_heads, per_head, config.head_dim)
         queries = ops.reshape(x=self.heads(x, layer, "q"), shape=shape)
@@ -105,7 +101,7 @@ class CoreMlPass(DecoderWalk[Var]):
         return self.linear(self.join_heads(each), prefix, ["o_proj"], config.output_bias)
 
     def _rotations(self) -> tuple[Var, Var]:
-        """cos and sin of the rows' positions, [1, 1, rows, head_dim / 2]."""
+        """Return cos and sin of the rows' positions, [1, 1, rows, head_dim / 2]."""
         found = []
         tables = self.config.rotations[0].tables(self._shape.context_length)
         for name, table in zip(("rope_cos", "rope_sin"), tables, strict=True):
@@ -118,7 +114,7 @@ class CoreMlPass(DecoderWalk[Var]):
         return self.config.num_heads if part == "q" else self.config.num_kv_heads
 
     def rotate(self, x: Var, layer: int, part: str) -> Var:
-        """x: [1, heads, rows, head_dim], halves paired (Su et al. 2021)."""
+        """Rotate x: [1, heads, rows, head_dim], pairing halves (Su et al. 2021)."""
         first, second = ops.split(x=x, num_splits=2, axis=-1)
         cos, sin = self._cos, self._sin
         turned = [
@@ -128,7 +124,8 @@ class CoreMlPass(DecoderWalk[Var]):
         return ops.concat(values=turned, axis=-1)
 
     def _write(self, place: tuple[str, int], new: Var) -> Var:
-        """Puts `new` [1, kv_heads, rows, head_dim] into a state; [1, kv_heads, slots, head_dim]."""
+        """Write `new` [1, kv_heads, rows, head_dim] to a state; return [1, kv_heads, slots,
+        head_dim]."""
         name, index = place
         kv_heads = self.config.num_kv_heads
         updated = ops.slice_update(
@@ -151,7 +148,7 @@ class GpuPass(CoreMlPass):
         return ops.gather(x=stored, indices=self._inputs["input_ids"], axis=0)
 
     def norm(self, x: Var, name: str, output: str = "") -> Var:
-        """Computes in float32: squares of large activations leave float16."""
+        """Compute in float32: squares of large activations exceed float16."""
         wide = ops.cast(x=x, dtype="fp32")
         mean = ops.reduce_mean(x=ops.mul(x=wide, y=wide), axes=[-1], keep_dims=True)
         scale = ops.rsqrt(x=mean, epsilon=np.float32(self.config.norm_epsilon))
@@ -207,8 +204,8 @@ class AnePass(CoreMlPass):
     """The stream is [1, hidden_size, 1, rows]."""
 
     def look_up(self, table: str, output: str) -> Var:
-        """Gathers from the head's parts, so that tied weights are stored once: each gives its own
-        rows and zeros for the others."""
+        """Gather from the head's parts, so that tied weights are stored once. Each part gives zeros
+        for other parts' rows."""
         found: Any = None
         ids, dtype = self._inputs["input_ids"], self.weights.dtype
         for part in self._parts():
@@ -226,7 +223,7 @@ class AnePass(CoreMlPass):
         return ops.expand_dims(x=ops.transpose(x=found, perm=[0, 2, 1]), axes=[2])
 
     def _parts(self) -> list[slice]:
-        """The vocabulary in parts of a size that the Neural Engine takes."""
+        """Split the vocabulary into parts that fit the Neural Engine."""
         size = self.config.vocab_size
         borders = np.linspace(0, size, -(-size // ANE_MAX_SIZE) + 1).astype(int).tolist()
         return [slice(*ends) for ends in pairwise(borders)]
@@ -238,8 +235,8 @@ class AnePass(CoreMlPass):
         return self._norm(x, name, axis=3, shape=(1, 1, 1, -1))
 
     def _norm(self, x: Var, name: str, axis: int, shape: tuple[int, ...]) -> Var:
-        """The mean of [x, -x] is 0, so that its layer norm is a root mean square norm of x, which
-        the Neural Engine computes in one operation with wide sums."""
+        """Compute an RMS norm of x as the layer norm of [x, -x], whose mean is 0: one operation
+        with wide sums on the Neural Engine."""
         size = x.shape[axis]
         both = ops.concat(values=[x, ops.mul(x=x, y=self.weights.dtype(-1))], axis=axis)
         epsilon = self.weights.dtype(self.config.norm_epsilon)
@@ -265,12 +262,12 @@ class AnePass(CoreMlPass):
 
     def mix(self, queries: Var, keys: Var, values: Var, mask: Var) -> Var:
         scale = self.weights.dtype(self.config.head_dim**-0.5)
-        scaled = ops.mul(x=queries, y=scale)  # first: products then stay within float16
+        scaled = ops.mul(x=queries, y=scale)  # first, so that products stay within float16
         scores = ops.add(x=ops.matmul(x=scaled, y=keys, transpose_y=True), y=mask)
         return ops.matmul(x=ops.softmax(x=scores, axis=-1), y=values)
 
     def flat(self, x: Var, name: str) -> Var:
-        """[1, size, 1, rows] -> [rows, size], called `name`."""
+        """[1, size, 1, rows] -> [rows, size], named `name`."""
         return ops.transpose(x=ops.squeeze(x=x, axes=[0, 2]), perm=[1, 0], name=name)
 
     def logits(self, x: Var, name: str) -> list[Var]:
@@ -300,8 +297,7 @@ def build_program(
     hidden: bool,
     on_function: Callable[[float], None],
 ) -> Program:
-    """A program that is saved as it is: no pass of coremltools changes it. hidden: whether
-    functions that score return the hidden states, too."""
+    """Build a program that no coremltools pass changes. hidden: as in `outputs`."""
     program = Program()
     wanted = functions()
     dtype = types.fp16 if weights.dtype is np.float16 else types.fp32

@@ -1,7 +1,6 @@
-"""Stores matrices in a Core ML program: as float16, in blocks of integers, as palettes.
+"""Store matrices in a Core ML program as float16, integer blocks or palettes.
 
-Every function of a package adds the same constants; those of one name share one place in the
-weight file.
+All functions of a package add the same constants; those of one name are stored once.
 """
 
 from __future__ import annotations
@@ -21,25 +20,24 @@ from edge_spec.exporters.block_quantize import quantize_stored
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.stored_tensor import StoredTensor
 
-MAX_TABLE_BITS = 0.25  # a weight
+MAX_TABLE_BITS = 0.25  # per weight
 _ROUNDS = 15  # of Lloyd's algorithm
 
 
 @dataclass(frozen=True, eq=False)
 class Palettized:
-    """A weight matrix [rows, columns]; as many neighbouring rows share each table."""
+    """A weight matrix [rows, columns]; rows / groups neighbouring rows share each table."""
 
     indices: np.ndarray  # uint8 [rows, columns], below 2 ** bits
     tables: np.ndarray  # float16 [groups, 2 ** bits], ascending
 
 
 def palettize(weights: np.ndarray, bits: int, importance: np.ndarray | None = None) -> Palettized:
-    """Tables near the best for each group: weighted k-means in one dimension (Lloyd 1982; weights
-    by sensitivity: Kim et al. 2024, SqueezeLLM).
+    """Return a nearly optimal table per group: weighted 1-D k-means (Lloyd 1982; weights by
+    sensitivity: Kim et al. 2024, SqueezeLLM).
 
-    importance: [columns], how much an error there counts, such as the mean square of the input
-    that it is multiplied with. A group is as small as tables of 1/4 bit a weight allow, and
-    divides the rows.
+    importance: [columns], the weight of an error, such as the input's mean square. Groups divide
+    the rows, and are as small as tables of 1/4 bit per weight allow.
     """
     rows, columns = weights.shape
     group = gcd(_group_rows(columns, bits), rows)
@@ -55,18 +53,18 @@ def palettize(weights: np.ndarray, bits: int, importance: np.ndarray | None = No
 
 
 def _group_rows(columns: int, bits: int) -> int:
-    """The smallest power of two for which a float16 table costs no more than MAX_TABLE_BITS."""
+    """Return the least power of two of rows whose float16 table stays within MAX_TABLE_BITS."""
     needed = (16 << bits) / (columns * MAX_TABLE_BITS)
     return 1 << max(ceil(log2(needed)), 0)
 
 
 def _cluster(values: np.ndarray, counts: np.ndarray, num_centres: int) -> np.ndarray:
-    """Ascending centres, float64 [num_centres]; each value counts as often as `counts` says."""
+    """Return ascending centres, float64 [num_centres]. counts: weights of the values."""
     order = np.argsort(values)
     ordered, counts = values[order].astype(np.float64), counts[order]
     mass = np.concatenate([[0.0], np.cumsum(counts)])
     sums = np.concatenate([[0.0], np.cumsum(counts * ordered)])
-    # Quantiles leave the tails, where large weights are, to few centres: half way to an even grid.
+    # Quantiles give the tails, where large weights are, few centres; mix with an even grid.
     wanted = (np.arange(num_centres) + 0.5) / num_centres * mass[-1]
     centres: np.ndarray = np.interp(wanted, mass[1:], ordered)
     centres = (centres + np.linspace(ordered[0], ordered[-1], num_centres)) / 2
@@ -80,20 +78,20 @@ def _cluster(values: np.ndarray, counts: np.ndarray, num_centres: int) -> np.nda
 
 
 def _borders(centres: np.ndarray) -> np.ndarray:
-    """Half way between neighbours: values up to it belong to the lower one."""
+    """Return midpoints of neighbours; a value at one belongs to the lower."""
     middle: np.ndarray = (centres[1:].astype(np.float32) + centres[:-1].astype(np.float32)) / 2
     return middle
 
 
-Var = Any  # a value of the program, coremltools' Var
+Var = Any  # coremltools' Var
 _INTEGERS = {4: types.np_int4_dtype, 8: np.int8}
 _INDICES = {4: types.np_uint4_dtype, 6: types.np_uint6_dtype}
 
 
-# Adds a matrix [rows, columns] in its stored form to the function that is being built, by its name
-# and as a shape (rows, columns, 1, ...).
+# Add a matrix [rows, columns] to the current function, with a name and shape (rows, columns, 1,
+# ...).
 Stored = Callable[[str, tuple[int, ...]], Var]
-# Of some rows of a tensor; how much errors in each of its columns count, None: alike.
+# From a tensor, some of its rows and the importance of columns (None: equal).
 Storage = Callable[[StoredTensor, slice, np.ndarray | None], Stored]
 
 
@@ -106,8 +104,8 @@ def dense(dtype: type[np.floating]) -> Storage:
 
 
 def blocks(bits: int) -> Storage:
-    """Symmetric, as Core ML's GPU kernels take them; what a file has in this form is kept bit for
-    bit (GGUF's Q4_0 and Q8_0)."""
+    """Store symmetric blocks, which Core ML's GPU kernels require. GGUF's Q4_0 and Q8_0 are kept
+    bit for bit."""
 
     def store(tensor: StoredTensor, rows: slice, importance: np.ndarray | None) -> Stored:
         found = quantize_stored([tensor.rows(rows)], bits, importance, symmetric=True)
@@ -147,14 +145,14 @@ def palette(bits: int) -> Storage:
 
 
 def constant(name: str, values: np.ndarray, stored_as: str | None = None) -> Var:
-    """The same name, or the same `stored_as`, has to stand for the same values everywhere."""
+    """Add a constant. A name, or `stored_as`, must stand for the same values everywhere."""
     var = ops.const(val=values, name=name)
     var.op.weight_id = stored_as or name
     return var
 
 
 class CoreMlWeights:
-    """Reads a checkpoint, each tensor once; `head` is the storage of embedding and head."""
+    """Read each tensor of a checkpoint once. head: storage of embedding and head."""
 
     def __init__(
         self,
@@ -168,7 +166,7 @@ class CoreMlWeights:
         self.dtype = dtype
         self._body = body
         self._head = head
-        self._importance = importance  # of columns, by the matrix's name
+        self._importance = importance  # of columns, by matrix
         self._stored: dict[str, Stored] = {}
 
     def vector(self, name: str) -> Var:
@@ -176,23 +174,21 @@ class CoreMlWeights:
         return self._add(name, dense(self.dtype), slice(0, shape[0]), shape)
 
     def zeros(self, name: str, size: int) -> Var:
-        """A bias where a model has none: coremltools would store each of its own."""
+        """Return a zero bias; coremltools would otherwise store one per layer."""
         return constant(_identifier(name + ".zeros"), np.zeros(size, self.dtype), f"zeros_{size}")
 
     def matrix(self, name: str, num_trailing: int = 0) -> Var:
-        """[out, in, 1, ...] with `num_trailing` ones."""
+        """Return [out, in, 1, ...] with `num_trailing` ones."""
         rows, columns = self.checkpoint.tensors[name].shape
         shape = (rows, columns, *(1,) * num_trailing)
         return self._add(name, self._body, slice(0, rows), shape)
 
     def head(self, name: str, rows: slice, num_trailing: int = 0) -> Var:
-        """Some rows of the embedding or of the head."""
         columns = self.checkpoint.tensors[name].shape[1]
         shape = (rows.stop - rows.start, columns, *(1,) * num_trailing)
         return self._add(name, self._head, rows, shape)
 
     def _add(self, name: str, storage: Storage, rows: slice, shape: tuple[int, ...]) -> Var:
-        """Raises UnsupportedModelError for a value beyond float16."""
         tensor = self.checkpoint.tensors[name]
         key = _identifier(f"{name}.{rows.start}")
         if key not in self._stored:

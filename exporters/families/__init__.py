@@ -1,4 +1,4 @@
-"""The families of models that exporters read, and nothing about them elsewhere."""
+"""The model families that exporters read. Nothing else names a family."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _FAMILIES = (
     encoders.T5,
     *encoders.FAMILIES,
 )
-# By the model_type of config.json, and by the general.architecture of GGUF files.
+# Keys: model_type in config.json, and general.architecture in GGUF files.
 BY_MODEL_TYPE = {name: family for family in _FAMILIES for name in family.model_types}
 BY_ARCHITECTURE = {name: family for family in _FAMILIES for name in family.architectures}

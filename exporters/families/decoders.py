@@ -1,10 +1,5 @@
-"""Families of decoders that differ from Llama in a few fields and names, and those with parts of
-their own: gpt-oss, with experts in MXFP4, attention sinks and biases everywhere (OpenAI 2025); LFM2
-(Liquid AI 2025), with short convolutions in most layers and attention in the others; and LFM2 with
-experts (LFM2-8B-A1B) in all layers but the first ones.
-
-The functions that read what only some of them state stand before the rows of `FAMILIES`.
-"""
+"""Decoder families that differ from Llama in fields and names, and three with parts of their own:
+gpt-oss (OpenAI 2025), LFM2 and LFM2-8B-A1B (Liquid AI 2025)."""
 
 from __future__ import annotations
 
@@ -37,11 +32,11 @@ from edge_spec.exporters.families.stated import (
 )
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
-_PERIOD = 4  # of layers, of which the last sees all, or has no positions
+_PERIOD = 4  # the last of so many layers has full attention, or no positions
 
 
 def _llama(stated: StatedConfig) -> Fields:
-    """Ends the context with a window, within which sliding attention is full attention."""
+    """End the context at the window, within which sliding attention equals full attention."""
     window = stated.values.get("sliding_window")
     if not window or not stated.values.get("use_sliding_window", True):
         return {}
@@ -49,7 +44,7 @@ def _llama(stated: StatedConfig) -> Fields:
 
 
 def _granite(stated: StatedConfig) -> Fields:
-    """Granite's multipliers come from muP (Yang et al. 2022)."""
+    """Granite's multipliers, from muP (Yang et al. 2022)."""
     return {
         "embedding_scale": stated.number("embedding_multiplier", 1.0),
         "residual_scale": stated.number("residual_multiplier", 1.0),
@@ -59,8 +54,7 @@ def _granite(stated: StatedConfig) -> Fields:
 
 
 def _granite_hybrid(stated: StatedConfig) -> Fields:
-    """Granite 4 without recurrent layers and experts: its one MLP is the one that they would
-    share."""
+    """Granite 4 without recurrent layers and experts: the shared MLP is its only one."""
     inner = int(stated.values["shared_intermediate_size"])
     fields = {**_granite(stated), "intermediate_size": inner}
     if stated.values.get("position_embedding_type") == "rope":
@@ -73,7 +67,7 @@ def _smollm3(stated: StatedConfig) -> Fields:
     values = stated.values
     if values.get("use_sliding_window"):
         raise stated.refuse("a sliding window")
-    rotates = values.get("no_rope_layers")  # 1: this layer does
+    rotates = values.get("no_rope_layers")  # 1: this layer rotates
     if rotates is None:
         interval = int(values.get("no_rope_layer_interval", _PERIOD))
         types = last_of(interval, int(values["num_hidden_layers"]))
@@ -83,7 +77,7 @@ def _smollm3(stated: StatedConfig) -> Fields:
 
 
 def _minicpm(stated: StatedConfig) -> Fields:
-    """GGUF has what follows from these numbers, as Granite's multipliers."""
+    """Compute the multipliers; GGUF stores them, as for Granite."""
     values = stated.values
     layers, hidden = int(values["num_hidden_layers"]), int(values["hidden_size"])
     depth = stated.number("scale_depth", 1.0) / layers**0.5
@@ -113,12 +107,12 @@ def _olmo(stated: StatedConfig) -> Fields:
 
 
 def _exaone4(stated: StatedConfig) -> Fields:
-    """Leaves out positions in all layers that do not slide, where some do."""
+    """Sliding layers have positions, full ones none. If no layer slides, all have positions."""
     return _normed_after(stated, stated.rope(), None)
 
 
 def _normed_after(stated: StatedConfig, local: Rope, full: Rope | None) -> Fields:
-    """No layer slides where no window is stated."""
+    """Norms after sublayers. Without a window, no layer slides."""
     slides = bool(stated.values.get("sliding_window"))
     kinds = stated.alternating(_PERIOD, local, full) if slides else {}
     return {"norm_places": "after", **kinds}
@@ -129,7 +123,7 @@ def _hunyuan(stated: StatedConfig) -> Fields:
 
 
 def _ministral(stated: StatedConfig) -> Fields:
-    """Queries are as they are within the original length, which is all that runs."""
+    """End the context at the original length, within which queries are not scaled."""
     fields = _llama(stated)
     beta = "llama_4_scaling_beta"
     if not (stated.of_rope.get(beta) or stated.values.get(beta)):
@@ -153,11 +147,10 @@ _POST_NORMS: Any = {
     "gguf_parts": GGUF_POST_NORMS,
 }
 FAMILIES = (
-    # llama.cpp stores q and k of "llama", as which it runs Mistral too, for its interleaved
-    # rotation (convert_hf_to_gguf, LlamaModel.permute); the Qwen families keep the order of
-    # Hugging Face.
+    # llama.cpp permutes q and k of "llama" (also Mistral) for its interleaved rotation
+    # (convert_hf_to_gguf, LlamaModel.permute); Qwen keeps Hugging Face's order.
     Family(("llama", "mistral"), ("llama",), _llama, is_permuted=True),
-    # MiMo is Qwen 2 and layers of its own.
+    # MiMo is Qwen 2 plus layers for multi-token prediction.
     Family(("qwen2", "qwen3", "mimo"), ("qwen2", "qwen3"), _llama),
     Family(
         ("granite",),
@@ -193,11 +186,11 @@ FAMILIES = (
         ("minicpm",),
         _minicpm,
         defaults={"tie_word_embeddings": True},
-        # Older files state none of them: llama.cpp takes those of the 2B model then.
+        # Missing in older files; llama.cpp then uses those of the 2B model.
         gguf_defaults={"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256},
         is_permuted=True,
     ),
-    # Phi-3, 3.5 and 4-mini (Abdin et al. 2024): fused matrices, part of a head rotated, LongRoPE.
+    # Phi-3, 3.5 and 4-mini (Abdin et al. 2024): fused matrices, partial rotation, LongRoPE.
     Family(("phi3",), ("phi3",), _phi, gguf_parts={"ffn_up": "mlp.gate_up_proj"}),
     # As GGUF, OLMo 3 is an olmo2 with a window.
     Family(("olmo2",), ("olmo2",), _olmo, **_POST_NORMS),
@@ -222,7 +215,7 @@ FAMILIES = (
         ("qwen3moe",),
         _qwen_moe,
         defaults={"decoder_sparse_step": 1, "mlp_only_layers": (), "norm_topk_prob": False},
-        gguf_defaults={"norm_topk_prob": True},  # llama.cpp normalizes, whatever config.json said
+        gguf_defaults={"norm_topk_prob": True},  # llama.cpp always normalizes
         rules=((r"\.mlp\.gate\.", ".mlp.router."),),
         gguf_parts=GGUF_EXPERTS,
         computes=(EXPERTS,),
@@ -230,10 +223,10 @@ FAMILIES = (
 )
 
 
-_BLOCK, _BLOCK_BYTES = 32, 16  # weights that share a scale, and what they take without it
+_BLOCK, _BLOCK_BYTES = 32, 16  # weights that share a scale; their bytes without it
 _BLOCKS, _SCALES, _BIAS = "_blocks", "_scales", "_bias"
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-_LIMIT = 7.0  # of gate and up, which GGUF does not state
+_LIMIT = 7.0  # clamp of gate and up; not in GGUF
 _Rows = slice | np.ndarray
 
 
@@ -249,8 +242,8 @@ def _gpt_oss(stated: StatedConfig) -> Fields:
 
 
 def _of_experts(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Reads all experts at once: MXFP4's blocks and scales, or transposed matrices; rows of
-    gate and up stand in turns."""
+    """Split the experts: MXFP4 blocks and scales, or transposed matrices. Rows of gate and up
+    alternate."""
     found = {}
     for name, tensor in stored.items():
         prefix, is_expert, part = name.partition(".mlp.experts.")
@@ -258,7 +251,7 @@ def _of_experts(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict
         parts = _PARTS.get(whole, ()) if is_expert else ()
         scales = stored.get(f"{prefix}{is_expert}{whole}{_SCALES}")
         if not parts:
-            if not part.endswith(_SCALES):  # those are read with their blocks
+            if not part.endswith(_SCALES):  # read with their blocks
                 found[name] = tensor
             continue
         _require_experts(name, tensor, scales, config)
@@ -274,7 +267,6 @@ def _of_experts(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict
 def _of_expert(
     part: str, tensor: StoredTensor, scales: StoredTensor | None, expert: int
 ) -> StoredTensor:
-    """Returns what one expert has of a tensor of all."""
     data = tensor.data[expert]
     if part.endswith(_BIAS):
         return StoredTensor(tensor.shape[1:], tensor.kind, data)
@@ -301,8 +293,10 @@ def _require_experts(
 
 
 def _as_ggml(scales: np.ndarray, blocks: np.ndarray, rows: _Rows) -> np.ndarray:
-    """Here a byte has two neighbours, there weights that are half of a block apart. blocks: [rows,
-    blocks, bytes], scales: [rows, blocks]."""
+    """Repack MXFP4 for ggml, where a byte holds weights half a block apart, not neighbours.
+
+    blocks: [rows, blocks, bytes], scales: [rows, blocks].
+    """
     stored = blocks[rows]
     values = np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:2], _BLOCK)
     low, high = np.split(values, 2, axis=-1)
@@ -311,7 +305,7 @@ def _as_ggml(scales: np.ndarray, blocks: np.ndarray, rows: _Rows) -> np.ndarray:
 
 
 def _turned(items: np.ndarray, rows: _Rows) -> np.ndarray:
-    """items: [columns, rows, bytes of one]."""
+    """Return rows [rows, bytes] of `items`, [columns, rows, bytes of one]."""
     turned = np.ascontiguousarray(items[:, rows].swapaxes(0, 1))
     return turned.reshape(len(turned), -1)
 
@@ -331,15 +325,14 @@ GPT_OSS = Family(
 )
 
 
-_SIGMOID = 2  # as GGUF numbers what makes weights of a router's scores
+_SIGMOID = 2  # GGUF's number of the router's gating function
 
 
 def _lfm2(stated: StatedConfig) -> Fields:
-    """Tells which layers attend and which have convolutions, and their MLPs or experts."""
     values = stated.values
     layers = range(min(int(values["num_hidden_layers"]), MAX_LAYERS))
     types = values.get("layer_types")
-    if not types:  # as older files have it
+    if not types:  # older files
         attending = values.get("full_attn_idxs", layers)
         types = [FULL if layer in attending else CONVOLUTION for layer in layers]
     convolution = LayerKind(None, convolution=int(values["conv_L_cache"]))
@@ -354,14 +347,14 @@ def _lfm2(stated: StatedConfig) -> Fields:
         scale=float(values["routed_scaling_factor"]),
     )
     dense_layers = int(values["num_dense_layers"])
-    if dense_layers:  # the first ones, which have one MLP of this size
+    if dense_layers:  # the first layers have a single MLP
         dense_size = int(values["intermediate_size"])
         experts = replace(experts, dense_layers=dense_layers, dense_size=dense_size)
     return {**fields, **stated.mixture(experts)}
 
 
 def _intermediate_size(stated: StatedConfig) -> int:
-    """Two thirds of what is stated, in whole multiples, unless it says that this was done."""
+    """Return 2/3 of config.json's width, rounded up to a multiple, unless already adjusted."""
     values = stated.values
     size = int(values["intermediate_size"])
     if not values["block_auto_adjust_ff_dim"]:
@@ -373,7 +366,7 @@ def _intermediate_size(stated: StatedConfig) -> int:
 
 
 def _lfm2_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A layer without keys and values has a convolution."""
+    """A layer without KV heads is a convolution."""
     counts = keys.per_layer("attention.head_count_kv", values["num_attention_heads"])
     gate = keys.require("expert_gating_func", int) if "num_experts" in values else _SIGMOID
     if gate != _SIGMOID:
@@ -390,7 +383,7 @@ def _lfm2_of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any
 def _channels_alone(
     config: ModelConfig, tensors: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Convolutions of one channel each, without the axis of that one."""
+    """Drop the channel axis of depthwise convolutions, which is 1."""
     return {
         name: replace(tensor, shape=(tensor.shape[0], *tensor.shape[2:]))
         if name.endswith(".conv.conv.weight") and tensor.shape[1:2] == (1,)

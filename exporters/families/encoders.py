@@ -1,11 +1,10 @@
-"""T5 (Raffel et al. 2020), T5 1.1 and Flan-T5, with relative positions. T5 has one matrix before
-its activation and reads its scores off the embedding; 1.1 and Flan have gated MLPs and a head.
+"""T5 (Raffel et al. 2020), T5 1.1 and Flan-T5; BART (Lewis et al. 2020), Marian (Junczys-Dowmunt et
+al. 2018), mBART (Liu et al. 2020), Pegasus (Zhang et al. 2020), M2M-100 (Fan et al. 2021) and NLLB
+(NLLB Team 2022), the same model.
 
-BART (Lewis et al. 2020) and those that came of it: Marian's translators (Junczys-Dowmunt et al.
-2018), mBART (Liu et al. 2020), Pegasus (Zhang et al. 2020), M2M-100 (Fan et al. 2021) and NLLB,
-which is the same model (NLLB Team 2022). In BART and Marian each sublayer is followed by a
-LayerNorm of the stream, which is what the next one reads: as we name them, norms belong to the
-sublayer that reads them, and the last one is the model's. The others have norms before sublayers.
+T5 has an ungated MLP and a tied head; 1.1 and Flan have gated MLPs and their own head. BART and
+Marian normalize the stream after each sublayer, the others before. Our names assign a norm to the
+sublayer that reads its output, and the last one to the model.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ def _t5(stated: StatedConfig) -> Fields:
     mlp = str(values.get("feed_forward_proj", "relu"))
     if mlp not in _MLPS:
         raise stated.refuse(f"the activation {mlp[:40]!r}")
-    # Only a model whose head is its embedding scales what it reads; transformers 5 ties all.
+    # Only a model with a tied head scales the hidden states; transformers 5 ties all.
     scales = values.get("scale_decoder_outputs", values["tie_word_embeddings"])
     num_layers = int(values["num_hidden_layers"])
     return {
         **_MLPS[mlp],
         "num_layers": int(values.get("num_decoder_layers") or num_layers),
-        "context_length": 2 * stated.context_length,  # of the source, and as much of the answer
+        "context_length": 2 * stated.context_length,  # half for the source, half for the answer
         "tied_embeddings": bool(scales),
         "logit_scale": int(values["hidden_size"]) ** -0.5 if scales else 1.0,
         "attention_scale": 1.0,
@@ -88,7 +87,7 @@ T5 = Family(
         "max_position_embeddings": "n_positions",
         "rms_norm_eps": "layer_norm_epsilon",
     },
-    # The embedding under further names, and a table that T5 never reads.
+    # Copies of the embedding, and a table that T5 never reads.
     ignored=(
         "encoder.embed_tokens.",
         "decoder.embed_tokens.",
@@ -98,8 +97,8 @@ T5 = Family(
 )
 
 
-_OFFSET = 2  # rows of learnt tables that no position has
-# What Marian's start token has less than its score: it is never written.
+_OFFSET = 2  # unused first rows of learnt position tables
+# Keeps Marian's start token from being drawn.
 _NEVER = np.float32(100.0)
 _BART, _MARIAN, _MBART, _PEGASUS, _M2M = "bart", "marian", "mbart", "pegasus", "m2m_100"
 _NORM_STREAM = (_BART, _MARIAN)
@@ -121,7 +120,7 @@ _RULES: Rules = (
     (r"final_layer_norm", "post_attention_layernorm"),
     *_COMMON_RULES,
 )
-# Where the stream is normed, the norm after a sublayer is the next one's.
+# A norm after a sublayer of the stream belongs to the next one.
 _STREAM_RULES: Rules = (
     (r"layernorm_embedding", "layers.0.input_layernorm"),
     (r"encoder(\.layers.+)self_attn_layer_norm", r"encoder\1post_attention_layernorm"),
@@ -136,7 +135,7 @@ _STREAM_RULES: Rules = (
 _DEFAULTS = {
     "activation_function": "gelu",
     "scale_embedding": False,
-    "rms_norm_eps": 1e-5,  # of LayerNorm, which config.json does not state
+    "rms_norm_eps": 1e-5,  # of LayerNorm; config.json does not have it
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
@@ -217,8 +216,8 @@ def _of_tensors(
 
 
 def _sinusoids_from_two(num_positions: int, width: int) -> np.ndarray:
-    """[positions, width] as fairseq has them, in float32: the last frequency is a ten thousandth
-    of the first, and positions are counted from _OFFSET on."""
+    """Return fairseq's table [positions, width] float32, counted from _OFFSET. The last frequency
+    is 1/10,000 of the first."""
     half = width // 2
     steps = np.float32(np.log(10000) / (half - 1))
     frequencies = np.exp(-np.arange(half, dtype=np.float32) * steps)
@@ -229,7 +228,7 @@ def _sinusoids_from_two(num_positions: int, width: int) -> np.ndarray:
 
 
 def _sinusoids(num_positions: int, width: int) -> np.ndarray:
-    """[positions, width] (Vaswani et al. 2017), all sines before the cosines."""
+    """Return [positions, width] (Vaswani et al. 2017), all sines before the cosines."""
     frequencies = 10000.0 ** (-2 * np.arange((width + 1) // 2) / width)
     angles = np.arange(num_positions)[:, None] * frequencies
     sines, cosines = np.sin(angles), np.cos(angles[:, : width // 2])

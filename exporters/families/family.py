@@ -1,9 +1,7 @@
-"""Describes families: where their files state what a decoder is, and how they name its tensors.
+"""Describe a model family: where its files define the decoder, and how they name its tensors.
 
-A family is read from config.json; what a GGUF file states is put in those words first. Its tensors
-get our names, and our layout: that of Llama at Hugging Face.
-
-Beside Llama's there are the norms of what a sublayer adds, self_attn.post_norm and mlp.post_norm.
+GGUF metadata is first translated to config.json's keys. Tensors get Llama's names and layout at
+Hugging Face; self_attn.post_norm and mlp.post_norm are norms of a sublayer's output.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.families.stated import GgufKeys, StatedConfig
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
-Fields = Mapping[str, Any]  # of a ModelConfig
+Fields = Mapping[str, Any]  # ModelConfig fields
 Parts = Mapping[str, str]
-Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]  # of re.sub, in turn
-# From tensors by our names to the same in our shapes, such as of all experts to those of each.
+Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]  # for re.sub, in order
+# Convert tensors to our shapes, such as stacked experts to one tensor per expert.
 ShapedTensors = Callable[[ModelConfig, Mapping[str, StoredTensor]], dict[str, StoredTensor]]
-# Of the text model's tensors, in models that read pictures too, and what the others begin with.
+# Names of the text model's tensors in models with vision, and prefixes of the other tensors.
 TEXT_RULES: Rules = (
     (r"^(language_model\.model|model\.language_model)\.", "model."),
-    (r"^language_model\.", ""),  # of a head
+    (r"^language_model\.", ""),  # the head
 )
 _PICTURES = ("vision_tower.", "multi_modal_projector.")
 PICTURES = (*_PICTURES, *(f"model.{part}" for part in _PICTURES))
@@ -35,28 +33,26 @@ PICTURES = (*_PICTURES, *(f"model.{part}" for part in _PICTURES))
 
 @dataclass(frozen=True)
 class Family:
-    """Describes how the files of one family differ from Llama's; every name not mapped here is
-    the same.
+    """How the files of one family differ from Llama's.
 
-    of_config: the fields of the description that only this family states, or states in its own way.
-    of_gguf: what config.json would state beside the values that all families have.
+    of_config: fields that the family defines in its own way. of_gguf: its further values in GGUF.
     """
 
-    model_types: tuple[str, ...]  # of config.json
-    architectures: tuple[str, ...]  # of GGUF, as general.architecture
+    model_types: tuple[str, ...]  # in config.json
+    architectures: tuple[str, ...]  # general.architecture in GGUF
     of_config: Callable[[StatedConfig], Fields] = lambda stated: {}
     of_gguf: Callable[[GgufKeys, Fields], Fields] = lambda keys, values: {}
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that config.json may lack
-    # Of keys that GGUF lacks, where those are others.
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # for keys missing in config.json
+    # For keys missing in GGUF, if other than `defaults`.
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
-    keys: Parts = field(default_factory=dict)  # of config.json: what others call them, and this one
-    rules: Rules = ()  # from names in safetensors to ours
-    # Names in GGUF, and ours: of a layer, with the ending where ours has none, and whole ones.
+    keys: Parts = field(default_factory=dict)  # usual config.json key -> this family's
+    rules: Rules = ()  # safetensors names -> ours
+    # GGUF names -> ours: parts of a layer (with the suffix where ours has none), and whole names.
     gguf_parts: Parts = field(default_factory=dict)
-    is_permuted: bool = False  # GGUF has rows of q and k as interleaved pairs
-    ignored: tuple[str, ...] = ()  # prefixes of the tensors that text does not need
-    computes: tuple[str, ...] = ()  # features that most families lack, as stated.py names them
-    of_tensors: ShapedTensors | None = None  # of safetensors that have other shapes
+    is_permuted: bool = False  # GGUF stores rows of q and k as interleaved pairs
+    ignored: tuple[str, ...] = ()  # prefixes of tensors that text does not need
+    computes: tuple[str, ...] = ()  # features beyond the usual, as stated.py names them
+    of_tensors: ShapedTensors | None = None  # for safetensors with other shapes
 
 
 MODEL_NAMES = {
@@ -79,14 +75,14 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 LAYER = "model.layers."
-# Of an attention: what a layer lacks that attends to the keys and values of another one.
+# Missing in a layer that reads another layer's keys and values.
 _OF_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm")
 _ALL_EXPERTS = ".mlp.experts."
-_LIBRARY_ONLY = Family((), ())  # of which no more is known than names
+_LIBRARY_ONLY = Family((), ())  # knows only the common names
 
 
 def hf_name(name: str, family: Family = _LIBRARY_ONLY) -> str:
-    """Returns our name of a tensor of GGUF, or the same where there is none."""
+    """Return our name of a GGUF tensor, or `name` itself if there is none."""
     known = family.gguf_parts.get(name, MODEL_NAMES.get(name))
     if known is not None:
         return known
@@ -100,7 +96,7 @@ def hf_name(name: str, family: Family = _LIBRARY_ONLY) -> str:
 
 
 def named_as_ours(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns a safetensors file's tensors by our names, without those that text does not need."""
+    """Rename safetensors tensors to our names; drop those that text does not need."""
     return {
         _our_name(name, family): tensor
         for name, tensor in tensors.items()
@@ -115,8 +111,7 @@ def _our_name(name: str, family: Family) -> str:
 
 
 def read_gguf(family: Family, keys: GgufKeys) -> StatedConfig:
-    """Returns what a GGUF file states, as a config.json. Raises ModelFileError,
-    UnsupportedModelError."""
+    """Return GGUF metadata as a config.json. Raises ModelFileError, UnsupportedModelError."""
     embeddings = keys.tensors["model.embed_tokens.weight"]
     values = {
         **family.defaults,
@@ -131,7 +126,7 @@ def read_gguf(family: Family, keys: GgufKeys) -> StatedConfig:
 def model_config(
     family: Family, stated: StatedConfig, tensors: Mapping[str, StoredTensor]
 ) -> ModelConfig:
-    """tensors: by our names. Raises ModelFileError for values that are missing or make no model."""
+    """Raises ModelFileError for missing or invalid values. tensors: by our names."""
     values = stated.values
     try:
         rope = stated.rope()
@@ -161,7 +156,6 @@ def model_config(
 
 
 def _biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
-    """Returns the fields of a description that the first layer's tensors show."""
     return {
         "qk_norm": f"{LAYER}0.self_attn.q_norm.weight" in tensors,
         "qkv_bias": any(f"{LAYER}0.self_attn.{part}_proj.bias" in tensors for part in ("q", "qkv")),
@@ -170,9 +164,10 @@ def _biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
 
 
 def arranged(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the tensors with those apart that some families store as one: of all experts at once,
-    [experts, ...], and rows above rows. Leaves out keys and values of layers that attend to those
-    of others, which some files have all the same."""
+    """Split fused tensors: all experts ([experts, ...]), and matrices stacked by rows.
+
+    Drops keys and values of layers that read another layer's; some files have them anyway.
+    """
     unread = tuple(
         f"{LAYER}{layer}.self_attn.{part}."
         for layer in range(len(config.kv_sources))
@@ -193,7 +188,7 @@ def arranged(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[s
 
 
 def experts_of(name: str, tensor: StoredTensor, count: int) -> list[StoredTensor]:
-    """Returns what a tensor of all experts, [experts, ...], has of each. Raises ModelFileError."""
+    """Split a tensor of all experts, [experts, ...]. Raises ModelFileError."""
     if tensor.shape[0] != count or len(tensor.shape) < 2:
         raise damaged(f"tensor {name} has the shape {list(tensor.shape)}, expected {count} experts")
     return [replace(tensor, shape=tensor.shape[1:], data=data) for data in tensor.data]
@@ -220,8 +215,8 @@ def _apart(config: ModelConfig, name: str, tensor: StoredTensor) -> dict[str, St
 
 
 def turned(name: str, tensor: StoredTensor, head_dim: int, from_gguf: bool) -> StoredTensor:
-    """Returns the rows that make queries and keys, which some families' GGUF files have as
-    interleaved pairs and safetensors as two halves a head: as halves, or as pairs."""
+    """Reorder rows of queries and keys: from interleaved pairs in some GGUF files to two halves a
+    head (`from_gguf`), or back."""
     rows = tensor.shape[0]
     is_damaged = head_dim < 2 or rows % head_dim or head_dim % 2  # its shape is refused later
     if is_damaged or not (".q_proj." in name or ".k_proj." in name):
@@ -231,5 +226,5 @@ def turned(name: str, tensor: StoredTensor, head_dim: int, from_gguf: bool) -> S
 
 
 def raised(tensor: StoredTensor, offset: float) -> StoredTensor:
-    """Returns the tensor with this added to each of its values, read now: a norm is short."""
+    """Return the tensor plus `offset`. Reads it now: a norm is short."""
     return StoredTensor.of(tensor.float32() + np.float32(offset))

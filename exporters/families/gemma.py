@@ -1,7 +1,5 @@
-"""Gemma 2 and 3 as models of text (Gemma Team 2024 and 2025).
-
-Gemma 4 as models of text (Google 2026), those with experts beside their MLPs too.
-"""
+"""Gemma 2 and 3 (Gemma Team 2024, 2025) and Gemma 4 (Google 2026), text only; Gemma 4 also with
+experts in parallel to its MLPs."""
 
 from __future__ import annotations
 
@@ -31,9 +29,9 @@ from edge_spec.exporters.families.stated import (
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
 
-# Layers of which the last sees all, by the number of the generation.
+# The last of this many layers has full attention; by generation.
 _PERIODS = {2: 2, 3: 6, 4: 6}
-_LAYERS_OF_27B = (46, 62)  # whose queries are scaled by a width that GGUF does not state
+_LAYERS_OF_27B = (46, 62)  # scale queries by a width that is missing in GGUF
 _RULES = (
     *TEXT_RULES,
     (r"\.post_attention_layernorm\.", ".self_attn.post_norm."),
@@ -86,7 +84,7 @@ def _of_gguf(keys: GgufKeys, values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _whole_norms(
     config: ModelConfig, stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """What safetensors' norms have is added to 1."""
+    """Add 1 to the norm weights: safetensors store them less 1."""
     return {
         name: raised(tensor, 1.0) if name.endswith("norm.weight") else tensor
         for name, tensor in stored.items()
@@ -122,9 +120,9 @@ _ROPES = {
 
 
 def stated_kinds(stated: StatedConfig) -> list[LayerKind]:
-    """Returns that of each layer."""
+    """Return the kind of each layer."""
     values = stated.values
-    types = [*stated.layer_types(_PERIODS[4])[:-1], FULL]  # whatever is stated of the last one
+    types = [*stated.layer_types(_PERIODS[4])[:-1], FULL]  # the last layer is always FULL
     usual_count, usual_size = int(values["num_key_value_heads"]), stated.head_dim
     has_keys_alone = bool(values["attention_k_eq_v"])
     kinds = []
@@ -144,7 +142,6 @@ def stated_kinds(stated: StatedConfig) -> list[LayerKind]:
 
 
 def _own_heads(values: Mapping[str, Any], layer: int, of_type: str) -> Mapping[str, Any]:
-    """Returns the number and size of a layer's heads of keys and values, where it has its own."""
     if values.get("per_layer_config"):  # where transformers 5 keeps it
         return values["per_layer_config"].get(str(layer)) or {}
     if of_type != FULL:

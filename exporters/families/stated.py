@@ -1,5 +1,5 @@
-"""Reads what config.json states, in the forms that families share, and what a GGUF file states of
-its model, in the words of config.json: a family is read once."""
+"""Read config.json's common keys, and translate GGUF metadata to them: a family is read in one
+way."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.gguf_reader import Metadata
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
-FULL, SLIDING = "full_attention", "sliding_attention"  # as layer_types of config.json names them
+FULL, SLIDING = "full_attention", "sliding_attention"  # as in config.json's layer_types
 MAX_LAYERS = 10_000
-# What GGUF calls the norms of what sublayers add, and we do.
+# GGUF's and our names of the norms of a sublayer's output.
 GGUF_POST_NORMS = {"post_attention_norm": "self_attn.post_norm", "post_ffw_norm": "mlp.post_norm"}
-# What GGUF calls the router, and the matrices of all experts at once.
+# The same of the router and the stacked matrices of all experts.
 GGUF_EXPERTS = {
     "ffn_gate_inp": "mlp.router",
     "ffn_gate_exps": "mlp.experts.gate_proj",
@@ -31,14 +31,14 @@ GGUF_EXPERTS = {
 
 
 def last_of(period: int, num_layers: int) -> list[str]:
-    """Returns SLIDING but for the last of every `period` layers, which see all of the text."""
+    """Return layer types: FULL for the last of every `period` layers, else SLIDING."""
     layers = range(min(num_layers, MAX_LAYERS))
     return [FULL if period and (layer + 1) % period == 0 else SLIDING for layer in layers]
 
 
 def kv_sources(kinds: Sequence[LayerKind], num_own: int) -> tuple[int, ...]:
-    """Returns whose keys and values each layer attends to, where only the first ones have their
-    own: those of the last of these that is of its kind. Raises ValueError where there is none."""
+    """Return the layer whose keys and values each layer reads; () if all have their own. Layers
+    from `num_own` on read the last own one of their kind; raises ValueError without one."""
     if not 0 < num_own <= len(kinds):
         raise ValueError(f"{num_own} of {len(kinds)} layers have keys and values")
     last = {kind: layer for layer, kind in enumerate(kinds[:num_own])}
@@ -49,7 +49,7 @@ def kv_sources(kinds: Sequence[LayerKind], num_own: int) -> tuple[int, ...]:
 
 
 def of_types(kinds: Mapping[str, LayerKind], types: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields of a description whose layers are of these types."""
+    """Return the ModelConfig fields for layers of these types."""
     used = [name for name in kinds if name in types]
     return {
         "layer_kinds": tuple(kinds[name] for name in used),
@@ -66,9 +66,9 @@ _ACTIVATIONS = {
     "relu": "relu",
 }
 EXPERTS = "a mixture of experts"
-CONVOLUTION = "conv"  # as layer_types of config.json names it
+CONVOLUTION = "conv"  # as in config.json's layer_types
 SHORT_CONVOLUTIONS = f"layers of {CONVOLUTION!r}"
-# Keys of config.json for what no family here has; a model that sets one is another model.
+# config.json keys of features that families lack unless they declare them.
 _LACKED = {
     "kv_lora_rank": "multi-head latent attention",
     "q_lora_rank": "multi-head latent attention",
@@ -83,20 +83,19 @@ _LACKED = {
     "use_bidirectional_attention": "attention to later tokens",
     "use_parallel_residual": "parallel residuals",
 }
-_LONG = ("longrope", "su")  # LongRoPE, and what it was called at first
-FACTORS = "factors"  # of a GGUF file, which has the divisor of each frequency in a tensor
-_START = "decoder_start_token_id"  # stated where an encoder stands beside the decoder
+_LONG = ("longrope", "su")  # LongRoPE and its first name
+FACTORS = "factors"  # GGUF: a tensor with a divisor for each frequency
+_START = "decoder_start_token_id"  # only in encoder-decoder models
 ORIGINAL = "original_max_position_embeddings"
-ROTARY_DIM = "rotary_dim"  # of a GGUF file, which counts what config.json states as a part
-FURTHER_MAGNITUDE = "further_magnitude"  # of a GGUF file: multiplied with that of YaRN
-_UNTURNED = 1e30  # what GGUF divides the frequency by of a pair that is not turned
-_OF_PICTURES = "vision"  # a kind of attention to later tokens that texts do not have
-_LAYER_TYPES = (FULL, SLIDING, "attention")  # as Granite 4 calls FULL
+ROTARY_DIM = "rotary_dim"  # GGUF: a count where config.json has a share
+FURTHER_MAGNITUDE = "further_magnitude"  # GGUF: multiplied with YaRN's magnitude
+_UNTURNED = 1e30  # GGUF's frequency divisor of a pair that is not rotated
+_OF_PICTURES = "vision"  # attends to later tokens only in images
+_LAYER_TYPES = (FULL, SLIDING, "attention")  # "attention": Granite 4's FULL
 
 
 def lacked_feature(values: Mapping[str, Any], computed: Sequence[str] = ()) -> str | None:
-    """Returns what config.json names that is not computed here, in words; None: nothing known.
-    computed: what the model's family computes beside the others."""
+    """Return an unsupported feature of config.json. computed: those that the family supports."""
     stated = (
         feature
         for key, feature in _LACKED.items()
@@ -118,7 +117,7 @@ def _activation(values: Mapping[str, Any]) -> Any:
 
 
 class StatedConfig:
-    """A config.json, or a GGUF file in its words. What it lacks raises KeyError, what is of another
+    """A config.json, or GGUF metadata in its keys. A missing value raises KeyError, one of a wrong
     type TypeError, ValueError or AttributeError."""
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
@@ -127,8 +126,8 @@ class StatedConfig:
 
     @property
     def context_length(self) -> int:
-        """LongRoPE has other factors for long texts: with those, a text would have to be read again
-        when it reaches them, so that it ends before."""
+        """Return where texts end. LongRoPE changes its factors at the original length; to go on, a
+        text would have to be prefilled again."""
         return self.original_length if _kind(self.of_rope) in _LONG else self._stretched_length
 
     @property
@@ -162,7 +161,6 @@ class StatedConfig:
         return usual if value is None else value
 
     def mixture(self, experts: Experts) -> dict[str, Any]:
-        """Returns the fields of a model whose layers have such experts."""
         values = self.values
         size = values.get("moe_intermediate_size") or values["intermediate_size"]
         return {
@@ -173,8 +171,7 @@ class StatedConfig:
         }
 
     def layer_types(self, period: int) -> list[str]:
-        """FULL or SLIDING of each layer. period: of layers whose last one is FULL, if none is
-        stated."""
+        """Return FULL or SLIDING for each layer. period: default for `last_of`."""
         stated = self.values.get("layer_types")
         if stated:
             return list(stated)
@@ -183,8 +180,8 @@ class StatedConfig:
         return last_of(period, int(self.values["num_hidden_layers"]))
 
     def alternating(self, period: int, local: Rope, full: Rope | None) -> dict[str, Any]:
-        """Returns the fields of a model whose layers slide but for the last of each `period`.
-        Raises KeyError where it states no window."""
+        """Return the fields of sliding layers, FULL the last of each `period`. Raises KeyError
+        without a window."""
         kinds = {
             SLIDING: LayerKind(local, int(self.values["sliding_window"])),
             FULL: LayerKind(full),
@@ -197,7 +194,7 @@ class StatedConfig:
 
     @property
     def rotary_dim(self) -> int | None:
-        """Returns how much of a head is rotated; None: all of it."""
+        """Return the number of rotated elements of a head; None: all."""
         nested = self.values.get("rope_parameters") or {}
         part = self.values.get("partial_rotary_factor", nested.get("partial_rotary_factor"))
         rotated = self.head_dim if part is None else int(self.head_dim * float(part))
@@ -206,7 +203,7 @@ class StatedConfig:
         return None if rotated == self.head_dim else rotated
 
     def refuse(self, feature: str) -> UnsupportedModelError:
-        """Neither llama.cpp's runtime here nor optimum's exporter takes an encoder."""
+        """Suggest GGUF, but not for an encoder-decoder."""
         remedy = "Use a model without it."
         if not (self.values.get("is_encoder_decoder") or _START in self.values):
             remedy = (
@@ -224,18 +221,17 @@ class StatedConfig:
         scaled: bool = True,
         head_dim: int | None = None,
     ) -> Rope:
-        """layer_type: whose, where config.json states one for each type; else key: of its base, and
-        scaled: whether it has the scaling that is stated for all. head_dim: of such layers, if not
-        the model's.
+        """Return the RoPE of a layer type. Raises UnsupportedModelError for an unknown scaling.
 
-        Raises UnsupportedModelError for a scaling that is not known.
+        If config.json has none for the type, `key` is theta's, and `scaled` selects the common
+        scaling. head_dim: of these layers, if not the model's.
         """
-        nested = self.values.get("rope_parameters") or {}  # where transformers 5 keeps it
+        nested = self.values.get("rope_parameters") or {}  # transformers 5
         nested = nested.get(layer_type) or nested
         theta = nested.get("rope_theta") or self.values.get(key) or 10000.0
         stated = (self.values.get("rope_scaling") if scaled else None) or nested
         alpha = stated.get("alpha") if _kind(stated) == "dynamic" else None
-        if alpha:  # which stretches by its base alone, at any length
+        if alpha:  # changes only theta, whatever the length
             return Rope(float(theta) * float(alpha) ** (self.head_dim / (self.head_dim - 2)))
         return Rope(float(theta), self.scaling(stated, head_dim or self.head_dim))
 
@@ -269,13 +265,13 @@ class StatedConfig:
         )
 
     def _yarn(self, stated: Mapping[str, Any]) -> RopeScaling:
-        """Slow rotations are stretched, fast ones stay (Peng et al. 2023, section 3)."""
+        """Stretch slow rotations and keep fast ones (Peng et al. 2023, section 3)."""
         rotated = self.head_dim if self.rotary_dim is None else self.rotary_dim
         original = int(stated.get(ORIGINAL) or self.context_length)
         factor = float(stated.get("factor") or self.context_length / original)
         theta = float(stated.get("rope_theta") or self.values.get("rope_theta") or 10000.0)
         turns = float(stated.get("beta_fast") or 32), float(stated.get("beta_slow") or 1)
-        # The pairs of a head that turn this often within the original context.
+        # Pairs of a head that rotate this often within the original context.
         wavelengths = (original / (each * 2 * math.pi) for each in turns)
         low, high = (rotated * math.log(each) / (2 * math.log(theta)) for each in wavelengths)
         if stated.get("truncate", True):
@@ -287,7 +283,7 @@ class StatedConfig:
         return RopeScaling("factors", factors=factors, magnitude=_yarn_magnitude(factor, stated))
 
     def _long_scaling(self, stated: Mapping[str, Any]) -> RopeScaling:
-        """LongRoPE (Ding et al. 2024) for texts of the original length."""
+        """LongRoPE (Ding et al. 2024) within the original length."""
         factors = tuple(map(float, stated["short_factor"]))
         magnitude = stated.get("attention_factor")
         if magnitude is None:
@@ -297,7 +293,7 @@ class StatedConfig:
 
 
 def _yarn_magnitude(factor: float, stated: Mapping[str, Any]) -> float:
-    """Returns what cos and sin are multiplied with."""
+    """Return the factor for cos and sin."""
 
     def grown(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
@@ -310,7 +306,7 @@ def _yarn_magnitude(factor: float, stated: Mapping[str, Any]) -> float:
 
 
 def _proportional(stated: Mapping[str, Any], head_dim: int) -> RopeScaling:
-    """The pairs of a whole head, of which only the first ones are turned."""
+    """Rotate only the first pairs, at the frequencies of a whole head."""
     num_turned = int(float(stated.get("partial_rotary_factor", 1.0)) * head_dim // 2)
     turned = [float(stated.get("factor", 1.0))] * num_turned
     return RopeScaling("factors", factors=(*turned, *[_UNTURNED] * (head_dim // 2 - num_turned)))
@@ -320,8 +316,8 @@ def _kind(scaling: Mapping[str, Any]) -> Any:
     return scaling.get("rope_type", scaling.get("type", "default"))
 
 
-# Keys of GGUF, after the architecture's name, that a model may have: their names in config.json,
-# and their types. As in llama.cpp, a zero states nothing.
+# Optional GGUF keys, without the architecture prefix: name in config.json and type. As in
+# llama.cpp, zero means absent.
 _OPTIONAL = {
     "attention.sliding_window": ("sliding_window", int),
     "expert_count": ("num_experts", int),
@@ -346,16 +342,15 @@ _YARN = {
 }
 _PATTERN = "attention.sliding_window_pattern"
 _SHORT = "rope_factors_short.weight"
-_MAX_COUNT = 1 << 31  # llama.cpp keeps counts in 32 bits
+_MAX_COUNT = 1 << 31  # llama.cpp's counts have 32 bits
 
 
 class GgufKeys(Metadata):
-    """The metadata of a GGUF file, by keys without their architecture."""
+    """GGUF metadata, by keys without the architecture prefix. tensors: by our names."""
 
     def __init__(
         self, metadata: Metadata, architecture: str, tensors: Mapping[str, StoredTensor]
     ) -> None:
-        """tensors: the file's, by our names."""
         super().__init__(metadata.values, metadata.path, f"{architecture}.")
         self.architecture = architecture
         self.tensors = tensors
@@ -365,16 +360,14 @@ class GgufKeys(Metadata):
         return int(self.require("block_count", int))
 
     def array(self, key: str) -> np.ndarray | None:
-        """Returns a value of each layer; None where there is one for all, or none."""
+        """Return one value per layer; None for a single one or none."""
         stated = self.values.get(f"{self.architecture}.{key}")
         if not (isinstance(stated, np.ndarray) and stated.dtype.kind in "iub" and stated.size):
             return None
         return stated[: self.num_layers]
 
     def per_layer(self, key: str, usual: int | None = None) -> list[int]:
-        """Returns a count of each layer: one is stated for all, or an array. usual: where none is.
-
-        Raises ModelFileError for what are no counts."""
+        """Return one count per layer, from an array or a single value. Raises ModelFileError."""
         stated = self.array(key)
         if stated is not None:
             counts = [int(count) for count in stated]
@@ -386,16 +379,14 @@ class GgufKeys(Metadata):
         return counts
 
     def as_config(self, is_permuted: bool) -> dict[str, Any]:
-        """Returns what the file states, by the keys of config.json.
-
-        is_permuted: whether rows of q and k are interleaved pairs. Raises ModelFileError,
-        UnsupportedModelError."""
+        """Return the metadata by config.json's keys. is_permuted: rows of q and k are interleaved
+        pairs. Raises ModelFileError, UnsupportedModelError."""
         num_heads = int(self.require("attention.head_count", int))
         if num_heads < 1:
             raise damaged(f"{self.path} has {num_heads} attention heads")
         hidden_size = int(self.require("embedding_length", int))
         head_dim = self._head_dim(hidden_size // num_heads)
-        has_no_mlp = 0 if self.get("expert_count", int) else None  # maybe: experts alone
+        has_no_mlp = 0 if self.get("expert_count", int) else None  # may have experts only
         inner_sizes = self.per_layer("feed_forward_length", has_no_mlp)
         kv_heads = self.per_layer("attention.head_count_kv", num_heads)
         slides = self.array(_PATTERN)
@@ -421,13 +412,12 @@ class GgufKeys(Metadata):
         return {**values, "layer_types": [SLIDING if each else FULL for each in slides]}
 
     def _context_length(self) -> int:
-        """The original one where there are other factors for longer texts: see StatedConfig."""
+        """Return the original length where long texts have other factors (see StatedConfig)."""
         stretched = int(self.require("context_length", int))
         original = self.get("rope.scaling.original_context_length", int)
         return min(stretched, original) if _SHORT in self.tensors and original else stretched
 
     def _head_dim(self, usual: int) -> int:
-        """Raises UnsupportedModelError unless keys and values are of one size."""
         stated: int | None = self.get("attention.key_length", int)
         head_dim = usual if stated is None else stated
         if self.get("attention.value_length", int) not in (None, head_dim):

@@ -1,4 +1,4 @@
-"""Writes GGUF files for llama.cpp straight from a checkpoint's tensors."""
+"""Write GGUF files for llama.cpp straight from a checkpoint's tensors."""
 
 from edge_spec.exporters.gguf.export import GgufExporter
 

@@ -1,9 +1,5 @@
-"""Checkpoint to one GGUF file. Formats that choose a type for each tensor are written by
-llama.cpp's own quantizer.
-
-A file says what its model is in the names of ggml's docs/gguf.md; weights have GGUF's names,
-llama.cpp's row order and the types that it takes.
-"""
+"""Write a checkpoint as one GGUF file, by the metadata keys of ggml's docs/gguf.md. llama.cpp's
+quantizer writes mixed types."""
 
 from __future__ import annotations
 
@@ -52,14 +48,13 @@ from edge_spec.exporters.requests import (
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.storage.atomic import atomic_file, scratch_beside
 
-# Of the types with about 4.5 bits, the one that loses least (docs/results.md); only the library
-# writes it.
+# Loses least of the types with about 4.5 bits (docs/results.md); needs llama.cpp.
 DEFAULT_QUANTIZATION = "Q4_K_M"
 WITHOUT_LIBRARY = "Q4_0"
 _REMEDY = "Use more bits (--quant Q8_0 or F16)."
 
-# The ways to store the weights, and the farthest that each may be from the source, in nats: several
-# times what the demo model measures (docs/results.md). They stop broken exports, not lossy ones.
+# Largest allowed divergence in nats: several times what the demo model measures
+# (docs/results.md), to stop broken exports, not lossy ones.
 QUANTIZATIONS = {
     "F32": 1e-3,
     "F16": 1e-3,
@@ -82,7 +77,7 @@ QUANTIZATIONS = {
 
 
 def _types(name: str) -> tuple[LlamaFileType, Kind | None]:
-    """Returns the type of a file, and of its matrices; None: llama.cpp chooses for each."""
+    """Return the type of the file and of its matrices (None: llama.cpp chooses for each)."""
     file_type = LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]
     return file_type, None if "_K" in name else Kind[name]
 
@@ -91,7 +86,7 @@ class GgufExporter:
     format = "gguf"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
+        """Raises UnsupportedModelError for what the writer or llama.cpp does not support."""
         config = checkpoint.config
         require_plain(checkpoint, "GGUF")
         problem = _problem(config)
@@ -105,7 +100,7 @@ class GgufExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the file `out` and compares it with the reference."""
+        """Write the file `out` and compare it with the reference."""
         out = out.absolute()
         name = _checked(checkpoint, out, options)
         self.require_exportable(checkpoint)
@@ -125,7 +120,7 @@ class GgufExporter:
                     whole = folder / "whole.gguf"
                     write_gguf(whole, architecture, metadata, tensors, progress)
                     quantize(whole, work, file_type, progress)
-            written = open_model_info(work)  # notices a file that is not complete
+            written = open_model_info(work)  # raises if incomplete
             if options.check:
                 runtime = "llamacpp" if find_spec(LIBRARY) else "reference"
                 bound = QUANTIZATIONS[name]
@@ -134,21 +129,23 @@ class GgufExporter:
         return ExportReport(out, out.stat().st_size, parity)
 
     def requantize(self, source: Path, out: Path, quantization: str, progress: Progress) -> None:
-        """Give every matrix this type, embeddings and outputs, too; nothing is compared. Raises
-        ExportError, MissingDependencyError."""
+        """Give every matrix this type, also embeddings and outputs, without a parity check.
+
+        Raises ExportError, MissingDependencyError.
+        """
         require_library(quantization)
         file_type, kind = _types(quantization)
         quantize(source, out, file_type, progress, outputs=kind)
 
 
 def gguf_architecture(config: ModelConfig) -> str:
-    """llama.cpp runs Mistral's models as "llama", MiMo's, without MTP layers, as "qwen2"."""
+    """Return llama.cpp's name: Mistral runs as "llama", MiMo without MTP layers as "qwen2"."""
     same = {"mistral": "llama", "mimo": "qwen2"}
     return same.get(config.architecture, config.architecture)
 
 
 def _problem(config: ModelConfig) -> str | None:
-    """Return what llama.cpp ignores, or refuses: what an architecture does not usually have."""
+    """Return a feature that llama.cpp ignores or refuses in this architecture."""
     architecture, scaling = gguf_architecture(config), config.rope_scaling
     problems = {
         "its rotary frequencies are scaled one by one": architecture != "llama"
@@ -165,7 +162,6 @@ def _problem(config: ModelConfig) -> str | None:
 
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
-    """The quantization's name as the table spells it."""
     options.require_only(GgufExporter.format)
     usual = DEFAULT_QUANTIZATION if find_spec(LIBRARY) else WITHOUT_LIBRARY
     wanted = usual if options.quantization is None else options.quantization
@@ -188,7 +184,6 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
 
 
 def _may_replace(out: Path) -> bool:
-    """Returns whether `out` is a GGUF file or empty."""
     if not out.is_file():
         return False
     with out.open("rb") as file:
@@ -201,7 +196,7 @@ _COUNTER = re.compile(r"\[ *(\d+)/ *(\d+)\]")
 
 
 def require_library(name: str) -> None:
-    """Raises MissingDependencyError that names the quantization `name`."""
+    """Raises MissingDependencyError, which names the quantization."""
     if find_spec(LIBRARY) is None:
         raise MissingDependencyError(
             f"quantization {name} is made by llama-cpp-python, which is not installed",
@@ -216,11 +211,11 @@ def quantize(
     progress: Progress,
     outputs: Kind | None = None,
 ) -> None:
-    """Writes `target`; where a tensor of `source` has its type already, bit for bit. outputs: type
-    of the output matrix; None: a better one than that of the others.
+    """Write `target`; tensors that have their type already are copied bit for bit. outputs: the
+    output matrix's type (None: a better one than the others').
 
-    In a process of its own: the library can be stopped in no other way, ends the process where
-    one of its checks fails, and has one log callback for all of its users. Raises ExportError.
+    Runs in a separate process: the library cannot be stopped, exits when a check fails, and has one
+    log callback for all users. Raises ExportError.
     """
     arguments = [str(source), str(target), str(int(file_type))]
     arguments += [] if outputs is None else [str(int(outputs))]
@@ -239,7 +234,6 @@ def quantize(
 
 
 def run_library(source: str, target: str, file_type: str, outputs: str = "") -> None:
-    """Runs in the other process."""
     import ctypes
     import os
 
@@ -283,7 +277,7 @@ _DTYPES = {kind: dtype for dtype, kind in _NUMBERS.items()}
 
 
 def stated_metadata(path: Path) -> Pairs:
-    """Reads what a GGUF file says, its numbers in their stored types; of a directory, nothing."""
+    """Return a GGUF file's metadata, numbers in their stored types; {} for a directory."""
     if path.is_dir():
         return {}
     file = GgufFile(path)
@@ -295,10 +289,8 @@ def stated_metadata(path: Path) -> Pairs:
 
 
 def model_metadata(checkpoint: StoredCheckpoint, file_type: LlamaFileType, stated: Pairs) -> Pairs:
-    """Everything but the tokenizer.
-
-    stated: what the source says of its name, authors and licence, which is carried over.
-    """
+    """Return all metadata but the tokenizer's. stated: the source's, whose general keys are
+    kept."""
     config = checkpoint.config
     architecture = gguf_architecture(config)
     path = checkpoint.path.resolve()
@@ -320,7 +312,7 @@ def model_metadata(checkpoint: StoredCheckpoint, file_type: LlamaFileType, state
 
 
 def _sampling(checkpoint: StoredCheckpoint) -> Pairs:
-    """Returns what its makers recommend, in the types that llama.cpp's conversion writes."""
+    """Return the recommended sampling, in the types of llama.cpp's converter."""
     stated = checkpoint.sampling.stated
     values: Pairs = {key: stated[name] for key, name in SAMPLING_KEYS.items() if name in stated}
     top_k = "general.sampling.top_k"
@@ -328,7 +320,7 @@ def _sampling(checkpoint: StoredCheckpoint) -> Pairs:
 
 
 def _add_metadata(writer: gguf.GGUFWriter, metadata: Pairs) -> None:
-    """Python's numbers as 32 bits; empty arrays, which gguf cannot write, not at all."""
+    """Write Python numbers as 32 bits; skip empty arrays, which gguf cannot write."""
     for key, value in metadata.items():
         if isinstance(value, np.ndarray) and value.size:
             kind = _NUMBERS[value.dtype.str]
@@ -337,7 +329,7 @@ def _add_metadata(writer: gguf.GGUFWriter, metadata: Pairs) -> None:
             writer.add_key_value(key, value.item(), _NUMBERS[value.dtype.str])
         elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
             writer.add_key_value(key, value, GGUFValueType.ARRAY, GGUFValueType.STRING)
-        elif isinstance(value, str):  # the name of a path may be no valid text
+        elif isinstance(value, str):  # a path's name may be invalid UTF-8
             valid = value.encode("utf-8", "replace")
             writer.add_key_value(key, valid, GGUFValueType.STRING)
         elif isinstance(value, bool | int | float):
@@ -346,7 +338,7 @@ def _add_metadata(writer: gguf.GGUFWriter, metadata: Pairs) -> None:
 
 FLOATS = (Kind.F32, Kind.F16, Kind.BF16)
 _WIDE = (Kind.F32, Kind.BF16)
-_LARGEST_FLOAT16 = 65504.0  # also what the scale of a block is stored as
+_LARGEST_FLOAT16 = 65504.0  # also of a block's scale
 _EIGHT_BITS = ("model.embed_tokens.weight", "lm_head.weight")
 _GGUF_MODEL_NAMES = {hf: gguf for gguf, hf in MODEL_NAMES.items()}
 _GGUF_LAYER_NAMES = {hf: gguf for gguf, hf in LAYER_NAMES.items()}
@@ -354,7 +346,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GgufTensor(NamedTuple):
-    """One weight as the file will hold it."""
+    """A weight as the file will store it."""
 
     name: str
     source: StoredTensor
@@ -362,16 +354,13 @@ class GgufTensor(NamedTuple):
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Returns the shape in bytes."""
         block, block_bytes = GGML_QUANT_SIZES[self.kind]
         *rows, columns = self.source.shape
         return (*rows, columns // block * block_bytes)
 
     def encode(self) -> np.ndarray:
-        """uint8 [*stored_shape]; bit for bit the source's where that has the type already.
-
-        Raises ExportError for values that the type cannot hold.
-        """
+        """Return uint8 [*stored_shape], unchanged if the source has this type. Raises ExportError
+        for values out of range."""
         if self.source.kind == self.kind:
             stored = self.source.stored_rows()
         else:
@@ -381,16 +370,13 @@ class GgufTensor(NamedTuple):
                     f"{self.name} has values that {self.kind.name} cannot hold",
                     remedy="Export with --quant BF16 or F32.",
                 )
-            with np.errstate(all="ignore"):  # of scales too small for float16, which become 0
+            with np.errstate(all="ignore"):  # scales too small for float16 become 0
                 stored = quants.quantize(values, self.kind)
         return np.ascontiguousarray(stored).view(np.uint8).reshape(self.stored_shape)
 
 
 def gguf_tensors(checkpoint: StoredCheckpoint, kind: Kind | None) -> Iterator[GgufTensor]:
-    """All weights of the model. kind: of the matrices; None leaves each in the type it has.
-
-    As exporters/onnx does, keeps 8 bits in the embedding and the head where others have fewer.
-    """
+    """Yield all weights. kind: of matrices (None: unchanged); embedding and head keep 8 bits."""
     config = checkpoint.config
     family = BY_ARCHITECTURE.get(gguf_architecture(config))
     for name in checkpoint.names():
@@ -407,7 +393,7 @@ def gguf_tensors(checkpoint: StoredCheckpoint, kind: Kind | None) -> Iterator[Gg
 
 
 def gguf_name(name: str) -> str:
-    """Returns what GGUF calls a tensor that has the name `name` at Hugging Face."""
+    """Return GGUF's name of a Hugging Face tensor."""
     if name in _GGUF_MODEL_NAMES:
         return _GGUF_MODEL_NAMES[name]
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
@@ -417,13 +403,13 @@ def gguf_name(name: str) -> str:
 
 def _kind(name: str, source: StoredTensor, wanted: Kind) -> Kind:
     if len(source.shape) == 1:
-        return Kind.F32  # llama.cpp wants norms and biases so
+        return Kind.F32  # llama.cpp requires it for norms and biases
     if wanted == source.kind or wanted in FLOATS:
         return wanted
     if name in _EIGHT_BITS:
         wanted = Kind.Q8_0
     if source.shape[-1] % GGML_QUANT_SIZES[wanted][0]:
-        return Kind.F16  # as llama.cpp does with rows that fill no block
+        return Kind.F16  # llama.cpp does the same with rows of partial blocks
     return wanted
 
 
@@ -434,7 +420,7 @@ def write_gguf(
     tensors: Sequence[GgufTensor],
     progress: Progress,
 ) -> None:
-    """Raises ExportError for a tensor whose values do not fit its type."""
+    """Raises ExportError for a tensor whose values exceed its type."""
     writer = gguf.GGUFWriter(path, architecture)
     try:
         _add_metadata(writer, metadata)

@@ -1,9 +1,8 @@
-"""A tokenizer in GGUF's terms: carried over from a GGUF file, or derived from a tokenizer.json.
+"""Express a tokenizer in GGUF's terms: copied from a GGUF file or derived from a tokenizer.json.
 
-GGUF names the way in which text is split before merging (`tokenizer.ggml.pre`); a tokenizer.json
-spells it out in expressions that can be written in many ways. So the name is found by trial: the
-first with which the derived vocabulary gives the same ids as the tokenizer.json on texts that tell
-all names apart. A vocabulary for which there is none is refused.
+GGUF names the pre-tokenizer (`tokenizer.ggml.pre`); a tokenizer.json spells it out, in many ways.
+So the name is found by trial: the first that gives the tokenizer.json's IDs on texts that tell all
+names apart. Without a match, the vocabulary is refused.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from edge_spec.text.tokenizer import Tokenizer
 
 # ruff: noqa: RUF001
 
-# Of metadata: text, lists of text, arrays of numbers, and scalars of Python or numpy.
+# Metadata: text, lists of text, arrays, and scalars of Python or numpy.
 Pairs = dict[str, Any]
 
 
-# What the ways to split differ in: contractions and their case, runs of digits, of punctuation and
-# of spaces, line ends, capitals inside of words, and scripts. All in normal form C: llama.cpp
-# normalizes nothing, and tokenizers that do so to C are to be taken for what they are otherwise.
+# Pre-tokenizers differ in contractions, runs of digits, punctuation and spaces, line ends, capitals
+# inside words, and scripts. All texts are NFC: llama.cpp does not normalize, and NFC tokenizers are
+# recognized by the rest.
 TEXTS = (
     "It's what they'll say: we've won, I'm sure, and you'd know.",
     "IT'S THEY'LL WE'VE I'M YOU'D don'T 'tis o'clock",
@@ -59,17 +58,17 @@ TEXTS = (
 _NUM_SAMPLED = 4096
 
 
-_NO_SCORE = -1e9  # of tokens that no merge makes
+_NO_SCORE = -1e9  # for tokens that no merge makes
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _REMEDY = "Run the directory with --runtime ort, or use a GGUF file from the model's publisher."
 
 
 def vocabulary_of(checkpoint: StoredCheckpoint) -> Pairs:
-    """Tokens, types, and merges or scores, with as many tokens as the model scores: added tokens
-    beyond them, such as one that stands for an image, are left out.
+    """Return tokens, types, and merges or scores, without added tokens that the model does not
+    score.
 
     Raises UnsupportedModelError for a tokenizer that llama.cpp does not have, ModelFileError for
-    one that does not belong to the model.
+    another model's.
     """
     source, vocab_size = checkpoint.tokenizer_json(), checkpoint.config.vocab_size
     Tokenizer(source)  # raises ModelFileError
@@ -83,14 +82,14 @@ def vocabulary_of(checkpoint: StoredCheckpoint) -> Pairs:
     added = [token for token in described.get("added_tokens") or () if token["id"] < vocab_size]
     common = _tokens(checkpoint, model, added)
     reference = without_added_from(tokenizers.Tokenizer.from_str(source), vocab_size)
-    reference.no_truncation()  # which a tokenizer.json may ask for
+    reference.no_truncation()  # tokenizer.json may ask for it
     reference.no_padding()
     special = {token["content"]: token["id"] for token in added}
     around = [f"{token}a {token} b {token}{token}\n{token}" for token in special]
     texts = [*TEXTS, *special, *around, _sample(reference)]
 
     def read_by(tokenizer: tokenizers.Tokenizer) -> list[object]:
-        """Returns the ids of each text, and the text of each special token."""
+        """Return the IDs of each text, and the text of each special token."""
         ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
         stated = [tokenizer.decode([id], skip_special_tokens=False) for id in special.values()]
         return [*ids, *stated]
@@ -106,7 +105,7 @@ def vocabulary_of(checkpoint: StoredCheckpoint) -> Pairs:
 
 
 def _sample(reference: tokenizers.Tokenizer) -> str:
-    """A text of tokens from all over the vocabulary: words that these texts here do not have."""
+    """Return a text of tokens from all over the vocabulary."""
     step = max(reference.get_vocab_size() // _NUM_SAMPLED, 1)
     text = reference.decode(list(range(0, reference.get_vocab_size(), step)))
     return unicodedata.normalize("NFC", text)
@@ -115,7 +114,6 @@ def _sample(reference: tokenizers.Tokenizer) -> str:
 def _tokens(
     checkpoint: StoredCheckpoint, model: Mapping[str, Any], added: Sequence[Mapping[str, Any]]
 ) -> Pairs:
-    """Returns the tokens in the order of their ids, and their types."""
     vocab_size = checkpoint.config.vocab_size
     ids = model["vocab"] | {token["content"]: token["id"] for token in added}
     by_id = {token_id: token for token, token_id in ids.items()}
@@ -137,14 +135,14 @@ def _tokens(
 
 
 def _candidates(common: Pairs, model: Mapping[str, Any]) -> Iterator[Pairs]:
-    """Every vocabulary in which llama.cpp might state this one."""
+    """Yield every vocabulary that might give these tokens in llama.cpp."""
     tokens = common["tokenizer.ggml.tokens"]
     merges = [each.split(" ", 1) if isinstance(each, str) else each for each in model["merges"]]
     if model.get("byte_fallback"):
         ranks: dict[str, int] = {}
         for left, right in merges:
             ranks.setdefault(left + right, len(ranks))
-        # llama.cpp merges to the token of the highest score first.
+        # llama.cpp first merges the token with the highest score.
         scores = [-float(ranks[token]) if token in ranks else _NO_SCORE for token in tokens]
         common = common | {
             "tokenizer.ggml.model": "llama",
@@ -158,19 +156,18 @@ def _candidates(common: Pairs, model: Mapping[str, Any]) -> Iterator[Pairs]:
         return
     listed = [" ".join(merge) for merge in merges]
     common = common | {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": listed}
-    names: dict[object, str] = {}  # the first of those that split alike
+    names: dict[object, str] = {}  # the first name of equal rules
     for name, rules in PRE_TOKENIZERS.items():
         names.setdefault(rules, name)
-    # "default" comes last: it is what files without a name are read as, hardly ever rightly.
+    # "default" comes last: it means no name, and rarely fits.
     for pre in sorted(names.values(), key=lambda name: name == "default"):
         yield common | {"tokenizer.ggml.pre": pre}
 
 
 def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Pairs) -> Pairs:
-    """The keys `tokenizer.*`.
+    """Return the keys `tokenizer.*`; those of a GGUF source (`stated`) are copied.
 
-    stated: the metadata of a GGUF source, whose keys are taken over as they are. Raises
-    UnsupportedModelError for a tokenizer.json whose ids llama.cpp would not reproduce.
+    Raises UnsupportedModelError for a tokenizer.json whose IDs llama.cpp would not reproduce.
     """
     if stated:
         return {key: value for key, value in stated.items() if key.startswith("tokenizer.")}
@@ -178,11 +175,11 @@ def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Pairs) -> Pairs:
 
 
 def _special_tokens(checkpoint: StoredCheckpoint) -> Pairs:
-    """Returns what begins and ends a text. Raises UnsupportedModelError for more ends than GGUF
-    names, beside those that are found by their own names."""
+    """Return BOS, ends and templates. Raises UnsupportedModelError for more ends than GGUF has keys
+    and llama.cpp knows by name."""
     tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json())
     named = _named_tokens(checkpoint, tokenizer)
-    main = named.get("eos")  # which chat templates and other programs know as EOS
+    main = named.get("eos")  # EOS to chat templates and other programs
     stops = sorted(checkpoint.eos_ids, key=lambda stop: (stop != main, stop))
     if len(stops) > len(STOP_TOKENS):
         stops = [
@@ -201,7 +198,7 @@ def _special_tokens(checkpoint: StoredCheckpoint) -> Pairs:
     }
     if checkpoint.bos_id is not None:
         metadata["tokenizer.ggml.bos_token_id"] = checkpoint.bos_id
-    # Stated also where it is false: llama.cpp's default depends on the kind of vocabulary.
+    # Written even if false: llama.cpp's default depends on the kind of vocabulary.
     metadata["tokenizer.ggml.add_bos_token"] = checkpoint.adds_bos and checkpoint.bos_id is not None
     if checkpoint.chat_template is not None:
         metadata["tokenizer.chat_template"] = checkpoint.chat_template
@@ -213,7 +210,6 @@ def _special_tokens(checkpoint: StoredCheckpoint) -> Pairs:
 
 
 def _named_tokens(checkpoint: StoredCheckpoint, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
-    """Returns the tokens that chat templates know by name, by GGUF's names."""
     texts = {key: checkpoint.special_tokens.get(name) for key, name in TEMPLATE_TOKENS.items()}
     ids = {key: tokenizer.token_to_id(text) for key, text in texts.items() if isinstance(text, str)}
     return {key: token for key, token in ids.items() if token is not None}

@@ -1,4 +1,4 @@
-"""Readers of trained heads as their authors publish them, and how a runtime is given them."""
+"""Read trained draft heads in their authors' formats, and build a runtime's graph of them."""
 
 from edge_spec.exporters.heads.reader import is_head, open_head, says_head
 from edge_spec.exporters.heads.step_graph import step_graph

@@ -1,5 +1,5 @@
-"""The assistants of Gemma 4, as Google publishes them and as llama.cpp converts them: layers with
-queries alone, which read the keys and values of the target's last layers of their kind."""
+"""Read Gemma 4's assistants (Google's files or llama.cpp's GGUF). Their layers have only queries
+and read the keys and values of the target's last layer of the same kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edge_spec.exporters.heads.head_files import (
 )
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
-MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # of config.json
+MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # in config.json
 _CENTROIDS, _ORDERING = "centroids", "ordering"
 _NAMES = Names(
     {
@@ -49,7 +49,7 @@ _NAMES = Names(
         "layer_scalar": "scale",
     },
     layer="model.layers.{}.",
-    ignored=("lm_head.weight",),  # which is the embedding
+    ignored=("lm_head.weight",),  # equals the embedding
 )
 _GGUF_NAMES = Names(
     {
@@ -68,13 +68,12 @@ _GGUF_NAMES = Names(
         "layer_output_scale.weight": "scale",
     },
     layer="blk.{}.",
-    ignored=("rope_freqs.weight",),  # which its metadata tell
+    ignored=("rope_freqs.weight",),  # also in the metadata
 )
 _OWN_TARGET = "Use the assistant with the model that it was trained for."
 
 
 def directory_assistant(files: HeadFiles) -> AssistantHead:
-    """Raises as `open_head` does."""
     path, values = files.path, files.values
     text = {**GEMMA4.defaults, "num_kv_shared_layers": 0, **mapping(values, "text_config")}
     stated = StatedConfig(text, path / "config.json")
@@ -92,7 +91,6 @@ def directory_assistant(files: HeadFiles) -> AssistantHead:
 
 
 def gguf_assistant(path: Path, target: ModelConfig, has_weights: bool) -> AssistantHead:
-    """Raises as `open_head` does."""
     file = GgufFile(path)
     keys = GgufKeys(Metadata(file.metadata, path), ASSISTANT, file.tensors)
     values = keys.as_config(is_permuted=False)
@@ -118,12 +116,12 @@ def _assistant(
     target_size: int,
     clusters: tuple[int, int],
 ) -> AssistantHead:
-    """clusters: how many of tokens there are, and how many of these are scored; 0: none."""
+    """clusters: the number of token clusters, and how many of them are scored; 0: none."""
     path, target, values = files.path, files.target, stated.values
     kinds, named = _kinds(stated), names.rename(path, files.tensors)
     config = head_config(path, values, named, target, AssistantHead.drafted_by)
     num_tokens = count(path, values, "vocab_size")
-    if not clusters[0]:  # which files may have all the same
+    if not clusters[0]:  # files may still have them
         named.pop(_CENTROIDS, None)
         named.pop(_ORDERING, None)
     layers = tuple(_layer(path, kind, config, target) for kind in kinds)
@@ -148,7 +146,6 @@ def _assistant(
 
 
 def _layer(path: Path, kind: LayerKind, config: ModelConfig, target: ModelConfig) -> AssistantLayer:
-    """Raises UsageError where the target has no keys and values that such a layer could read."""
     kinds = ((layer, target.kind(layer)) for layer in target.attending)
     seen = [layer for layer, each in kinds if each.window == kind.window]
     head_dim = kind.head_dim or config.head_dim
@@ -200,8 +197,6 @@ def _shapes(
 def _centroids(
     path: Path, named: Mapping[str, StoredTensor], num_tokens: int, clusters: tuple[int, int]
 ) -> Centroids:
-    """Raises ModelFileError for what is no order of the vocabulary, UsageError for one of
-    another."""
     num_centroids, num_active = clusters
     if num_tokens % num_centroids or num_active > num_centroids:
         raise damaged(

@@ -1,11 +1,6 @@
-"""EAGLE heads, of SafeAILab, which published the method, speculators and SpecForge, and DFlash and
-DSpark heads, of z-lab, SpecForge, Liquid AI, DeepSpec and speculators. `EagleHead` and `DFlashHead`
-say in one way what these name and count otherwise, and state in three places: `dflash_config`,
-beside the sizes of layers, or apart from them.
-
-Both in GGUF files, as llama.cpp's converter writes them: what these state, by the keys of
-config.json.
-"""
+"""Read EAGLE heads (SafeAILab, speculators, SpecForge), and DFlash and DSpark heads (z-lab,
+SpecForge, Liquid AI, DeepSpec, speculators). Authors differ in names and counts, and in where
+config.json has them. GGUF metadata is translated to its keys."""
 
 from __future__ import annotations
 
@@ -51,9 +46,9 @@ from edge_spec.exporters.heads.head_files import (
 )
 from edge_spec.exporters.stored_tensor import StoredTensor, damaged
 
-VOCABULARY = ("d2t", "t2d")  # what is scored, and the same as a mask
-_MASKED = "mask_hidden"  # [..., features] of a token of which nothing is known
-# What training compares with.
+VOCABULARY = ("d2t", "t2d")  # the scored tokens; the same as a mask
+_MASKED = "mask_hidden"  # [..., features] of a masked token
+# Only training uses these.
 _TARGETS = ("verifier_norm.weight", "verifier_lm_head.weight")
 EAGLE_NAMES = Names(
     {
@@ -81,13 +76,12 @@ EAGLE_GGUF_NAMES = replace(
     of_layers={**GGUF_LAYER, "attn_norm_2.weight": "hidden_norm"},
     layer="blk.{}.",
 )
-_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")  # how config.json calls the mask token
-_COUNT, _MAX_COUNT = 8, 64  # tokens: as heads are trained where config.json does not tell
-_PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
+_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")  # config.json's names of the mask token
+_COUNT, _MAX_COUNT = 8, 64  # drafted tokens: by default, as heads are trained, and at most
+_PADDING = 512  # rows: tables of one vocabulary differ by no more, padded or not
 
 
 def eagle_head(files: HeadFiles, names: Names = EAGLE_NAMES) -> EagleHead:
-    """Raises as `open_head` does."""
     path, values, target = files.path, files.values, files.target
     sizes = {**values, **mapping(values, "transformer_layer_config")}
     tensors = without_prefixes(files.tensors)
@@ -109,7 +103,7 @@ def eagle_head(files: HeadFiles, names: Names = EAGLE_NAMES) -> EagleHead:
         window=head_window(path, sizes),
     )
     require_target(head, named, sizes, target)
-    # Norms that config.json asks for: without them a head would silently draft worse.
+    # Require the norms that config.json asks for; without them a head silently drafts worse.
     options = {"norm_before_fc": "fc_norm", "fc_norm": "feature_norm.0"}
     asked = {name for option, name in options.items() if values.get(option) is True}
     shapes = eagle_shapes(head, named.keys() | asked)
@@ -118,7 +112,7 @@ def eagle_head(files: HeadFiles, names: Names = EAGLE_NAMES) -> EagleHead:
 
 
 def without_prefixes(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns tensors without the beginnings that some formats give their names."""
+    """Strip prefixes that some formats add to names."""
     return {
         name.removeprefix("model.").replace("midlayer.", "layers.0."): each
         for name, each in tensors.items()
@@ -126,8 +120,7 @@ def without_prefixes(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTen
 
 
 def eagle_shapes(head: EagleHead, present: set[str]) -> Shapes:
-    """Returns the shapes of what the head has to have. present: names, each of which asks for all
-    of its group."""
+    """Return the required tensors. present: names, each of which requires its group."""
     config, hidden = head.config, head.config.hidden_size
     joined = 2 * hidden if head.joins_embedding else len(head.feature_layers) * head.feature_size
     shapes: Shapes = {"fc.weight": (hidden, joined)}
@@ -138,7 +131,7 @@ def eagle_shapes(head: EagleHead, present: set[str]) -> Shapes:
     for layer in range(config.num_layers):
         beside = layer == 0 and not head.joins_embedding
         own = layer_shapes(config, 2 * hidden if beside else hidden)
-        if layer or beside or head.norms_inputs:  # what EAGLE-1's first layer reads is not normed
+        if layer or beside or head.norms_inputs:  # EAGLE-1's first layer has no input norm
             own["input_norm"] = (hidden,)
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
     for group in _optional_groups(head):
@@ -148,7 +141,7 @@ def eagle_shapes(head: EagleHead, present: set[str]) -> Shapes:
 
 
 def _optional_groups(head: EagleHead) -> Iterator[Shapes]:
-    """Yields what a head has all of, or nothing."""
+    """Yield groups that a head has completely or not at all."""
     config, hidden = head.config, head.config.hidden_size
     yield {"fc.bias": (hidden,)}
     yield {"embed": (config.vocab_size, hidden)}
@@ -167,7 +160,7 @@ def _optional_groups(head: EagleHead) -> Iterator[Shapes]:
 
 
 def _eagle_layers(files: HeadFiles) -> tuple[int, ...]:
-    """Returns layers; by default the 3rd one, the middle one, and the 3rd from the end."""
+    """Return the feature layers; by default the 3rd, the middle, the 3rd from the end."""
     values, num_layers = files.values, files.target.num_layers
     key = "eagle_aux_hidden_state_layer_ids"
     outputs = mapping(values, "eagle_config").get(key)
@@ -182,8 +175,8 @@ def _eagle_layers(files: HeadFiles) -> tuple[int, ...]:
 def _masked_rows(
     head: EagleHead, values: Mapping[str, Any], stored: StoredTensor | None
 ) -> MaskedRows | None:
-    """Returns None for a head that drafts one token after the other. Raises ModelFileError for one
-    that lacks what it needs for several, UsageError for a token that the target has not."""
+    """Return None for a head that drafts token by token. Raises ModelFileError if a parallel head
+    lacks a part, UsageError for a mask token beyond the target's."""
     stated = mapping(values, "speculators_config")
     if stored is None:
         kinds = (values.get("speculators_model_type"), stated.get("algorithm"))
@@ -211,8 +204,7 @@ def head_config(
     target: ModelConfig,
     architecture: str = "eagle",
 ) -> ModelConfig:
-    """Raises ModelFileError for sizes that no head has, UnsupportedModelError for what is not
-    computed for heads."""
+    """Raises ModelFileError for invalid sizes, UnsupportedModelError for unsupported features."""
     stated = StatedConfig(sizes, path / "config.json")
     heads = count(path, sizes, "num_attention_heads")
     try:
@@ -255,8 +247,8 @@ def head_config(
 
 
 def head_window(path: Path, sizes: Mapping[str, Any]) -> int | None:
-    """Returns how far a row sees, where all layers of a head have a sliding window. Raises
-    UnsupportedModelError where some layers have one and others none."""
+    """Return the sliding window, in tokens. Raises UnsupportedModelError if only some layers have
+    one."""
     window, kinds = sizes.get("sliding_window"), sizes.get("layer_types")
     if window is None or sizes.get("use_sliding_window") is False:
         return None
@@ -274,7 +266,7 @@ def require_target(
     sizes: Mapping[str, Any],
     target: ModelConfig,
 ) -> None:
-    """Raises UsageError for the head of a target of another width or vocabulary."""
+    """Raises UsageError if the head's target has another width or vocabulary."""
     joined = named["fc.weight"].shape[-1] if "fc.weight" in named else 0
     width, tokens = head.config.hidden_size, sizes.get("vocab_size")
     joins_embedding = isinstance(head, EagleHead) and head.joins_embedding
@@ -292,10 +284,10 @@ def require_target(
 
 _MAX_BLOCK = 64  # tokens
 _INPUT_IDS, _OUTPUT_IDS = "aux_hidden_state_layer_ids", "target_layer_ids"
-# Of config.json, what only such heads state.
+# config.json keys that only these heads have.
 DFLASH_MARKS = ("dflash_config", "markov_rank", _INPUT_IDS, _OUTPUT_IDS)
 _PROJECTORS = (None, "dflash", "dspark")
-# What heads state that compute otherwise than here.
+# Options that are not supported.
 _OTHERWISE = (
     "is_causal",
     "causal",
@@ -307,7 +299,7 @@ _OTHERWISE = (
     "input_embedding_scale",
     "final_logit_softcapping",
 )
-# DSpark's parts, which DeepSpec names so.
+# DSpark's parts, by DeepSpec's names.
 _AFTER, _SCORED = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 _JOINED = {FollowsBy.GATED: "markov_head.gate_proj", FollowsBy.RECURRENT: "markov_head.joint_proj"}
 _CONFIDENCE = "confidence_head.proj"
@@ -336,7 +328,6 @@ DFLASH_GGUF_NAMES = replace(
 
 
 def dflash_head(files: HeadFiles, names: Names = DFLASH_NAMES) -> DFlashHead:
-    """Raises as `open_head` does."""
     path, target, top = files.path, files.target, files.values
     values = {**top, **mapping(top, "dflash_config")}
     sizes = {**top, **mapping(top, "transformer_layer_config")}
@@ -374,7 +365,6 @@ def dflash_head(files: HeadFiles, names: Names = DFLASH_NAMES) -> DFlashHead:
 
 
 def _require_computed(path: Path, values: Mapping[str, Any]) -> None:
-    """Raises UnsupportedModelError for a head that computes otherwise."""
     projector = values.get("projector_type")
     if projector not in _PROJECTORS:
         told = f"{path} has a projector of the kind {str(projector)[:100]}"
@@ -396,18 +386,17 @@ def _dflash_layers(path: Path, values: Mapping[str, Any], target: ModelConfig) -
 
 
 def _scores_next(values: Mapping[str, Any], has_transitions: bool) -> bool:
-    """Says whether each row scores the token after its own, as DeepSpec's do."""
+    """Return whether each row scores the token after its own, as in DeepSpec."""
     told = values.get("sample_from_anchor", values.get("shift_label"))
     if isinstance(told, bool):
         return told
-    if _INPUT_IDS in values:  # speculators, before its config.json told
+    if _INPUT_IDS in values:  # older speculators
         return False
     is_deepspec = "dflash_config" not in values
     return is_deepspec or has_transitions or values.get("projector_type") == "dspark"
 
 
 def _follows_by(path: Path, values: Mapping[str, Any]) -> FollowsBy:
-    """Raises UnsupportedModelError for a kind that is not computed."""
     told = values.get("markov_head_type", FollowsBy.TOKEN.value)
     try:
         return FollowsBy(told)
@@ -491,12 +480,11 @@ _GGUF_KEYS: FurtherKeys = {
 
 
 def trained_gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead | DFlashHead:
-    """Raises as `open_head` does."""
     file = GgufFile(path)
     metadata, tensors = Metadata(file.metadata, path), dict(file.tensors)
     architecture = metadata.require("general.architecture", str)
     values = gguf_values(file, target, _GGUF_KEYS)
-    ids = tensors.get("d2t")  # ids of tokens here, in the place of offsets
+    ids = tensors.get("d2t")  # token IDs in GGUF, not offsets
     if ids is not None and len(ids.shape) == 1 and ids.data.nbytes == 8 * ids.shape[0]:
         offsets = np.frombuffer(ids.data.tobytes(), np.int64) - np.arange(ids.shape[0])
         tensors["d2t"] = replace(ids, data=offsets.view(np.uint8))
@@ -514,9 +502,9 @@ def _layers_and_mask(metadata: Metadata, architecture: str) -> dict[str, Any]:
         raise damaged(f"{metadata.path} names no layers")
     inputs = stored.tolist()
     if architecture == EAGLE3:
-        # Rows of q and k stand as neighbouring pairs, as those of all models like Llama.
+        # Rows of q and k are interleaved pairs, as in all Llama-like models.
         return {"eagle_aux_hidden_state_layer_ids": inputs, "rope_is_neox_style": False}
-    # A block scores next tokens by default where it has transitions, as llama.cpp reads it.
+    # As in llama.cpp, a block with transitions scores next tokens by default.
     mask = metadata.get("tokenizer.ggml.mask_token_id", int)
     stated = {"mask_token_id": mask, "target_layer_ids": [each - 1 for each in inputs]}
     return {"dflash_config": stated}

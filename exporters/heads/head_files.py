@@ -1,5 +1,4 @@
-"""What readers of trained heads share: the files, names and shapes of tensors, and what config.json
-says in nearly all formats."""
+"""Common parts of head readers: files, tensor names and shapes, and usual config.json keys."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from edge_spec.exporters.families.stated import GgufKeys
 from edge_spec.exporters.gguf_reader import GgufFile, Metadata
 from edge_spec.exporters.stored_tensor import KINDS, StoredTensor, damaged
 
-_SHOWN = 200  # characters of a name in a message
+_SHOWN = 200  # characters of a name in messages
 _MAX_LAYERS = 64  # of a head
 
 
@@ -46,17 +45,17 @@ def unknown_tensor(path: Path, name: str) -> UnsupportedModelError:
 
 @dataclass(frozen=True, eq=False)
 class HeadFiles:
-    """The files of a head, or of a model that brings one, and the target that it is read for."""
+    """A head's files (or those of a model that contains it) and its target."""
 
     path: Path
-    values: Mapping[str, Any]  # of config.json, or by its keys
+    values: Mapping[str, Any]  # config.json's, or by its keys
     tensors: Mapping[str, StoredTensor]  # of all files
     target: ModelConfig
-    has_weights: bool  # else they stay unread, for a look at the head alone
+    has_weights: bool  # False: only describe the head
 
 
 class StoredTensors(Mapping[str, np.ndarray]):
-    """Reads a tensor as float32 whenever it is asked for, and keeps none."""
+    """Read a tensor as float32 at each access; nothing is cached."""
 
     def __init__(self, stored: Mapping[str, StoredTensor]) -> None:
         self._stored = stored
@@ -79,11 +78,10 @@ _ROWS = ("confidence_head.proj.weight", "shared_gate.weight")  # vectors in GGUF
 
 @dataclass(frozen=True)
 class Names:
-    """What the files of one format call a head's tensors, and we do.
+    """Map one format's tensor names to ours.
 
-    whole: theirs -> ours, of the head; of_layers: the same of a layer, after `layer`, which has {}
-    in the place of its number, or no number where there is one layer. prefix: of all that are the
-    head's. ignored: how names end that say nothing.
+    whole: outside layers; of_layers: after `layer`, in which {} is the number, if any. prefix: of
+    all. ignored: endings of unneeded names.
     """
 
     whole: Mapping[str, str]
@@ -93,8 +91,8 @@ class Names:
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
     def rename(self, path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """Returns the head's tensors by our names. Raises UnsupportedModelError for one that no
-        head has."""
+        """Return the head's tensors by our names. Raises UnsupportedModelError for an unknown
+        one."""
         named: dict[str, StoredTensor] = {}
         for name, tensor in tensors.items():
             if not name.startswith(self.prefix) or name.endswith(self.ignored):
@@ -109,7 +107,6 @@ class Names:
 
     @cached_property
     def _table(self) -> Mapping[str, str]:
-        """Theirs, in full -> ours."""
         layers = {n: self.layer.format(n) for n in range(_MAX_LAYERS if "{}" in self.layer else 1)}
         of_layers = {
             prefix + theirs: f"layers.{layer}.{ours}"
@@ -120,12 +117,12 @@ class Names:
 
     @cached_property
     def theirs(self) -> Mapping[str, str]:
-        """Ours -> theirs, in full, for messages."""
+        """Our names -> full ones in files, for messages."""
         return {ours: theirs for theirs, ours in self._table.items()}
 
 
 _ENDS = ("weight", "bias")
-# Names after a layer's number: in Hugging Face's files, and in GGUF.
+# A layer's names, in Hugging Face's files and in GGUF.
 LAYER = {
     "input_layernorm.weight": "input_norm",
     "post_attention_layernorm.weight": "post_norm",
@@ -145,8 +142,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def layer_shapes(config: ModelConfig, read: int) -> Shapes:
-    """Returns the shapes of a layer's matrices and of its norm before the MLP. read: the width of
-    what its attention reads."""
+    """Return shapes of a layer's matrices and MLP norm. read: width of the attention's input."""
     hidden, inner = config.hidden_size, config.intermediate_size
     return {
         "q.weight": (config.query_size, read),
@@ -163,8 +159,7 @@ def layer_shapes(config: ModelConfig, read: int) -> Shapes:
 def require_shapes(
     path: Path, names: Names, named: Mapping[str, StoredTensor], shapes: Shapes
 ) -> None:
-    """Raises ModelFileError for a tensor that is missing or of another shape,
-    UnsupportedModelError for one too many."""
+    """Raises ModelFileError for missing or wrong tensors, UnsupportedModelError for extra ones."""
     for name in [*shapes, *named]:
         if name not in shapes:
             raise unknown_tensor(path, names.theirs.get(name, name))
@@ -174,7 +169,6 @@ def require_shapes(
 def require_shape(
     path: Path, name: str, stored: StoredTensor | None, expected: tuple[int, ...]
 ) -> None:
-    """Raises ModelFileError for a tensor that is missing or of another shape."""
     if stored is None or stored.shape != expected:
         found = "is missing" if stored is None else f"has the shape {list(stored.shape)}"
         raise ModelFileError(
@@ -188,7 +182,7 @@ _TURNED = re.compile(r"layers\.\d+\.[qk](?:\.weight|\.bias|_norm)")
 
 
 def with_weights(head: _Head, files: HeadFiles, named: Mapping[str, StoredTensor]) -> _Head:
-    """Returns the head with its tensors, which stay in their files until they are asked for."""
+    """Return the head with its tensors, which stay in their files until used."""
     if not files.has_weights:
         return head
     if files.values.get("rope_is_neox_style") is False:
@@ -208,8 +202,7 @@ def _rows_of(table: StoredTensor | None) -> Callable[[np.ndarray], np.ndarray] |
 def _with_halves(
     config: ModelConfig, named: Mapping[str, StoredTensor]
 ) -> Iterable[tuple[str, StoredTensor]]:
-    """Yields queries, keys and their norms of a head that turns neighbouring numbers as pairs, in
-    the order in which pairs are a half apart."""
+    """Yield q, k and their norms, reordered from interleaved pairs to halves."""
     rotated, size = config.rotated, config.head_dim
     order = np.concatenate(
         [np.arange(0, rotated, 2), np.arange(1, rotated, 2), np.arange(rotated, size)]
@@ -236,12 +229,14 @@ def count(path: Path, values: Mapping[str, Any], name: str, default: int | None 
 def feature_layers(
     path: Path, ids: Any, target: ModelConfig, *, are_outputs: bool
 ) -> tuple[int, ...]:
-    """Returns the layers whose inputs a head reads. ids: as config.json has them, which names
-    inputs or outputs. Raises ModelFileError, UsageError."""
+    """Return the layers whose inputs the head reads. ids: config.json's, of inputs or outputs.
+
+    Raises ModelFileError, UsageError.
+    """
     if not isinstance(ids, list) or not ids or not all(isinstance(each, int) for each in ids):
         raise damaged(f"{path} names no layers")
     found = tuple(each + are_outputs for each in ids)
-    # The output of the last layer is no input of any: features have it after the final norm.
+    # The last layer's output is no layer's input: features have it after the final norm.
     if ids != sorted(set(ids)) or not 0 <= found[0] <= found[-1] < target.num_layers:
         raise other_target(
             f"{path} drafts from the {'outputs' if are_outputs else 'inputs'} of the layers {ids}, "
@@ -251,7 +246,7 @@ def feature_layers(
 
 
 def mask_token(path: Path, values: Mapping[str, Any], name: str, vocab_size: int) -> int:
-    """Raises ModelFileError for what is no token, UsageError for one that the target has not."""
+    """Raises ModelFileError for an invalid token, UsageError for one beyond the target's."""
     token = values.get(name)
     if not isinstance(token, int) or isinstance(token, bool):
         raise unusable(path, f"usable {name}")
@@ -262,12 +257,14 @@ def mask_token(path: Path, values: Mapping[str, Any], name: str, vocab_size: int
 
 
 def scored_tokens(files: HeadFiles) -> np.ndarray | None:
-    """Returns the target's id of each token that the head scores, [tokens] int64: `d2t` has how
-    much larger it is than the head's own; None where it scores all of them. Raises ModelFileError
-    for what is no list of numbers, UsageError for ids that the target has not."""
+    """Return the target's ID of each scored token, [tokens] int64; None for all.
+
+    `d2t` holds the IDs less the head's own. Raises ModelFileError for an invalid tensor, UsageError
+    for IDs beyond the target's.
+    """
     path, vocab_size = files.path, files.target.vocab_size
     offsets, scored = files.tensors.get("d2t"), files.values.get("draft_vocab_size")
-    if scored == vocab_size:  # then the published code maps nothing
+    if scored == vocab_size:  # the published code then maps nothing
         return None
     if offsets is None:
         if scored is not None:
@@ -285,12 +282,14 @@ def scored_tokens(files: HeadFiles) -> np.ndarray | None:
     return ids
 
 
-FurtherKeys = Mapping[str, tuple[str, type]]  # of config.json: in GGUF, with their types
+FurtherKeys = Mapping[str, tuple[str, type]]  # config.json key -> GGUF key and type
 
 
 def gguf_values(file: GgufFile, target: ModelConfig, further: FurtherKeys) -> dict[str, Any]:
-    """Returns what GGUF says of a head, by the keys of config.json. further: beside those of all
-    models. Raises UnsupportedModelError for a rotary embedding that is scaled."""
+    """Return GGUF metadata by config.json's keys. further: keys beyond the usual ones.
+
+    Raises UnsupportedModelError for a scaled rotary embedding.
+    """
     architecture = Metadata(file.metadata, file.path).require("general.architecture", str)
     stated = {f"{architecture}.context_length": target.context_length, **file.metadata}
     keys = GgufKeys(Metadata(stated, file.path), architecture, file.tensors)

@@ -1,18 +1,14 @@
-"""A head's step as one graph, whatever its kind.
+"""Build one step of any trained head as an ONNX graph.
 
-Query heads that share keys are rows of one matrix where a block is drafted, as in
-exporters/onnx/attention.py: each of its rows sees the whole block, so attention is none of a causal
-operator. The cache is read where it lies, with whatever is beyond its entries, which the bias
-hides; keys and values that the pass makes stand apart, and only scores are put side by side.
+A drafted block sees itself whole, so no causal operator fits: query heads that share keys are rows
+of one matrix (as in exporters/onnx/attention.py). The cache is read in place; the bias hides what
+is beyond its entries, and only scores are concatenated with those of new keys.
 
-Medusa heads that share an output matrix are scored in one go, which reads it once. Each head with
-one of its own stands in a branch of an `If`: those that are not asked cost nothing.
+Medusa heads score together if they share an output matrix; else each is a branch of an `If`, which
+costs nothing unless asked for. Experts use onnxruntime's operator: a head's last bits do not
+matter, unlike a model's (exporters/onnx/experts.py).
 
-Experts are onnxruntime's operator, which reads those alone that rows take: no row's last bit
-matters in a head, so rows are not kept apart as those of models are (exporters/onnx/experts.py).
-
-Matrices are written beside the graph: a message of protobuf ends at 2 GB, and a runtime maps a file
-where it would hold copies of a message.
+Matrices are stored next to the graph: protobuf ends at 2 GB, and a runtime maps a file.
 """
 
 from __future__ import annotations
@@ -44,15 +40,14 @@ from edge_spec.exporters.onnx.nodes import (
     tensor,
 )
 
-LIKELIEST = 4  # tokens of a row that are told: as many as a row of a tree has after it at most
-_RESCORED = 16  # likeliest tokens of a row in 4 bits, among which the likeliest one in 8 bits is
+LIKELIEST = 4  # likeliest tokens returned per row; a tree row has no more children
+_RESCORED = 16  # candidates in 4 bits that contain the likeliest token in 8 bits
 
 
 class HeadGraph(Nodes):
-    """The nodes of a graph, or of a branch of one, that reads a head's matrices.
+    """A graph or branch that reads a head's matrices.
 
-    matrices: all of the head's, as `core.heads.HeadBackend` names them; bits: 4 or 8, or FLOAT_BITS
-    for float32.
+    matrices: by names as in `core.heads.HeadBackend`; bits: 4, 8, or FLOAT_BITS for float32.
     """
 
     def __init__(
@@ -62,15 +57,14 @@ class HeadGraph(Nodes):
         self.matrices, self.bits = matrices, bits
 
     def branch(self) -> HeadGraph:
-        """Nodes of their own, of a branch that reads the weights of this graph."""
         return HeadGraph(self.weights, self.matrices, self.bits)
 
     def multiply(self, x: str, name: str, output: str = "") -> str:
-        """x: [..., in] -> [..., out].
+        """Multiply x: [..., in] -> [..., out].
 
-        A matrix that scores tokens has 8 bits at least: that is where low precision harms most.
-        Where others have 4 it is read in 4 bits, half of what 8 would take, and the likeliest
-        tokens are scored again by rows of 8 bits.
+        An output matrix has at least 8 bits, since low precision harms most there. With 4 bits
+        elsewhere, it is first read in 4, half the bytes, and the likeliest tokens are scored again
+        in 8.
         """
         matrix, output = self.matrices[name], output or name + ".output"
         if not matrix.is_output:
@@ -95,8 +89,7 @@ class HeadGraph(Nodes):
         return self.add("ScatterElements", [scores, ids, exact], output, axis=-1)
 
     def multiply_by(self, matrix: HeadMatrix, x: str, name: str, output: str, bits: int) -> str:
-        """The matrix is stored as `name`, without zero points: blocks of its weights are around 0.
-        Its bias is added."""
+        """Multiply by a matrix stored as `name`, without zero points, and add its bias."""
         bias = None if matrix.bias is None else matrix.bias.astype(np.float32)
         if bits == FLOAT_BITS:
             whole = np.concatenate([read() for read in matrix.parts]).T
@@ -115,9 +108,8 @@ class HeadGraph(Nodes):
     def tell_likeliest(
         self, logits: str, tokens: int, count: int = LIKELIEST
     ) -> list[ValueInfoProto]:
-        """Adds `likeliest` and `shares` of `logits` [rows, tokens], and returns all three as
-        outputs of the graph: tokens in falling order, and their shares of the sum of e to the
-        logits."""
+        """Add `likeliest` and `shares` (probabilities) of `logits` [rows, tokens], in falling
+        order; return all three as outputs."""
         probs = self.add("Softmax", [logits], "probs", axis=-1)
         kept = self.constant("kept", [min(count, tokens)])
         self.add("TopK", [probs, kept], ["shares", "likeliest"], axis=-1)
@@ -128,8 +120,8 @@ class HeadGraph(Nodes):
         ]
 
     def mixture(self, x: str, experts: HeadExperts, prefix: str) -> str:
-        """x: [1, rows, hidden], what router and experts read -> the same, what they add. prefix: of
-        the names of the layer's matrices."""
+        """Add a mixture of experts: x [1, rows, hidden] -> the same. prefix: of the layer's
+        matrices."""
         router = np.concatenate([read() for read in self.matrices[prefix + "router"].parts])
         hidden = router.shape[1]
         rows = self.reshape(x, "expert_rows_shape", [-1, hidden], prefix + "rows")
@@ -147,8 +139,8 @@ class HeadGraph(Nodes):
         return self.reshape(mixed, "pass_shape", [1, -1, hidden], prefix + "mixture")
 
     def _stacked(self, prefix: str, count: int, part: str) -> list[str]:
-        """Stores the matrices of all experts: one name of floats, else those of packed values,
-        scales and zero points. The rows of gate and up take turns, as the operator reads them."""
+        """Store the matrices of experts: return one name of floats, or those of packed values,
+        scales and zero points. Rows of gate and up alternate for the operator."""
         matrices = (self.matrices[f"{prefix}experts.{expert}.{part}"] for expert in range(count))
         experts = (turns_of([read() for read in each.parts]) for each in matrices)
         name = f"{prefix}{part}.experts"
@@ -163,10 +155,8 @@ _Head = TypeVar("_Head", EagleHead, DFlashHead)
 
 
 class LayersGraph(HeadGraph, Generic[_Head]):
-    """Writes what graphs of layers of heads have in common: the formulas of Llama and Qwen3.
-
-    bits: of layers; those of output matrices follow.
-    """
+    """Common parts of layers: Llama's and Qwen3's formulas. bits: of layers; output matrices
+    follow."""
 
     def __init__(
         self,
@@ -182,7 +172,7 @@ class LayersGraph(HeadGraph, Generic[_Head]):
         self._norms = {name: head.tensors[name] for name in head.tensors if "norm" in name}
 
     def _turned(self, x: str, heads: int, positions: str) -> str:
-        """x: [1, rows, heads * head_dim] of queries or keys, normed where there is such a norm."""
+        """Norm (if any) and rotate queries or keys. x: [1, rows, heads * head_dim]."""
         config = self._config
         partial = {"rotary_embedding_dim": config.rotary_dim} if config.rotary_dim else {}
         return self.add(
@@ -215,7 +205,6 @@ class LayersGraph(HeadGraph, Generic[_Head]):
         return self.add("Add", [stream, update], prefix + "stream")
 
     def _norm(self, x: str, name: str) -> str:
-        """Root mean square normalization, where the head has such a norm."""
         weight = self._norms.get(name)
         if weight is None:
             return x
@@ -223,7 +212,6 @@ class LayersGraph(HeadGraph, Generic[_Head]):
         return self.rms_norm(x, stored, self._config.norm_epsilon, name + ".output")
 
     def _norm_each(self, x: str) -> str:
-        """The norm of each head of queries or keys, where there is one."""
         if f"{x}_norm" not in self._norms:
             return x
         size = self._config.head_dim
@@ -232,12 +220,11 @@ class LayersGraph(HeadGraph, Generic[_Head]):
         return self.reshape(normed, "flat_shape", [1, 0, -1], x + ".flat")
 
     def _tables(self) -> list[ValueInfoProto]:
-        """The inputs of rotary tables."""
         half = self._config.rotated // 2
         return [tensor(name, TensorProto.FLOAT, ["positions", half]) for name in ("cos", "sin")]
 
     def _keys_values(self, when: str, slots: str) -> list[ValueInfoProto]:
-        """Returns keys and values of all layers; when: what their names begin with."""
+        """Return all layers' keys and values, named `when`.LAYER.PART."""
         shape: list[int | str] = [1, self._config.num_kv_heads, slots, self._config.head_dim]
         return [
             tensor(f"{when}.{layer}.{part}", TensorProto.FLOAT, shape)
@@ -257,7 +244,6 @@ class EagleGraph(LayersGraph[EagleHead]):
         return self.model("head", self._inputs(), self._outputs())
 
     def _enter(self) -> tuple[str, str]:
-        """Returns what the first layer adds to, and what its attention reads."""
         both = self.add("Concat", [self._known(), "replaced"], "unordered", axis=1)
         features = self.add("Gather", [both, "order"], "features", axis=1)
         if self._head.joins_embedding:
@@ -271,7 +257,7 @@ class EagleGraph(LayersGraph[EagleHead]):
         return stream, self.add("Concat", beside, "beside", axis=-1)
 
     def _known(self) -> str:
-        """Returns what features that were found enter as, [1, known, hidden]."""
+        """Return the stream's form of known features, [1, known, hidden]."""
         if self._head.joins_embedding:
             return "found"
         normed, count = "found", len(self._head.feature_layers)
@@ -321,32 +307,31 @@ class EagleGraph(LayersGraph[EagleHead]):
         self.multiply(picked, "head", "logits")
 
     def _inputs(self) -> list[ValueInfoProto]:
-        """rows: entries made in this pass; total: entries before them, too. A row sees none of the
-        rows after it: the operator masks them by itself."""
+        """rows: entries made in this pass; total: with earlier ones. The operator masks later
+        rows."""
         kinds, size = TensorProto, self._config.hidden_size
         return [
-            tensor("embedded", kinds.FLOAT, [1, "rows", size]),  # of the tokens
-            # The target's features of some rows, the states that take their place in the others,
-            # and which of these each row has.
+            tensor("embedded", kinds.FLOAT, [1, "rows", size]),  # embeddings of the tokens
+            # The target's features, the states of rows without, and each row's index in both.
             tensor("found", kinds.FLOAT, [1, "known", "features"]),
             tensor("replaced", kinds.FLOAT, [1, "others", size]),
             tensor("order", kinds.INT64, ["rows"]),
             tensor("position_ids", kinds.INT64, [1, "rows"]),
             *self._tables(),
-            # 0 where a row sees an entry, -inf elsewhere.
+            # 0 where a row sees an entry, else -inf.
             tensor("attention_bias", kinds.FLOAT, [1, 1, "rows", "total"]),
             tensor("seqlens_k", kinds.INT32, [1]),  # total - 1
             tensor("total_sequence_length", kinds.INT32, []),
-            tensor("logit_rows", kinds.INT64, ["scored"]),  # the rows that are scored
+            tensor("logit_rows", kinds.INT64, ["scored"]),  # rows to score
             *self._keys_values("past", "capacity"),
         ]
 
     def _outputs(self) -> list[ValueInfoProto]:
         kind, size = TensorProto.FLOAT, self._config.hidden_size
         return [
-            tensor("states", kind, [1, "rows", size]),  # what the next rows go on from
+            tensor("states", kind, [1, "rows", size]),  # input of the next rows
             tensor("logits", kind, [1, "scored", "tokens"]),
-            *self._keys_values("present", "capacity"),  # the same buffers
+            *self._keys_values("present", "capacity"),  # the inputs' buffers
         ]
 
 
@@ -372,7 +357,7 @@ class DFlashGraph(LayersGraph[DFlashHead]):
         return self.model("block", self._inputs(), [*outputs, *made])
 
     def _attend(self, context: str, read: str, layer: int) -> str:
-        """[1, block, heads * head_dim]"""
+        """Return [1, block, heads * head_dim]."""
         config, prefix = self._config, f"layers.{layer}."
         whole = self.matrices[prefix + "qkv"]
         query, beside = HeadMatrix(whole.parts[:1]), HeadMatrix(whole.parts[1:])
@@ -396,7 +381,8 @@ class DFlashGraph(LayersGraph[DFlashHead]):
         return self.reshape(by_row, "flat_shape", [1, 0, -1], prefix + "mixed")
 
     def _mix(self, queries: str, made: list[str], layer: int) -> str:
-        """[1, kv_heads, stacked rows, head_dim] of what the cache has and what is made."""
+        """Return [1, kv_heads, stacked rows, head_dim]: attention to the cache and to new
+        entries."""
         prefix = f"layers.{layer}."
         past = [f"past.{layer}.{part}" for part in ("key", "value")]
         scale = self._config.head_dim**-0.5
@@ -420,33 +406,32 @@ class DFlashGraph(LayersGraph[DFlashHead]):
         return self.add("Add", each, prefix + "stacked.mixed")
 
     def _by_head(self, x: str) -> str:
-        """[1, rows, heads * head_dim] -> [1, heads, rows, head_dim]"""
+        """[1, rows, heads * head_dim] -> [1, heads, rows, head_dim]."""
         shape = [1, 0, -1, self._config.head_dim]
         split = self.reshape(x, "head_shape", shape, x + ".split")
         return self.add("Transpose", [split], x + ".by_head", perm=[0, 2, 1, 3])
 
     def _inputs(self) -> list[ValueInfoProto]:
-        """known: tokens of the text that are read with the block, and end before it; rows: these
-        and those of the block."""
+        """known: tokens before the block that are read with it; rows: known and block."""
         kinds, size = TensorProto, self._config.hidden_size
         return [
-            # Of the pending token and the masks after it.
+            # The pending token and the masks after it.
             tensor("embedded", kinds.FLOAT, [1, "block", size]),
             tensor("found", kinds.FLOAT, [1, "known", "features"]),  # the target's features
             tensor("position_ids", kinds.INT64, [1, "rows"]),
-            tensor("block_position_ids", kinds.INT64, [1, "block"]),  # the last of these
+            tensor("block_position_ids", kinds.INT64, [1, "block"]),  # the last of position_ids
             *self._tables(),
-            # 0 where the block sees an entry, -inf elsewhere.
+            # 0 where the block sees an entry, else -inf.
             tensor("attention_bias", kinds.FLOAT, [1, 1, 1, "capacity"]),
             tensor("parts", kinds.INT64, [2]),  # known, block
             tensor("widths", kinds.INT64, [2]),  # capacity, rows
-            tensor("logit_rows", kinds.INT64, ["scored"]),  # the rows of the block that are scored
+            tensor("logit_rows", kinds.INT64, ["scored"]),  # rows of the block to score
             *self._keys_values("past", "capacity"),
         ]
 
 
 class MedusaGraph(HeadGraph):
-    """matrices: K.B of block B of head K, and output.K, or output.0 that they share."""
+    """matrices: K.B of block B of head K, and output.K, or one shared output.0."""
 
     def __init__(
         self, head: MedusaHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
@@ -463,7 +448,7 @@ class MedusaGraph(HeadGraph):
             rows = [self._where_asked(index) for index in range(head.num_heads)]
             logits = self.add("Concat", rows, "logits", axis=0)
         outputs = self.tell_likeliest(logits, self._num_scored)
-        # After the target's final norm; and which heads are scored.
+        # The state after the target's final norm; and the heads to score.
         inputs = [tensor("state", TensorProto.FLOAT, [1, head.hidden_size])]
         if not shares:
             inputs.append(tensor("asked", TensorProto.BOOL, [head.num_heads]))
@@ -475,7 +460,7 @@ class MedusaGraph(HeadGraph):
         return self._head.vocab_size if ids is None else len(ids)
 
     def _states(self) -> str:
-        """[heads, hidden] after the blocks of all heads."""
+        """Return [heads, hidden], the states after all blocks."""
         head = self._head
         count = range(head.num_heads)
         if all(len(blocks) == 1 for blocks in head.blocks):
@@ -484,7 +469,7 @@ class MedusaGraph(HeadGraph):
         return self.add("Concat", states, "states", axis=0)
 
     def _where_asked(self, index: int) -> str:
-        """[1, tokens], or [0, tokens] where the head is not asked."""
+        """Return [1, tokens], or [0, tokens] if the head is not asked for."""
         name = f"{index}.logits"
         scored, none = self.branch(), self.branch()
         after = self._after_blocks(scored, index)
@@ -497,7 +482,7 @@ class MedusaGraph(HeadGraph):
         return self.choose(asked, name, *branches)
 
     def _after_one_block(self, blocks: Sequence[HeadMatrix]) -> str:
-        """All heads read the same state: their matrices are one."""
+        """All heads read the same state, so their matrices are joined."""
         head = self._head
         biases = [each.bias for each in blocks if each.bias is not None]
         parts = tuple(part for each in blocks for part in each.parts)
@@ -508,7 +493,7 @@ class MedusaGraph(HeadGraph):
         return self.add("Add", ["state", update], "states")
 
     def _after_blocks(self, graph: HeadGraph, index: int) -> str:
-        """z + SiLU(A z + b), block after block."""
+        """z + SiLU(A z + b) for each block."""
 
         def after(state: str, block: int) -> str:
             name = f"{index}.{block}"
@@ -521,14 +506,16 @@ class MedusaGraph(HeadGraph):
 def step_graph(
     head: TrainedHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
 ) -> bytes:
-    """Returns a serialized ModelProto, whose weights are written. matrices: all of the head's, as
-    `core.heads.HeadBackend` names them; bits: 4 or 8, or FLOAT_BITS; output matrices score the
-    likeliest tokens by 8 at least."""
+    """Return a serialized ModelProto; writes the weights to `weights`.
+
+    matrices, bits: as in HeadGraph. Output matrices score the likeliest tokens with at least 8
+    bits.
+    """
     if isinstance(head, MedusaHead):
         model = MedusaGraph(head, matrices, bits, weights).built()
     elif isinstance(head, EagleHead):
         model = EagleGraph(head, matrices, bits, weights).built()
     else:
-        assert isinstance(head, DFlashHead)  # assistants are computed by numpy alone
+        assert isinstance(head, DFlashHead)  # numpy computes assistants
         model = DFlashGraph(head, matrices, bits, weights).built()
     return bytes(model.SerializeToString())

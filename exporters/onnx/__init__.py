@@ -1,4 +1,4 @@
-"""Writes ONNX bundles straight from a checkpoint's tensors."""
+"""Write ONNX bundles straight from a checkpoint's tensors."""
 
 from edge_spec.exporters.onnx.export import OnnxExporter
 from edge_spec.exporters.onnx.static import StaticOnnxExporter

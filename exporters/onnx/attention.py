@@ -1,23 +1,18 @@
-"""Attention and convolutions of a decoder's layers: GroupQueryAttention, or one of two forms, one
-for prompts and one for the few rows of a round.
+"""Attention and convolutions of decoder layers, for onnxruntime.
 
-onnxruntime's GroupQueryAttention arranges the keys and values of all cached tokens for its
-kernels once more in every pass, and for each query head. In long texts that costs more than the
-attention itself. Where a pass has few rows, the query heads that share keys are therefore stacked
-as rows of one matrix, [group * rows, head_dim] for each key head, and the keys are the *left*
-factor of its product, which is read where it lies. Values are arranged once for a key head.
+GroupQueryAttention rearranges all cached keys and values in every pass, once per query head; in
+long texts that costs more than the attention. So passes of few rows stack the query heads that
+share keys as rows of one matrix, [group * rows, head_dim] per key head. The keys are the *left*
+factor and are read in place; values are rearranged once per key head.
 
-A single row has `group` rows then, so that the same kernel takes it as takes the rows of wider
-passes: none has to be attended twice, and its result is the same bit for bit. The cache may be
-longer than the text: what the mask hides is added as zero. The rows of a prompt are too many to be
-stacked: their scores of all cached tokens would take hundreds of megabytes.
+A single row then runs in the same kernel as wider passes: its result is bit-identical, and no row
+is attended twice. The cache may be longer than the text, since masked slots add zero. Prompts use
+GroupQueryAttention; their stacked scores would take hundreds of megabytes.
 
-A gated short convolution is over each element by itself (LFM2). What it takes in is cached for
-every token, as keys are, so that rows of a tree, commits and rollbacks are the cache's own. Rows
-are multiplied and added one by one, in an order that is always the same, so that no row's bits
-depend on how many there are. They pass through `attention_rows` and `kept_rows` as those of
-attention do, between which a graph is repeated for conversations that share a pass
-(runtimes/ort/joint_graph.py).
+A gated short convolution (LFM2) caches its inputs for every token, like keys, so that trees,
+commits and rollbacks need nothing else. Terms are added in a fixed order: a row's bits do not
+depend on the number of rows. A graph is repeated between `attention_rows` and `kept_rows` for
+conversations that share a pass (runtimes/ort/joint_graph.py).
 """
 
 from __future__ import annotations
@@ -35,36 +30,35 @@ from edge_spec.exporters.onnx.nodes import CONTRIB, tensor
 
 STACKED = "stacked"
 SCATTER_OPSET = 24  # TensorScatter
-_MIN_KV_SIZE = 256  # of smaller ones GroupQueryAttention is as fast, and one node in place of 17
+_MIN_KV_SIZE = 256  # below, GroupQueryAttention is as fast, with 1 node instead of 17
 PARTS = ("key", "value")
 _Form = Callable[[Emitter, str, int, str], list[str]]
 
 
 def pays_to_stack(config: ModelConfig) -> bool:
-    """Returns whether the graph gets both forms: query heads share keys, those are large, and the
-    model has nothing that Llama does not have, such as windows or caps."""
+    """Return whether the graph gets both forms: query heads share large keys, and the model has
+    only Llama's features."""
     shares_large = config.num_heads > config.num_kv_heads and config.kv_size >= _MIN_KV_SIZE
     return shares_large and not config.features()
 
 
 def stacked_inputs() -> list[ValueInfoProto]:
-    """In a stacked pass, `attention_bias` is [1, 1, rows, capacity], -inf beyond its own rows, too,
-    and `position_ids` has a position for each row; what only the other form reads is ignored."""
+    """In a stacked pass, `attention_bias` is [1, 1, rows, capacity], -inf beyond its own rows as
+    well, and `position_ids` has one per row. The other form's inputs are ignored."""
     return [
-        tensor(STACKED, TensorProto.BOOL, [1]),  # which form this pass takes
-        tensor("cached_tokens", TensorProto.INT64, [1]),  # where a stacked pass writes the cache
+        tensor(STACKED, TensorProto.BOOL, [1]),  # the form of this pass
+        tensor("cached_tokens", TensorProto.INT64, [1]),  # first slot to write in a stacked pass
     ]
 
 
 class AttentionGraph(Emitter):
-    """A graph to which attention is added, and convolutions, of one layer after another."""
+    """A graph to which attention and convolutions are added."""
 
-    _rotations: Mapping[Rotation, Sequence[str]]  # the names of each one's tables
-    _biases: Mapping[int | None, str]  # what is added to scores, by a layer's window
-    _ancestors: Sequence[str]  # `ancestors` apart, each [attended]
+    _rotations: Mapping[Rotation, Sequence[str]]  # names of tables
+    _biases: Mapping[int | None, str]  # added to scores, by window
+    _ancestors: Sequence[str]  # `ancestors` split, each [attended]
 
     def prepare_attention(self) -> None:
-        """Adds what all layers read."""
         config = self.config
         rotations = enumerate(config.rotations)
         self._rotations = {each: self._rope_tables(i, each) for i, each in rotations}
@@ -85,7 +79,6 @@ class AttentionGraph(Emitter):
     def attend(self, x: str, layer: int) -> str:
         config, is_stacked = self.config, pays_to_stack(self.config)
         prefix = f"model.layers.{layer}.self_attn."
-        # q, k and v side by side
         own = [f"{part}_proj" for part in self._parts(layer)]
         packed = self.linear(x, prefix, own, config.qkv_bias)
         if config.qk_norm and is_stacked:
@@ -104,13 +97,13 @@ class AttentionGraph(Emitter):
         return self.linear(output, prefix, ["o_proj"], config.output_bias)
 
     def _branch(self, name: str, form: _Form, packed: str, layer: int) -> GraphProto:
-        """A form of attention, whose nodes' names end with its own."""
+        """Build a form of attention; its name ends those of its nodes."""
         inner = self.branch()
         found = form(inner, packed, layer, f".{name}")
         return inner.subgraph(f"model.layers.{layer}.self_attn.output.{name}", found)
 
     def _stacked(self, graph: Emitter, packed: str, layer: int, end: str) -> list[str]:
-        """packed: [1, rows, q, k and v side by side]."""
+        """packed: [1, rows, q, k and v]."""
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
 
@@ -143,7 +136,7 @@ class AttentionGraph(Emitter):
             )
             for part, rows in zip(PARTS, (key, value), strict=True)
         )
-        # Heads of one group follow each other, so stacking them moves nothing.
+        # A group's heads are adjacent, so stacking moves nothing.
         stacked = reshaped(query, "stacked_query", [1, kv_heads, -1, config.head_dim])
         scale = config.head_dim**-0.5
         columns = add("FusedMatMul", [keys, stacked], "columns", CONTRIB, transB=1, alpha=scale)
@@ -158,15 +151,15 @@ class AttentionGraph(Emitter):
         return [reshaped(rows, "output", [1, 0, -1]), keys, values]
 
     def _parts(self, layer: int) -> str:
-        """Returns those of "qkv" that a layer has matrices of its own for."""
+        """Return which of "qkv" have matrices in this layer."""
         config = self.config
         if config.kv_source(layer) != layer:
             return "q"
         return "qk" if config.kind(layer).keys_as_values else "qkv"
 
     def _grouped(self, graph: Emitter, packed: str, layer: int, end: str) -> list[str]:
-        """Adds GroupQueryAttention, `end` ending the names of what it returns. A layer with keys
-        and values of another one finds them where that one has written them, and adds none."""
+        """Add GroupQueryAttention; `end` ends the names of its outputs. A layer that reads another
+        layer's keys and values uses that one's outputs and adds none."""
         config, kind = self.config, self.config.kind(layer)
         source, heads = config.kv_source(layer), config.heads(layer)
         prefix = f"model.layers.{layer}.self_attn."
@@ -182,7 +175,7 @@ class AttentionGraph(Emitter):
         if source != layer:
             caches, past = [], [f"present.{source}.{part}" for part in PARTS]
         sinks = [graph.vector(prefix + "sinks")] if config.attention_sinks else []
-        # Where these are not the operator's own choice.
+        # Only where they differ from the operator's defaults.
         stated = {"scale": config.attention_scale, "softcap": config.attention_softcap}
         lengths = ["seqlens_k", "total_sequence_length"]
         mixed = graph.add(
@@ -199,8 +192,7 @@ class AttentionGraph(Emitter):
         return [output, *caches]
 
     def _normed_heads(self, packed: str, layer: int, prefix: str) -> list[str]:
-        """Splits q, k and v and normalizes them as the model does, q and k in some models once they
-        are rotated."""
+        """Split q, k and v and normalize them; some models rotate q and k first."""
         config = self.config
         parts = self._split(packed, layer, prefix)
         for part in "qk" if config.qk_norm else "":
@@ -222,7 +214,6 @@ class AttentionGraph(Emitter):
         return [parts["q"], none, none]
 
     def _split(self, packed: str, layer: int, prefix: str) -> dict[str, str]:
-        """Returns what a layer has of "qkv", each by itself, before any norm."""
         heads, parts = self.config.heads(layer), self._parts(layer)
         if parts == "q":
             return {"q": packed}
@@ -233,7 +224,6 @@ class AttentionGraph(Emitter):
         return split if "v" in split else split | {"v": split["k"]}
 
     def _sized(self, name: str, layer: int) -> str:
-        """The name of a constant that depends on the sizes of a layer's heads."""
         kind = self.config.kind(layer)
         own = [kind.num_kv_heads, kind.head_dim]
         return name if own == [None, None] else f"{name}.{own[0]}.{own[1]}"
@@ -258,8 +248,8 @@ class AttentionGraph(Emitter):
         return self.add("Reshape", [normed, flat], name + ".flat")
 
     def _add_relative_bias(self) -> str:
-        """`attention_bias` with what each head adds, [1, heads, attended, total]: a row of a tree
-        has the distances that it would have in its path."""
+        """Return `attention_bias` plus each head's relative bias, [1, heads, attended, total]. In a
+        tree, distances are along the path."""
         relative = self.config.relative_positions
         assert relative is not None
         weight = self.checkpoint.float32("model.relative_bias.weight")
@@ -270,8 +260,10 @@ class AttentionGraph(Emitter):
         return self.add("Add", [bias, "attention_bias"], "relative.bias")
 
     def head_bias(self, prefix: str, after: str, table: np.ndarray) -> str:
-        """[1, heads, rows, keys] of the rows of `table` [2 * max_distance + 1, heads]. after: name
-        of [rows, keys] int32, how far each key stands after its query, plus max_distance."""
+        """Return [1, heads, rows, keys], rows of `table` [2 * max_distance + 1, heads].
+
+        after: name of [rows, keys] int32, each key's position minus its query's, plus max_distance.
+        """
         lowest = self.constant(prefix + "nearest", 0, np.int32)
         highest = self.constant(prefix + "farthest", len(table) - 1, np.int32)
         index = self.add("Clip", [after, lowest, highest], prefix + "index")
@@ -281,7 +273,7 @@ class AttentionGraph(Emitter):
         return self.add("Unsqueeze", [heads, self.constant("first_axis", [0])], prefix + "by_head")
 
     def attend_to_source(self, x: str, layer: int) -> str:
-        """A single row is attended twice here, too (graph.py)."""
+        """Attend to the source; a single row is attended twice here as well (graph.py)."""
         config, prefix = self.config, f"model.layers.{layer}.cross_attn."
         queries = self.linear(x, prefix, ["q_proj"], config.qkv_bias)
         attended = self.add("Gather", [queries, "attention_rows"], prefix + "attended", axis=1)
@@ -291,7 +283,7 @@ class AttentionGraph(Emitter):
         return self.linear(output, prefix, ["o_proj"], config.output_bias)
 
     def attend_everywhere(self, inputs: list[str], output: str) -> str:
-        """Attention of all heads in which each row sees all keys."""
+        """Attention in which each row sees all keys."""
         config = self.config
         scale = config.attention_scale
         return self.add(
@@ -324,12 +316,12 @@ class AttentionGraph(Emitter):
         return self.linear(product, prefix, ["out_proj"])
 
     def _convolved(self, rows: str, layer: int) -> str:
-        """rows: [1, attended, hidden] -> the same; writes them to the cache."""
+        """Convolve rows [1, attended, hidden] and write them to the cache."""
         prefix, first = f"model.layers.{layer}.conv.", self.constant("first_axis", [0])
         update = self.add("Unsqueeze", [rows, first], prefix + "update")
         cache = [f"past.{layer}.gated", update, "cached_tokens"]
         present = self.add("TensorScatter", cache, f"present.{layer}.gated", axis=2)
-        kernel = self.checkpoint.float32(prefix + "conv.weight").T  # the row's own last
+        kernel = self.checkpoint.float32(prefix + "conv.weight").T  # the row's own tap last
         taps = [
             self.weights.add(f"{prefix}tap.{distance}", np.ascontiguousarray(tap))
             for distance, tap in enumerate(kernel[::-1])
@@ -345,7 +337,7 @@ class AttentionGraph(Emitter):
 
 
 def source_values(config: ModelConfig) -> list[ValueInfoProto]:
-    """The keys and values of a source, which the encoder's graph makes and the decoder's reads."""
+    """Return a source's keys and values, outputs of the encoder and inputs of the decoder."""
     shape: list[int | str] = [1, config.num_heads, "source", config.head_dim]
     return [
         tensor(f"cross.{layer}.{part}", TensorProto.FLOAT, shape)
@@ -358,10 +350,9 @@ ANCESTORS = "ancestors"
 
 
 def convolution_inputs(config: ModelConfig) -> list[ValueInfoProto]:
-    """The last slot of a convolution's cache is never written: it is zeros, and what -1 finds."""
+    """The last slot of a convolution's cache is never written: -1 reads its zeros."""
     return [
-        tensor("cached_tokens", TensorProto.INT64, [1]),  # where the cache is written
-        # Where the row before each attended row is cached, the one before that, ...; -1 before the
-        # text.
+        tensor("cached_tokens", TensorProto.INT64, [1]),  # first slot to write
+        # The slot of each attended row's parent, of that one's parent, ...; -1 before the text.
         tensor(ANCESTORS, TensorProto.INT64, [config.num_preceding, "attended"]),
     ]

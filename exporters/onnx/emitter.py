@@ -1,9 +1,5 @@
-"""Adds what layers consist of to a graph, in onnxruntime's operators, and stores matrices in blocks
-of integers, or as floats.
-
-Both kinds write the nodes of a linear layer and of the embedding, so that the graph itself does
-not know about quantization.
-"""
+"""Add parts of layers in onnxruntime's operators, with matrices as integer blocks or floats. Both
+kinds write linear layers and embedding; the graph does not know about quantization."""
 
 from __future__ import annotations
 
@@ -29,9 +25,10 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 class IntegerWeights:
-    """MatMulNBits with int8 activations. Embedding and head keep 8 bits at every setting:
+    """Matrices for MatMulNBits with int8 activations.
 
-    they are where low precision costs most, and llama.cpp's Q4_0 files keep 6 or 8 there too.
+    Embedding and head keep 8 bits at every setting, because low precision costs most there;
+    llama.cpp's Q4_0 files keep 6 or 8.
     """
 
     def __init__(self, checkpoint: StoredCheckpoint, nodes: Nodes, bits: int) -> None:
@@ -39,14 +36,14 @@ class IntegerWeights:
         self._nodes = nodes
         self._layers = FittedLayers(checkpoint, bits)
         self.bits = bits  # of layers
-        self._tables: dict[str, list[str]] = {}  # what was stored of each
+        self._tables: dict[str, list[str]] = {}  # stored parts, by table
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
-        """x times the transposed matrices, side by side; x: [..., in] -> [..., sum of outs]."""
+        """Multiply x [..., in] by the concatenated matrices -> [..., sum of outs]."""
         return self._product(x, names, self._layers.take(names), biases)
 
     def rounded(self, x: str, names: Sequence[str]) -> str:
-        """The same, of matrices that are not fitted to their inputs, x: [rows, in]."""
+        """As `linear`, for matrices that are not fitted to their inputs. x: [rows, in]."""
         stored = [self._checkpoint.tensors[name] for name in names]
         return self._product(x, names, quantize_stored(stored, self.bits), [])
 
@@ -59,8 +56,8 @@ class IntegerWeights:
         return self._nodes.multiply_stored(x, names[0], weight, output_of(names[0]), bias)
 
     def embed(self, ids: str, output: str, name: str) -> str:
-        """ids: [1, rows] -> `output` [1, rows, columns], those rows of a table."""
-        if name == EMBEDDING:  # which a head may have the same blocks of, in another shape
+        """Look up rows of a table: ids [1, rows] -> `output` [1, rows, columns]."""
+        if name == EMBEDDING:  # a tied head shares these blocks, in another shape
             inputs = [*self._store_table(name)]
             size = self._checkpoint.config.vocab_size
             flat = self._nodes.weights.add("embedding_shape", np.array([size, -1]))
@@ -79,7 +76,7 @@ class IntegerWeights:
         )
 
     def head(self, hidden: str, name: str, output: str) -> None:
-        """hidden: [rows, hidden] -> `output`, the logits [rows, vocab]."""
+        """Compute the logits: hidden [rows, hidden] -> `output` [rows, vocab]."""
         config = self._checkpoint.config
         self._nodes.multiply_blocks(
             [hidden, *self._store_table(name)],
@@ -89,8 +86,8 @@ class IntegerWeights:
         )
 
     def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
-        """Stores the matrices of all experts as `name` and returns what it consists of. names: of
-        each expert, those whose rows follow each other in turns."""
+        """Store experts' matrices as `name`; return the names. names: per expert, those whose rows
+        alternate."""
         tensors = self._checkpoint.tensors
         experts = [
             in_turns([quantize_stored([tensors[own]], self.bits) for own in each]) for each in names
@@ -98,7 +95,7 @@ class IntegerWeights:
         return self._nodes.store_experts(name, experts)
 
     def _store_flat(self, name: str) -> list[str]:
-        """A table that rows are looked up in and nothing else: its blocks side by side."""
+        """Store a table that is only looked up, its blocks side by side."""
         table = quantize_stored([self._checkpoint.tensors[name]], 8)
         add = self._nodes.weights.add
         return [
@@ -108,7 +105,7 @@ class IntegerWeights:
         ]
 
     def _store_table(self, name: str) -> list[str]:
-        """Embedding or head, which may be one: read once."""
+        """Store embedding or head; a tied table only once."""
         if name not in self._tables:
             table = quantize_stored([self._checkpoint.tensors[name]], 8)
             self._tables[name] = self._nodes.store_blocks(name, table)
@@ -116,9 +113,9 @@ class IntegerWeights:
 
 
 class FloatWeights:
-    """Plain matrices, stored as float16 or float32 and used as float32."""
+    """Matrices stored as float16 or float32, and used as float32."""
 
-    bits = None  # of blocks
+    bits = None  # not in blocks
 
     def __init__(
         self, checkpoint: StoredCheckpoint, nodes: Nodes, stored: type[np.floating]
@@ -145,7 +142,6 @@ class FloatWeights:
         return self.widen(self.look_up(ids, name, stored), output)
 
     def look_up(self, ids: str, name: str, output: str) -> str:
-        """Rows of a table, as it is stored."""
         table = self._nodes.weights.add_made(name, lambda: self._read(name))
         return self._nodes.add("Gather", [table, ids], output)
 
@@ -159,7 +155,7 @@ class FloatWeights:
         return [self.widen(self._nodes.weights.add(name, stored), name + ".float32")]
 
     def _read(self, name: str) -> np.ndarray:
-        """Raises UnsupportedModelError for values beyond float16, where that is what is stored."""
+        """Raises UnsupportedModelError for values beyond float16 if that is stored."""
         values = self._checkpoint.float32(name)
         if not np.abs(values).max() <= np.finfo(self._stored).max:
             raise UnsupportedModelError(
@@ -186,11 +182,10 @@ def output_of(name: str) -> str:
 
 
 class Emitter(Nodes, DecoderWalk[str]):
-    """The nodes of a graph, or of a branch of one, that reads a checkpoint's tensors.
+    """The nodes of a graph, or of a branch, that reads a checkpoint.
 
-    x and what methods return are names of tensors, the last argument mostly what is returned; a
-    constant or a weight is stored once for a name. matrices: how matrices are stored, given once
-    there is a graph that they are added to.
+    Arguments and results are tensor names; the last argument mostly names the result. Constants and
+    weights are stored once per name. matrices: how they are stored; set after construction.
     """
 
     matrices: OnnxWeights
@@ -201,7 +196,6 @@ class Emitter(Nodes, DecoderWalk[str]):
         self.config = checkpoint.config
 
     def branch(self) -> Emitter:
-        """Returns an empty list of nodes that read the same weights."""
         inner = Emitter(self.weights, self.checkpoint)
         inner.matrices = self.matrices
         return inner
@@ -224,7 +218,6 @@ class Emitter(Nodes, DecoderWalk[str]):
         )
 
     def skip_norm(self, summands: list[str], name: str, outputs: list[str] | str) -> None:
-        """The norm of what two tensors add up to."""
         is_layer_norm = self.config.layer_norm
         self.add(
             "SkipLayerNormalization" if is_layer_norm else "SkipSimplifiedLayerNormalization",
@@ -267,7 +260,7 @@ class Emitter(Nodes, DecoderWalk[str]):
 
 
 def window_bias(graph: Emitter, window: int) -> str:
-    """`attention_bias` that lets a row see `window` positions at most, its own included."""
+    """Return an `attention_bias` with a window of `window` tokens, the row's own included."""
     prefix = f"window.{window}."
     distance = distances(graph, prefix)
     limit = graph.constant(f"window_{window}", window, np.int32)
@@ -277,9 +270,9 @@ def window_bias(graph: Emitter, window: int) -> str:
 
 
 def distances(graph: Emitter, prefix: str) -> str:
-    """[attended, total] int32: how far each row stands after what it may attend to.
+    """Return [attended, total] int32: each row's position minus that of each token.
 
-    Cached tokens stand at their positions, the rows of the pass after them at `position_ids`.
+    Cached tokens are at their indices, the pass's rows after them at `position_ids`.
     """
     wide = graph.add("Squeeze", ["position_ids"], prefix + "wide")
     rows = graph.add("Cast", [wide], prefix + "rows", to=TensorProto.INT32)
@@ -294,7 +287,7 @@ def distances(graph: Emitter, prefix: str) -> str:
 
 
 def count_up(graph: Emitter, count: str, output: str) -> str:
-    """[count] int32 from 0."""
+    """Return 0 to count - 1, int32."""
     start = graph.constant("range_start", 0, np.int32)
     step = graph.constant("range_step", 1, np.int32)
     return graph.add("Range", [start, count, step], output)

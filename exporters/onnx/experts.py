@@ -1,13 +1,12 @@
-"""A mixture of experts, in the operators that onnxruntime has for it.
+"""A mixture of experts for onnxruntime.
 
-These read the rows that share an expert together, whose last bits then depend on each other. A pass
-of as many rows as decoding verifies computes each row by itself, in a `Scan`: with random routing
-few rows of a small pass share an expert, so that it costs what the operator alone does.
+Its operators compute an expert's rows together, so that their last bits depend on each other.
+Passes up to MAX_SINGLE_ROWS therefore compute each row alone, in a `Scan`; that costs the same,
+since few rows of a small pass share an expert.
 
-Where that operator does not know the activation, the mixture is made of nodes. The rows of a pass
-are sorted by the experts that they take, and each expert computes its own, none where no row takes
-it. In a pass of as many rows as decoding verifies, each row is given to its experts twice: a matrix
-of one row takes another kernel than one of several, whose last bits differ.
+Where the operator lacks the activation, nodes sort the rows by expert and skip experts without
+rows. In small passes each expert gets its rows twice: a matrix of one row runs in another kernel,
+with other last bits.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from edge_spec.exporters.onnx.emitter import Emitter
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes, tensor
 from edge_spec.exporters.requests import BLOCK_SIZE
 
-MAX_SINGLE_ROWS = 16  # up to which each row is computed by itself
-_NEVER, _LEAST = -1e30, 1e-37  # a score that is not chosen, and a weight that has a logarithm
+MAX_SINGLE_ROWS = 16  # longest pass that computes each row alone
+_NEVER, _LEAST = -1e30, 1e-37  # an unchosen score; a weight with a logarithm
 
 
 def is_composed(config: ModelConfig) -> bool:
-    """Return whether a model's experts are nodes of their own, not one operator."""
+    """Return whether the experts are separate nodes instead of one operator."""
     experts = config.experts
     if experts is None or experts.clamp is not None:
         return False
@@ -36,24 +35,22 @@ def is_composed(config: ModelConfig) -> bool:
 
 
 class _ExpertLayer:
-    """prefix: of the names of a layer's tensors."""
-
     def __init__(self, graph: Emitter, prefix: str) -> None:
         assert graph.config.experts is not None
         self._graph, self._config, self._prefix = graph, graph.config, prefix
         self._experts: Experts = graph.config.experts
 
     def _rows(self, x: str, name: str) -> str:
-        """[1, rows, hidden] -> [rows, hidden]"""
+        """[1, rows, hidden] -> [rows, hidden]."""
         shape = [-1, self._config.hidden_size]
         return self._graph.reshape(x, "rows_shape", shape, self._prefix + name)
 
 
 class ComposedMixture(_ExpertLayer):
-    """Adds the experts of a layer as nodes of their own."""
+    """Add a layer's experts as separate nodes."""
 
     def add(self, x: str, routed: str) -> str:
-        """x: [1, rows, hidden], what experts read -> the same; routed: what the router reads."""
+        """Add the experts: x [1, rows, hidden] -> the same. routed: the router's input."""
         graph, prefix, used = self._graph, self._prefix, self._config.experts_used
         rows, routed = self._rows(x, "rows"), self._rows(routed, "routed")
         weights, taken = self._route(routed)
@@ -83,7 +80,7 @@ class ComposedMixture(_ExpertLayer):
         return graph.reshape(mixed, "experts.pass_shape", whole, prefix + "mixture")
 
     def _route(self, rows: str) -> tuple[str, str]:
-        """Weights and numbers of the experts that each row takes, both [rows, experts used]."""
+        """Return weights and numbers of each row's experts, both [rows, experts used]."""
         graph, experts, prefix = self._graph, self._experts, self._prefix
         router = graph.vector(prefix + "router.weight")
         scores = graph.add("Gemm", [rows, router], prefix + "products", transB=1)
@@ -91,7 +88,7 @@ class ComposedMixture(_ExpertLayer):
         best, taken = prefix + "best", prefix + "taken"
         count = graph.constant("experts.num_used", [self._config.experts_used])
         graph.add("TopK", [scores, count], [best, taken], axis=-1)
-        if experts.normalized:  # a softmax over those that are taken
+        if experts.normalized:  # softmax over the chosen experts
             weights = graph.add("Softmax", [best], prefix + "shares", axis=-1)
         else:
             all_shares = graph.add("Softmax", [scores], prefix + "all_shares", axis=-1)
@@ -104,7 +101,7 @@ class ComposedMixture(_ExpertLayer):
         return weights, taken
 
     def _times_given(self, rows: str) -> str:
-        """Returns how often each row is given to its experts, [1]."""
+        """Return how often each expert gets its rows, [1]."""
         graph, prefix = self._graph, self._prefix
         count = graph.add("Shape", [rows], prefix + "num_rows", end=1)
         limit = graph.constant("experts.most_given_twice", [MAX_SINGLE_ROWS])
@@ -113,14 +110,13 @@ class ComposedMixture(_ExpertLayer):
         return graph.add("Add", [more, graph.constant("experts.one", [1])], prefix + "times_given")
 
     def _sorted(self, numbers: str, count: str, output: str) -> str:
-        """The places of numbers in the order of their sizes; count: of them, [1]."""
+        """Return the order that sorts `numbers`. count: how many, [1]."""
         outputs = [output + ".sizes", output]
         self._graph.add("TopK", [numbers, count], outputs, axis=0, largest=0)
         return output
 
     def _apart(self, rows: str, given: str) -> list[tuple[str, str]]:
-        """The rows of each expert, and whether there are any; given: the experts that unsorted rows
-        take."""
+        """Return each expert's rows and whether it has any. given: the experts of unsorted rows."""
         graph, count, prefix = self._graph, self._config.num_experts, self._prefix
         last = graph.constant("experts.last_place", [-1])
         column = graph.add("Unsqueeze", [given, last], prefix + "each")
@@ -137,8 +133,8 @@ class ComposedMixture(_ExpertLayer):
         return list(zip(names, are_taken, strict=True))
 
     def _expert(self, rows: str, is_taken: str, prefix: str) -> str:
-        """Returns what an expert adds to its rows, [own rows, hidden]: none where no row takes it,
-        which costs less than five nodes that compute nothing."""
+        """Return an expert's output, [own rows, hidden]. Skipping one without rows costs less than
+        five nodes that compute nothing."""
         graph, matrices = self._graph, self._graph.matrices
         start, shape = len(graph.protos), [None, self._config.hidden_size]
         names = [f"{prefix}{part}_proj.weight" for part in ("gate", "up")]
@@ -154,10 +150,10 @@ class ComposedMixture(_ExpertLayer):
 
 
 class Mixture(_ExpertLayer):
-    """Adds router and experts of a layer."""
+    """Add a layer's router and experts."""
 
     def add(self, x: str) -> str:
-        """x: [1, rows, hidden] -> the same."""
+        """Add the mixture: x [1, rows, hidden] -> the same."""
         graph, prefix, hidden = self._graph, self._prefix, self._config.hidden_size
         kinds = ("weight", "bias") if self._experts.biases else ("weight",)
         self._router = [graph.vector(f"{prefix}router.{kind}") for kind in kinds]
@@ -172,8 +168,8 @@ class Mixture(_ExpertLayer):
         return graph.reshape(mixed, "pass_shape", [1, -1, hidden], prefix + "mixture")
 
     def _matrices(self, *parts: str) -> list[str]:
-        """Stores these matrices of all experts, their rows in turns, and their biases. Returns the
-        names; the last is "" where there are no biases."""
+        """Store these matrices of all experts, rows alternating, and their biases. Return the
+        names, "" for no biases."""
         graph, prefix = self._graph, self._prefix
         experts = [f"{prefix}experts.{expert}." for expert in range(self._config.num_experts)]
         matrices = [[f"{each}{part}.weight" for part in parts] for each in experts]
@@ -196,7 +192,7 @@ class Mixture(_ExpertLayer):
         return inner.subgraph(output, [output])
 
     def _body(self) -> GraphProto:
-        """One row, [hidden] -> [hidden]."""
+        """Return the graph for one row, [hidden] -> [hidden]."""
         inner, prefix = self._graph.branch(), self._prefix + "single."
         first = inner.constant("first_axis", [0])
         row = inner.add("Unsqueeze", [prefix + "row", first], prefix + "alone")
@@ -207,7 +203,7 @@ class Mixture(_ExpertLayer):
         return helper.make_graph(inner.protos, prefix + "body", [taken], [given])
 
     def _route(self, graph: Emitter, rows: str, kind: str, output: str) -> str:
-        """rows: [rows, hidden] -> `output`, the same."""
+        """Route and mix: rows [rows, hidden] -> `output`, the same."""
         prefix = self._prefix + kind
         scores = graph.add("Gemm", [rows, *self._router], prefix + "scores", transB=1)
         if self._experts.sigmoid:
@@ -217,9 +213,11 @@ class Mixture(_ExpertLayer):
         return self._mix(graph, rows, scores, prefix, output)
 
     def _of_sigmoids(self, graph: Emitter, scores: str, prefix: str) -> tuple[str, str]:
-        """Scores whose softmax over the likeliest are the normalized weights, and what is to be
-        multiplied with what experts add, [rows, 1]. The operators know softmaxes alone: the scores
-        are logarithms of the weights of those that are chosen, and no others are."""
+        """Return scores for the operator, and its output's factor, [rows, 1].
+
+        The operator only has a softmax, so scores are logarithms of the chosen experts' weights,
+        and too low for all others.
+        """
         shares = choice = graph.add("Sigmoid", [scores], prefix + "shares")
         if self._experts.choice_bias:
             bias = graph.vector(self._prefix + "expert_bias")
@@ -244,7 +242,7 @@ class Mixture(_ExpertLayer):
         return found, graph.times(scale, self._experts.scale, prefix + "scale")
 
     def _mix(self, graph: Emitter, rows: str, scores: str, prefix: str, output: str) -> str:
-        """rows, and the scores that tell how their experts are mixed -> `output`, as `rows`."""
+        """Mix experts by `scores`: `rows` -> `output`, the same shape."""
         bits, read, clamp = graph.matrices.bits, [rows, scores], self._experts.clamp
         is_normalized = self._experts.normalized or self._experts.sigmoid
         gate: dict[str, float] = {"activation_alpha": 1.0, "activation_beta": 0.0}
@@ -267,9 +265,11 @@ def add_moe(
     bits: int | None,
     **attributes: Any,
 ) -> str:
-    """Adds onnxruntime's operator for experts. read: rows, scores, and what QMoE reads after zero
-    points; matrices: gate and up in turns, and down, each values, scales and zero points of blocks,
-    and a bias or ""; bits: of blocks; None: floats."""
+    """Add onnxruntime's operator for experts.
+
+    read: rows, scores, and QMoE's inputs after the zero points; matrices: alternating gate and up,
+    and down, each as values, scales, zero points and a bias or ""; bits: None for floats.
+    """
     (*up, up_bias), (*down, down_bias) = matrices
     inputs = [*read[:2], *up[:2], up_bias, *down[:2], down_bias]
     if bits is not None:

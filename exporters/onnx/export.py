@@ -1,4 +1,4 @@
-"""Checkpoint to ONNX bundle."""
+"""Write a checkpoint as an ONNX bundle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUANTIZATIONS = {
     "fp16": BlockQuantization(16, 1e-3),
     "fp32": BlockQuantization(32, 1e-4),
 }
-_ROTATED = 16  # elements; onnxruntime's GroupQueryAttention rotates multiples of it
+_ROTATED = 16  # elements; GroupQueryAttention rotates multiples of it
 
 
 class OnnxExporter:
@@ -52,8 +52,8 @@ class OnnxExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes a bundle at `out` and compares it with the reference."""
-        out = out.absolute()  # "." has neither a name nor a parent
+        """Write the bundle `out` and compare it with the reference."""
+        out = out.absolute()  # "." has no name and no parent
         name = check_request(self, checkpoint, out, options, QUANTIZATIONS)
         quantization = QUANTIZATIONS[name]
         if quantization.bits <= 8:
@@ -77,7 +77,7 @@ class OnnxExporter:
 
 
 def _problem(config: ModelConfig) -> str | None:
-    """Return why onnxruntime cannot compute the model's attention or its experts."""
+    """Return why onnxruntime cannot compute the model's attention or experts."""
     experts = config.experts if is_composed(config) else None
     if experts and (experts.sigmoid or experts.choice_bias or experts.biases):
         return "experts with sigmoids or biases are not written for their activation"
@@ -99,8 +99,8 @@ def _problem(config: ModelConfig) -> str | None:
 
 
 def _require_whole_blocks(checkpoint: StoredCheckpoint) -> None:
-    """Raises UnsupportedModelError for rows of tables and experts that end within a block; whatever
-    else is in blocks is padded."""
+    """Raises UnsupportedModelError for partial blocks in tables and experts; other matrices are
+    padded."""
     config, own = checkpoint.config, checkpoint.config.layer_embeddings
     sizes = [config.hidden_size]
     if own is not None:
@@ -128,7 +128,7 @@ def _write_graph(
     if checkpoint.config.encoder is not None:
         encoder = _with_matrices(EncoderBuilder(weights, checkpoint), bits)
         (work / ENCODER_FILE).write_bytes(encoder.build_encoder().SerializeToString())
-        return  # no part of it drafts
+        return  # it does not draft
     (work / PARTIAL_FILE).write_bytes(graph.partial().SerializeToString())
 
 

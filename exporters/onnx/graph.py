@@ -1,17 +1,13 @@
-"""The graph of a decoder with its KV cache bound in place, for chains and trees, and that of an
-encoder over the same data file.
+"""The graphs of a decoder, with its KV cache bound in place, and of an encoder.
 
-A single row is attended twice. onnxruntime's CPU attention takes another kernel for one row, whose
-last bits differ; int8 activations turn that into half a logit some layers later. With two rows
-attended, a row's logits are bit-identical at every width that was measured
-(edge_spec/scheduler/batch_invariance.py measures it again on each machine). It costs about 5 % of a
-plain step.
+A single row is attended twice. onnxruntime's CPU attention uses another kernel for one row, whose
+last bits differ; int8 activations turn that into half a logit some layers later. With two, logits
+were bit-identical at every measured width (edge_spec/scheduler/batch_invariance.py measures each
+machine). It costs about 5 % of a plain step.
 
-A sliding window is a second bias, made in the graph from `position_ids`: the operator's own counts
-cached rows, among which those of a tree stand side by side.
-
-Embeddings of layers (Gemma 4) are added, behind a gate, to what the MLP leaves. That is no sublayer
-that a draft may leave out (`partial`).
+A sliding window is a second bias, from `position_ids`: the operator's own counts cached rows, among
+which a tree's are side by side. Layer embeddings (Gemma 4) are added through a gate to the MLP's
+output; they are no sublayer that a draft may skip.
 """
 
 from __future__ import annotations
@@ -42,21 +38,21 @@ NO_UPDATE = "no_update"
 
 @dataclass(frozen=True)
 class Sublayer:
-    """An attention or an MLP: nodes that read a normed residual stream and add to it."""
+    """An attention or an MLP: nodes that read the normed residual stream and add to it."""
 
-    nodes: slice  # of the graph's list
-    update: str  # what they add, [1, rows, hidden]
-    layer: int | None  # whose part of the cache they write; None: an MLP's
+    nodes: slice  # of the graph's nodes
+    update: str  # their output, [1, rows, hidden]
+    layer: int | None  # that owns the cache they write; None: an MLP
 
 
 class GraphBuilder(AttentionGraph):
-    """A graph to which a whole model is added."""
+    """Build the graph of a whole model."""
 
-    _positions = ""  # of the rows, where the model has a table of them
+    _positions = ""  # of the rows, for a position table
 
     def build(self, on_layer: Callable[[int], None]) -> ModelProto:
         config = self.config
-        self.sublayers: list[Sublayer] = []  # in the order they run in
+        self.sublayers: list[Sublayer] = []  # in execution order
         self.prepare_attention()
         if config.position_table:
             positions = ["position_ids", "kept_rows"]
@@ -136,22 +132,21 @@ class GraphBuilder(AttentionGraph):
         return output
 
     def partial(self) -> ModelProto:
-        """Return the same model with sublayers that may be left out, for drafts that are a part of
-        their target. It takes the nodes of the one that was built.
+        """Return a model whose sublayers can be skipped, for drafts by a part of the target.
+        Consumes the nodes.
 
-        A second graph over the same data file, in which each attention and each MLP is the branch
-        of an `If`; norms and residual sums stay outside, so that a pass that leaves nothing out
-        computes what the whole graph does, bit for bit. Leaving out all sublayers of the last
-        layers is an early exit. More inputs and outputs than the whole graph has, with one K for
-        each sublayer, 2 * layer its attention and 2 * layer + 1 its MLP:
+        In this second graph over the same data file, each attention and each MLP is a branch of an
+        `If`. Norms and residual sums stay outside, so a pass that skips nothing equals the whole
+        graph bit for bit. Skipping all sublayers of the last layers is an early exit. Further
+        inputs and outputs, with K = 2 * layer for an attention and 2 * layer + 1 for an MLP:
 
-            runs.K     [1] bool              whether the sublayer is run
-            no_update  [1, rows, hidden]     zeros, what a sublayer that is left out adds
+            runs.K     [1] bool              whether the sublayer runs
+            no_update  [1, rows, hidden]     zeros, the output of a skipped sublayer
             embedded   [1, rows, hidden]     the residual stream before the first sublayer
-            update.K   [1, rows, hidden]     what each sublayer adds to it
+            update.K   [1, rows, hidden]     the output of each sublayer
 
-        A sublayer that is left out passes its keys and values through, which are bound in place.
-        The graph that verifies has none of this: an `If` costs time even where its branch is taken.
+        A skipped sublayer passes its cache through, bound in place. The verifying graph has no
+        `If`, which costs time even if its branch is taken.
         """
         whole, done = self.protos, 0
         self.protos = []
@@ -160,8 +155,7 @@ class GraphBuilder(AttentionGraph):
             self.protos += whole[done : sublayer.nodes.start]
             done = sublayer.nodes.stop
             own = whole[sublayer.nodes]
-            # Widening a stored weight: outside of a branch it is done once, when the graph is
-            # loaded.
+            # Widen stored weights outside of branches, so that it happens once, at loading.
             self.protos += [node for node in own if weights.issuperset(node.input)]
             inner = [node for node in own if not weights.issuperset(node.input)]
             self._add_optional(index, sublayer, inner)
@@ -181,7 +175,7 @@ class GraphBuilder(AttentionGraph):
         )
 
     def _add_optional(self, index: int, sublayer: Sublayer, nodes: list[NodeProto]) -> None:
-        """An `If` that runs the nodes, or adds nothing and keeps the cache as it is."""
+        """Add an `If` that runs the nodes, or adds nothing and keeps the cache."""
         update = f"update.{index}"
         produced = {sublayer.update: update}
         kept = {NO_UPDATE: update}
@@ -217,21 +211,21 @@ class GraphBuilder(AttentionGraph):
         more_inputs: Sequence[ValueInfoProto] = (),
         more_outputs: Sequence[ValueInfoProto] = (),
     ) -> ModelProto:
-        """rows: tokens scored in this pass; attended: rows that attention computes; total: cached
-        tokens and attended ones; capacity: of the cache."""
+        """rows: scored tokens; attended: rows of attention; total: cached tokens and attended
+        rows."""
         config, opset, kinds = self.config, OPSET, TensorProto
         inputs = [
             tensor("input_ids", kinds.INT64, [1, "rows"]),
-            # Which row each attended one repeats, and which attended row goes on as each row.
+            # The row that each attended row repeats, and the attended row that continues each row.
             tensor("attention_rows", kinds.INT64, ["attended"]),
             tensor("kept_rows", kinds.INT64, ["rows"]),
-            # Depths in the tree, from the cache's end.
+            # Cached tokens + depth in the tree.
             tensor("position_ids", kinds.INT64, [1, "attended"]),
-            # 0 where a row sees a position, -inf elsewhere.
+            # 0 where a row sees a position, else -inf.
             tensor("attention_bias", kinds.FLOAT, [1, 1, "attended", "total"]),
             tensor("seqlens_k", kinds.INT32, [1]),  # total - 1
             tensor("total_sequence_length", kinds.INT32, []),
-            tensor("logit_rows", kinds.INT64, ["scored"]),  # the rows that reach the head
+            tensor("logit_rows", kinds.INT64, ["scored"]),  # rows to score
         ]
         if pays_to_stack(config):
             inputs, opset = inputs + stacked_inputs(), SCATTER_OPSET
@@ -243,7 +237,7 @@ class GraphBuilder(AttentionGraph):
         outputs = [
             tensor("logits", kinds.FLOAT, ["scored", config.vocab_size]),
             tensor("hidden", kinds.FLOAT, ["scored", config.hidden_size]),  # after the final norm
-            *self._cache("present"),  # the same buffers
+            *self._cache("present"),  # the inputs' buffers
             *more_outputs,
         ]
         return self.model("edge-spec", inputs, outputs, opset)
@@ -257,7 +251,7 @@ class GraphBuilder(AttentionGraph):
 
 
 def cache_shapes(config: ModelConfig, layer: int) -> dict[str, list[int | str]]:
-    """Returns the shape of each part of a layer's cache, by what ends its name."""
+    """Return the shapes of a layer's cache, by their names' last part."""
     if config.kind(layer).convolution is not None:
         return {"gated": [1, 1, "slots", config.hidden_size]}
     if config.kv_source(layer) != layer:
@@ -271,7 +265,7 @@ ENCODER_FILE = "encoder.onnx"
 
 
 class EncoderBuilder(GraphBuilder):
-    """Adds an encoder to a graph of its own, whose weights stand beside the decoder's."""
+    """Build an encoder's graph; its weights share the decoder's file."""
 
     def build_encoder(self) -> ModelProto:
         encoder, config = self.config.encoder, self.config
@@ -282,7 +276,7 @@ class EncoderBuilder(GraphBuilder):
             count = self.add("Cast", [count], "source.count", to=TensorProto.INT32)
             positions = count_up(self, count, "source.positions")
         if config.position_table:
-            # onnxruntime 1.32 makes a Slice that fails of a Gather by int32.
+            # onnxruntime 1.32 turns a Gather by int32 into a Slice that fails.
             kind = TensorProto.INT64
             self._positions = self.add("Cast", [positions], "source.indices", to=kind)
         residual = self.embed("encoder")
@@ -297,8 +291,8 @@ class EncoderBuilder(GraphBuilder):
         return self.model("edge-spec-encoder", source, source_values(config))
 
     def _relative_bias(self, keys: str) -> str:
-        """[1, heads, source, source], the same for all layers; "" where there is none. keys: the
-        name of their positions."""
+        """Return [1, heads, source, source] for all layers, or "". keys: name of their
+        positions."""
         relative = self.config.relative_positions
         if relative is None:
             return ""
@@ -319,7 +313,6 @@ class EncoderBuilder(GraphBuilder):
         return self.linear(mixed, prefix, ["o_proj"], config.output_bias)
 
     def _keys_and_values(self, x: str, layer: int) -> None:
-        """Writes what one layer of the decoder attends to."""
         config, prefix = self.config, f"model.layers.{layer}.cross_attn."
         heads = self.constant("source_shape", [1, -1, config.num_heads, config.head_dim])
         for part, name in (("key", "k"), ("value", "v")):

@@ -1,7 +1,7 @@
-"""The growing list of a graph's nodes, and the weights beside them, written as they are made.
+"""The nodes of a growing graph, and its weights, which are written as they are made.
 
-External data keeps the graph file small and lets onnxruntime map the weights; writing each
-tensor at once keeps an export's memory at that of its largest tensor.
+External data keeps the graph small and lets onnxruntime map the weights; an export's memory is
+bounded by its largest tensor.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from edge_spec.exporters.requests import BLOCK_SIZE
 CONTRIB = "com.microsoft"
 OPSET = 21
 IR_VERSION = 10
-_ACCURACY_INT8 = 4  # MatMulNBits quantizes its input to int8 on the fly
+_ACCURACY_INT8 = 4  # quantize the input to int8 on the fly
 
 
 class Nodes:
-    """Collects the nodes of a graph, in the order in which they run, whose weights are stored
-    elsewhere."""
+    """Collect a graph's nodes in execution order; the weights are stored elsewhere."""
 
     def __init__(self, weights: Initializers) -> None:
         self.protos: list[NodeProto] = []
@@ -45,7 +44,7 @@ class Nodes:
         domain: str = "",
         **attributes: Any,
     ) -> str:
-        """Appends a node and returns the name of its first output."""
+        """Append a node and return the name of its first output."""
         names = [outputs] if isinstance(outputs, str) else list(outputs)
         node = helper.make_node(op, list(inputs), names, names[0], domain=domain, **attributes)
         self.protos.append(node)
@@ -58,7 +57,7 @@ class Nodes:
         return self.add("Reshape", [x, self.constant(shape_name, shape)], output)
 
     def rms_norm(self, x: str, weight: str, epsilon: float, output: str) -> str:
-        """Root mean square normalization over the last axis (Zhang and Sennrich 2019)."""
+        """RMS norm over the last axis (Zhang and Sennrich 2019)."""
         kind = "SimplifiedLayerNormalization"
         return self.add(kind, [x, weight], output, axis=-1, epsilon=epsilon)
 
@@ -70,9 +69,11 @@ class Nodes:
         output: str,
         rounds_inputs: bool = True,
     ) -> str:
-        """A product with a matrix in blocks of integers. inputs: x, packed values, scales, maybe
-        zero points, group index and bias; shape: of the matrix; rounds_inputs: to int8; else
-        the runtime decides."""
+        """Multiply by a matrix of integer blocks.
+
+        inputs: x, packed values, scales, optionally zero points, group index, bias; shape: the
+        matrix's; rounds_inputs: to int8, else the runtime decides.
+        """
         rows, columns = shape
         return self.add(
             "MatMulNBits",
@@ -87,7 +88,7 @@ class Nodes:
         )
 
     def store_blocks(self, name: str, weight: BlockQuantized) -> list[str]:
-        """Names of packed values, scales and, where there are any, zero points."""
+        """Store blocks; return the names of packed values, scales and any zero points."""
         parts = {name: weight.packed, f"{name}.scales": weight.scales}
         zero_points = weight.zero_points
         if zero_points is not None:
@@ -102,7 +103,7 @@ class Nodes:
         output: str,
         bias: tuple[str, np.ndarray] | None = None,
     ) -> str:
-        """A product with a matrix that is stored as `name`. bias: its name, too, and its values."""
+        """Multiply by a matrix stored as `name`. bias: its name and values."""
         inputs = [x, *self.store_blocks(name, weight)]
         if bias is not None:
             inputs += [""] * (5 - len(inputs))  # no zero points, no group index
@@ -111,7 +112,7 @@ class Nodes:
         return self.multiply_blocks(inputs, shape, weight.bits, output)
 
     def store_experts(self, name: str, experts: Sequence[BlockQuantized]) -> list[str]:
-        """Names of packed values [experts, rows, bytes], scales and zero points."""
+        """Return the names of packed values [experts, rows, bytes], scales and zero points."""
         packed = np.stack([each.packed.reshape(len(each.packed), -1) for each in experts])
         add = self.weights.add
         return [
@@ -121,7 +122,7 @@ class Nodes:
         ]
 
     def choose(self, condition: str, outputs: str | list[str], *branches: GraphProto) -> str:
-        """One of two branches, each with all outputs."""
+        """Choose between two branches with the same outputs."""
         then_branch, else_branch = branches
         return self.add(
             "If", [condition], outputs, then_branch=then_branch, else_branch=else_branch
@@ -130,7 +131,7 @@ class Nodes:
     def subgraph(
         self, name: str, outputs: Sequence[str], shape: Sequence[int | None] | None = None
     ) -> GraphProto:
-        """A branch that gives these float tensors; shape: of each, where it is known."""
+        """Return a branch with these float outputs. shape: of each, if known."""
         kind = TensorProto.FLOAT
         values = [helper.make_tensor_value_info(each, kind, shape) for each in outputs]
         return helper.make_graph(self.protos, name, [], values)
@@ -154,7 +155,7 @@ class Nodes:
 
 
 def read_names(nodes: Iterable[NodeProto]) -> set[str]:
-    """Returns what nodes read, and what branches of theirs read from outside of them."""
+    """Return all names that nodes and their branches read from outside."""
     names: set[str] = set()
     for node in nodes:
         names.update(name for name in node.input if name)
@@ -170,31 +171,31 @@ def tensor(name: str, kind: int, shape: Sequence[int | str]) -> ValueInfoProto:
 
 DATA_FILE = "model.onnx.data"
 INLINE_BYTES = 1024
-_ALIGNMENT = 4096  # a memory page, so that a tensor can be mapped where it lies
+_ALIGNMENT = 4096  # a memory page: a tensor can be mapped in place
 
 
 class Initializers:
-    """Collects the TensorProtos of a graph; the bytes of all but tiny ones go to `data`."""
+    """Collect a graph's TensorProtos; all but tiny ones are written to `data`."""
 
     def __init__(self, data: BinaryIO, location: str = DATA_FILE) -> None:
-        """location: how the graph calls the file that `data` is written to."""
+        """location: the graph's name of `data`."""
         self.protos: list[TensorProto] = []
         self._data, self._location = data, location
         self._names: set[str] = set()
 
     def add(self, name: str, values: np.ndarray) -> str:
-        """Writes `values` unless a tensor of this name was written before; returns the name."""
+        """Write `values` unless a tensor has this name already; return the name."""
         return self.add_made(name, lambda: values)
 
     def add_made(self, name: str, make: Callable[[], np.ndarray]) -> str:
-        """Adds as `add` does what `make` returns, which is called only where it is written."""
+        """As `add`; calls `make` only if it writes."""
         if name not in self._names:
             self._names.add(name)
             self.protos.append(self._written(name, make()))
         return name
 
     def add_int4(self, name: str, make: Callable[[], np.ndarray]) -> str:
-        """Adds what `make` returns, int8 from -8 to 7, as 4-bit integers, two in a byte."""
+        """Add the int8 values of `make`, -8 to 7, as 4-bit integers, two per byte."""
         if name not in self._names:
             self._names.add(name)
             values = make()
@@ -216,14 +217,13 @@ class Initializers:
         return self._refer_outside(proto, offset)
 
     def _aligned(self) -> int:
-        """Pads the file to where a tensor can be mapped, and returns where that is."""
+        """Pad the file to the next page; return the offset."""
         end = self._data.tell()
         offset = -(-end // _ALIGNMENT) * _ALIGNMENT
         self._data.write(b"\0" * (offset - end))
         return offset
 
     def _refer_outside(self, proto: TensorProto, offset: int) -> TensorProto:
-        """Says that the tensor is what was written from `offset` on."""
         proto.data_location = TensorProto.EXTERNAL
         length = self._data.tell() - offset
         for key, value in (("location", self._location), ("offset", offset), ("length", length)):

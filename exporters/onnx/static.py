@@ -1,12 +1,10 @@
-"""Writes the static layout (exporters/requests.py) as ONNX graphs, a graph a function.
+"""Write the static layout (exporters/requests.py) as ONNX graphs, one per function, in standard
+operators and fixed shapes.
 
-Only standard operators, with every shape fixed. A graph does not write the cache, which no ONNX
-operator does in place: it takes the states, attends to them and to its own rows side by side, and
-returns what its rows add; the runtime writes that at write_slot.
-
-NPU compilers read integers as DequantizeLinear: with a scale a block of 4-bit weights, and a scale
-an output channel of 8-bit ones (ONNX opset 21). Every function of a bundle adds the same tensors;
-those of one name are in the weights file once.
+No ONNX operator writes in place, so a graph attends to the past states and its own rows and returns
+its keys and values; the runtime writes them at write_slot. NPU compilers read integers as
+DequantizeLinear (ONNX opset 21): a scale per 4-bit block or per output channel of 8 bits. Functions
+share tensors of one name.
 """
 
 from __future__ import annotations
@@ -51,15 +49,15 @@ PARTS = ("key", "value")
 
 
 class StaticFloats(FloatWeights):
-    """Stores matrices as float16 or float32, and multiplies with them as float32."""
+    """Store matrices as float16 or float32; multiply as float32."""
 
     def embed(self, ids: str, output: str, name: str) -> str:
         return self.widen(self.look_up(ids, name, output), output + ".float32")
 
 
 class StaticIntegers:
-    """Stores the layers' matrices as 8-bit channels or symmetric 4-bit blocks; embedding and head,
-    where few bits cost most, as 8-bit channels."""
+    """Layers as 8-bit channels or symmetric 4-bit blocks; embedding and head, where few bits cost
+    most, as 8-bit channels."""
 
     def __init__(
         self,
@@ -69,10 +67,9 @@ class StaticIntegers:
         importance: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self._checkpoint, self._nodes, self._bits = checkpoint, nodes, bits
-        self._importance = importance  # of columns, by the matrix's name
+        self._importance = importance  # of columns, by matrix
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
-        """names: of one matrix; its bias is added elsewhere."""
         (name,) = names
         widened = self._blocks(name) if self._bits == 4 else self._channels(name)
         return self._nodes.add("MatMul", [x, widened], output_of(name))
@@ -103,13 +100,11 @@ class StaticIntegers:
         return self._nodes.add("DequantizeLinear", inputs, output, axis=0, block_size=size)
 
     def quantized(self, name: str) -> BlockQuantized:
-        """Symmetric 4-bit blocks."""
         stored, importance = [self._checkpoint.tensors[name]], self._importance.get(name)
         return quantize_stored(stored, 4, importance, symmetric=True)
 
     def _table(self, name: str, is_turned: bool = False) -> list[str]:
-        """Levels [out, in], or [in, out], and scales [out]: of embedding and head, which may be
-        one, those of the vocabulary."""
+        """Return levels [out, in], or [in, out] if turned, and scales [out]."""
         found = cache(lambda: channels(self._checkpoint.float32(name)))
         add = self._nodes.weights.add_made
         return [
@@ -120,10 +115,10 @@ class StaticIntegers:
 
 @dataclass(frozen=True)
 class StaticForm:
-    """Describes what a compiler wants as one node, where standard operators are several.
+    """What a compiler wants as one node.
 
-    integers: how matrices of integers are multiplied. fuses_norms: whether a root mean square norm
-    is SimplifiedLayerNormalization.
+    integers: multiplies by integer matrices. fuses_norms: an RMS norm is
+    SimplifiedLayerNormalization.
     """
 
     integers: type[StaticIntegers] = StaticIntegers
@@ -134,9 +129,9 @@ STANDARD = StaticForm()
 
 
 class StaticPass(Emitter):
-    """One function while it is built. state: the type of keys and values, float16 or float32."""
+    """Build one function. state: the type of keys and values, float16 or float32."""
 
-    static: StaticFloats | StaticIntegers  # in the place of `matrices`
+    static: StaticFloats | StaticIntegers  # instead of `matrices`
 
     def __init__(
         self,
@@ -156,12 +151,11 @@ class StaticPass(Emitter):
         self._sums = (f"model.layers.{layer}.{end}" for layer in layers for end in ends)
 
     def build(self, hidden: bool, on_layer: Callable[[int], None]) -> ModelProto:
-        """hidden: whether what is scored is returned, too."""
+        """hidden: also return the hidden states of scored rows."""
         outputs = self._pass(hidden, on_layer) + self._states("new", self._rows)
         return self.model(f"edge-spec {self._function.name}", self._inputs(), outputs)
 
     def _pass(self, hidden: bool, on_layer: Callable[[int], None]) -> list[ValueInfoProto]:
-        """Adds the nodes; returns the outputs beside the new keys and values."""
         config = self.config
         self._cos, self._sin = (self._rotation(i, name) for i, name in enumerate(("cos", "sin")))
         self._masks = [self._for_groups(name) for name in ("past_mask", "own_mask")]
@@ -171,7 +165,7 @@ class StaticPass(Emitter):
             if layer + 1 == config.num_layers and not self._function.scores:
                 normed, _ = self.read(update, residual, f"model.layers.{layer}.input_layernorm")
                 self._keys_and_values(normed, layer)
-                return []  # of this layer, nobody reads more
+                return []  # nothing else of the last layer is read
             update, residual = self.pass_layer(layer, update, residual)
             on_layer(layer)
         normed, _ = self.add_and_norm(update, residual, "model.norm")
@@ -182,13 +176,12 @@ class StaticPass(Emitter):
         return [tensor(name, kind, (self._rows, size)) for name, size in sizes.items()]
 
     def _rotation(self, which: int, name: str) -> str:
-        """cos or sin of the rows' positions, [rows, head_dim / 2]."""
+        """Return cos or sin of the rows' positions, [rows, head_dim / 2]."""
         tables = self.config.rotations[0].tables(self._shape.context_length)
         stored = self.weights.add(f"rope_{name}", tables[which])
         return self.add("Gather", [stored, "position_ids"], f"rotation_{name}")
 
     def _for_groups(self, mask: str) -> str:
-        """The mask's rows once for each query of a group."""
         repeats = self.constant("groups", [1, 1, self._groups, 1])
         return self.add("Tile", [mask, repeats], mask + ".groups")
 
@@ -201,13 +194,14 @@ class StaticPass(Emitter):
         return self.norm(residual, name), residual
 
     def _keys_and_values(self, x: str, layer: int) -> list[str]:
-        """Returns what attention reads of the rows' own; [1, kv_heads, rows, head_dim]."""
+        """Return the rows' keys and values as attention reads them, [1, kv_heads, rows,
+        head_dim]."""
         own = [self.heads(x, layer, part) for part in "kv"]
         names = [f"new.{layer}.{part}" for part in PARTS]
         if self._state == TensorProto.FLOAT:
             pairs = zip(own, names, strict=True)
             return [self.add("Identity", [each], name) for each, name in pairs]
-        # Rounded here, too: else a row's scores would depend on which pass its ancestors were in.
+        # Round them here too, or a row's scores would depend on which pass computed its ancestors.
         for each, name in zip(own, names, strict=True):
             self.add("Cast", [each], name, to=self._state)
         return [self._widened(name) for name in names]
@@ -218,7 +212,7 @@ class StaticPass(Emitter):
         return self.add("Cast", [state], state + ".float32", to=TensorProto.FLOAT)
 
     def split_heads(self, x: str, layer: int, part: str) -> str:
-        """[1, heads, rows, head_dim]"""
+        """Return [1, heads, rows, head_dim]."""
         config, name = self.config, f"model.layers.{layer}.self_attn.{part}_proj"
         count = config.num_heads if part == "q" else config.num_kv_heads
         split = self._reshaped(x, (1, self._rows, count, config.head_dim), name + ".split")
@@ -232,7 +226,7 @@ class StaticPass(Emitter):
         return self.plus(product, self.vector(name + ".bias"), name + ".biased")
 
     def rotate(self, x: str, layer: int, part: str) -> str:
-        """x: [1, heads, rows, head_dim], halves paired (Su et al. 2021)."""
+        """Rotate x: [1, heads, rows, head_dim], pairing halves (Su et al. 2021)."""
         name = f"model.layers.{layer}.self_attn.{part}_proj"
         first, second = name + ".first", name + ".second"
         self.add("Split", [x], [first, second], axis=-1, num_outputs=2)
@@ -248,7 +242,7 @@ class StaticPass(Emitter):
     def attend(self, x: str, layer: int) -> str:
         config, prefix = self.config, f"model.layers.{layer}.self_attn."
         keys, values = self._keys_and_values(x, layer)
-        # Query heads that share keys stand as further rows of one head: nothing is repeated.
+        # Query heads that share keys are extra rows of one head, so that no key is repeated.
         shape = (1, config.num_kv_heads, self._groups * self._rows, config.head_dim)
         queries = self._scaled(self.heads(x, layer, "q"), prefix)
         queries = self._reshaped(queries, shape, prefix + "queries")
@@ -271,7 +265,7 @@ class StaticPass(Emitter):
         return self.linear(self._joined(mixed, prefix), prefix, ["o_proj"], config.output_bias)
 
     def _scaled(self, queries: str, prefix: str) -> str:
-        """First: products then stay within float16."""
+        """Scale queries first, so that products stay within float16."""
         scale = self.constant("attention_scale", self.config.head_dim**-0.5, np.float32)
         return self.add("Mul", [queries, scale], prefix + "scaled")
 
@@ -291,7 +285,7 @@ class StaticPass(Emitter):
         return self.product(gate, share, prefix + "activated")
 
     def norm(self, x: str, name: str, output: str = "") -> str:
-        """The nodes that compilers fuse to a root mean square norm (Zhang and Sennrich 2019)."""
+        """Write the nodes that compilers fuse to an RMS norm (Zhang and Sennrich 2019)."""
         if self._fuses_norms:
             return super().norm(x, name, output)
         two = self.constant("two", 2, np.float32)
@@ -312,7 +306,7 @@ class StaticPass(Emitter):
         return [
             tensor("input_ids", TensorProto.INT32, (1, rows)),
             tensor("position_ids", TensorProto.INT32, (rows,)),
-            # What a row adds to its scores of each slot, and of the rows of this pass.
+            # Added to a row's scores of each slot, and of this pass's rows.
             tensor("past_mask", TensorProto.FLOAT, (1, 1, rows, slots)),
             tensor("own_mask", TensorProto.FLOAT, (1, 1, rows, rows)),
             *self._states("past", slots),
@@ -347,7 +341,7 @@ class StaticOnnxExporter:
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress
     ) -> ExportReport:
-        """Writes the bundle `out` and compares it with the reference."""
+        """Write the bundle `out` and compare it with the reference."""
         out = out.absolute()
         own_options = ("context_length", "hidden_states")
         name = check_request(self, checkpoint, out, options, QUANTIZATIONS, *own_options)
@@ -381,7 +375,7 @@ class StaticOnnxExporter:
         hidden: bool,
         progress: Progress,
     ) -> None:
-        """The first function stores all weights, but for constants of a width."""
+        """Write all functions; the first one stores all weights."""
         bits = QUANTIZATIONS[quantization].bits
         floats = np.float32 if bits == 32 else np.float16
         state = helper.np_dtype_to_tensor_dtype(np.dtype(floats))

@@ -1,6 +1,6 @@
-"""OpenVINO: runs bundles of fixed shapes (exporters/onnx/static.py) on its CPU, GPU and NPU.
+"""OpenVINO: runs static bundles (exporters/onnx/static.py) on its CPU, GPU and NPU.
 
-Nothing here imports openvino before a model is opened or devices are listed.
+Imports openvino only when a model is opened or devices are listed.
 """
 
 from edge_spec.runtimes.openvino.runtime import OpenVinoRuntime

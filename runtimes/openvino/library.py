@@ -1,4 +1,4 @@
-"""The openvino library, kept from reporting to anyone, and the devices that it computes on."""
+"""The openvino library, without its telemetry, and its devices."""
 
 from __future__ import annotations
 
@@ -18,52 +18,55 @@ _INSTALL = 'Run: pip install "edge-spec[openvino]".'
 
 
 def import_openvino() -> Any:
-    """Importing it would send an event to Google Analytics; without its module
-    `openvino_telemetry`, which is kept from loading in this process, it takes a stub that sends
-    nothing. Raises MissingDependencyError."""
+    """Import openvino without telemetry. Raises MissingDependencyError.
+
+    It would send an event to Google Analytics. If `openvino_telemetry` cannot be imported, it uses
+    a stub that sends nothing.
+    """
     sys.modules.setdefault(_TELEMETRY, None)  # type: ignore[arg-type]  # importing it fails
     return import_library("openvino", "Core", _INSTALL)
 
 
 @cache
 def core() -> Any:
-    """Returns openvino's Core, one a process: each loads the plugins again. Raises as above."""
+    """Return openvino's Core, one per process: each loads all plugins. Raises as
+    `import_openvino`."""
     return import_openvino().Core()
 
 
 def property_of(core: Any, device: str, name: str) -> Any:
-    """Return a property of a device; None where its plugin does not have it."""
+    """Return a device's property; None if its plugin lacks it."""
     with suppress(RuntimeError):
         return core.get_property(device, name)
     return None
 
 
 def reason(error: Exception) -> str:
-    """Return what an error says, without the places in the library's source."""
+    """Return an error's text without locations in the library's source."""
     lines = [line.strip() for line in str(error).splitlines() if " at src/" not in line]
     told = [line for line in lines if line and not line.startswith("Exception from")]
     return (told or [type(error).__name__])[0]
 
 
-KINDS = {"CPU": CPU, "GPU": GPU, "NPU": NPU}  # plugins that compute by themselves
-# NPUW is the part of OpenVINO's NPU plugin that language models pass. Left to itself it cuts a
-# graph into parts, which on a CPU gave some of our graphs wrong scores, or none.
+KINDS = {"CPU": CPU, "GPU": GPU, "NPU": NPU}  # plugins of actual devices
+# NPUW is the NPU plugin's part for language models. By default it splits graphs, which on a CPU
+# gave some of ours wrong scores, or none.
 _NPUW = {"NPU_USE_NPUW": "YES", "NPUW_ONLINE_PIPELINE": "NONE", "CACHE_MODE": "OPTIMIZE_SPEED"}
 _LATENCY = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
 IN_FLOAT32 = {
-    "INFERENCE_PRECISION_HINT": "f32",  # else the CPU rounds to bfloat16 where it has that
-    # Else it rounds what a matrix is multiplied with to int8. That is faster, but then the last
-    # bits, which depend on where a row stands in its pass, move scores by whole steps of it.
+    "INFERENCE_PRECISION_HINT": "f32",  # else a CPU with bfloat16 rounds to it
+    # Else it rounds a matrix's inputs to int8. That is faster, but last bits, which depend on a
+    # row's place in its pass, then move scores by whole steps.
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
 }
 
 
 @dataclass(frozen=True)
 class OpenVinoDevice:
-    """A device that graphs are compiled for.
+    """A device to compile graphs for.
 
-    core: OpenVINO's. name: as users type it. plugin: OpenVINO's name of it, such as "GPU.1".
-    options: that graphs are compiled and read with.
+    core: OpenVINO's. name: the user's. plugin: OpenVINO's name, such as "GPU.1". options: to
+    compile and load graphs with.
     """
 
     core: Any
@@ -73,7 +76,7 @@ class OpenVinoDevice:
 
     @property
     def key(self) -> dict[str, Any]:
-        """Return what compiled graphs depend on, beside the bundle."""
+        """Return what compiled graphs depend on besides the bundle."""
         return {
             "openvino": str(import_openvino().__version__),
             "device": str(property_of(self.core, self.plugin, "FULL_DEVICE_NAME")),
@@ -86,16 +89,16 @@ class OpenVinoDevice:
         return self.core.compile_model(path, self.plugin, dict(self.options))
 
     def load(self, content: bytes) -> Any:
-        """Return what was compiled and exported before. Raises RuntimeError."""
+        """Return an exported CompiledModel. Raises RuntimeError."""
         return self.core.import_model(content, self.plugin, dict(self.options))
 
 
 def plugins(core: Any) -> dict[str, str]:
-    """Returns the plugins' names of devices by ours: "gpu" is the first, "gpu:1" the second. Raises
+    """Return OpenVINO's device names by ours: "gpu" is the first, "gpu:1" the second. Raises
     DeviceError."""
     try:
         devices = core.available_devices
-    except RuntimeError as error:  # of a driver
+    except RuntimeError as error:  # from a driver
         raise DeviceError(
             f"openvino cannot list its devices: {error}",
             remedy="Update the driver, or choose another --runtime.",
@@ -109,8 +112,8 @@ def _short(name: str) -> str:
 
 
 def find_device(wanted: Sequence[str], threads: int | None = None) -> OpenVinoDevice:
-    """Returns the device of a name; no name stands for the CPU. Raises UsageError, which lists the
-    devices, DeviceError where none is found, MissingDependencyError."""
+    """Return a device, by default the CPU. Raises UsageError, which lists the devices, DeviceError
+    without an NPU, MissingDependencyError."""
     here, name = core(), _short(wanted[0]) if wanted else CPU
     if len(wanted) > 1:
         raise UsageError(
@@ -132,12 +135,12 @@ def find_device(wanted: Sequence[str], threads: int | None = None) -> OpenVinoDe
     if name == NPU:
         options = npu_options("NPU")
     elif name == CPU:
-        # Without pinning: other models, and programs, run on the same cores.
+        # No pinning, since other models and programs use the same cores.
         options |= {**IN_FLOAT32, "ENABLE_CPU_PINNING": False}
         options |= {} if threads is None else {"INFERENCE_NUM_THREADS": threads}
     return OpenVinoDevice(here, name, found[name], options)
 
 
 def npu_options(runs_on: str) -> dict[str, Any]:
-    """Return the options of the NPU's plugin. runs_on: NPUW's device."""
+    """Return the NPU plugin's options. runs_on: NPUW's device."""
     return {**_NPUW, "NPUW_DEVICES": runs_on}

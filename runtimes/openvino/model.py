@@ -1,7 +1,7 @@
-"""Models of fixed shapes in OpenVINO: a graph for each number of rows.
+"""Static models in OpenVINO: a graph for each number of rows.
 
-For a GPU and an NPU graphs are compiled once, tried once, and kept: that takes minutes. The CPU
-compiles a graph when it is first run.
+For GPU and NPU, graphs are compiled (which takes minutes), tested and cached. The CPU compiles a
+graph at first use.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from edge_spec.runtimes.static.session import (
 )
 
 DATA_FILE = "model.onnx.data"
-LIBRARY_BYTES = 90_000_000  # code and tables, once they are in use
+LIBRARY_BYTES = 90_000_000  # code and tables in use
 _ANOTHER = "Choose another --device, or export another static bundle."
 
 
 def open_static(bundle: Bundle, options: RuntimeOptions, device: OpenVinoDevice) -> StaticModel:
-    """Raises UsageError for a context beyond the bundle's cache, BundleError, DeviceError where
-    graphs cannot be compiled or the device computes them wrong."""
+    """Raises UsageError for a context beyond the bundle's cache, BundleError, DeviceError if graphs
+    cannot be compiled or the device computes them wrong."""
     config = config_of(bundle, options)
     opened = OpenedGraphs.of(bundle)
 
@@ -62,7 +62,6 @@ def _load_kept(
     device: OpenVinoDevice,
     compile_function: Callable[[str], Any],
 ) -> dict[str, Any]:
-    """Return the compiled graphs by function. Raises DeviceError."""
     kept = compiled_bundle(bundle, f"openvino-{device.name.replace(':', '-')}", device.key)
 
     def compile_into(work: Path) -> None:
@@ -80,7 +79,6 @@ def _load_kept(
             (work / f"{name}.blob").write_bytes(stream.getvalue())
 
     def load() -> dict[str, Any]:
-        """Raises RuntimeError."""
         compiled = kept.get(compile_into)
         return {
             name: device.load((compiled / f"{name}.blob").read_bytes()) for name in opened.files
@@ -88,7 +86,7 @@ def _load_kept(
 
     try:
         return load()
-    except RuntimeError as error:  # of a graph that is whole, and that this machine refuses
+    except RuntimeError as error:  # an intact graph that this machine refuses
         kept.drop(reason(error))
         return load()
 
@@ -96,7 +94,7 @@ def _load_kept(
 def _require_right(
     bundle: Bundle, opened: OpenedGraphs, compiled: Mapping[str, Any], device: OpenVinoDevice
 ) -> None:
-    """Compare a few scores of a tree with those of the CPU. Raises DeviceError."""
+    """Compare a few scores with the CPU's. Raises DeviceError."""
 
     def on_cpu(function: str) -> Any:
         path = str(bundle.file(opened.files[function]))
@@ -110,8 +108,9 @@ def _require_right(
 
 
 class OpenVinoGraphs(OnnxProgram):
-    """compiled: returns OpenVINO's CompiledModel of a function, asked for when it is first run. The
-    states of the session that ran last stay bound; all else is copied into arrays of the request.
+    """Static graphs in OpenVINO. compiled: returns a function's CompiledModel, called at first use.
+
+    The last session's states stay bound; other inputs are copied to arrays of the request.
     """
 
     def __init__(self, opened: OpenedGraphs, compiled: Callable[[str], Any], device: str) -> None:
@@ -119,16 +118,16 @@ class OpenVinoGraphs(OnnxProgram):
         self._compiled = compiled
         self._device = device
         self._requests: dict[str, _Request] = {}
-        self._lock = Lock()  # sessions may be used by threads of their own
+        self._lock = Lock()  # sessions may run in threads
 
     def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Raises DeviceError where the device fails or is gone, as an NPU after a sleep."""
+        """Raises DeviceError if the device fails or vanished, such as an NPU after sleep."""
         with self._lock:
             try:
                 if function not in self._requests:
                     self._requests[function] = _Request(self._compiled(function))
                 return self._requests[function].run(inputs)
-            except RuntimeError as error:  # OpenVINO's own are of no other class
+            except RuntimeError as error:  # OpenVINO raises no other class
                 self._requests.pop(function, None)
                 raise DeviceError(
                     f"{self._device} failed to run {function}: {reason(error)}",
@@ -137,7 +136,7 @@ class OpenVinoGraphs(OnnxProgram):
 
 
 class _Request:
-    """An infer request and the arrays that are bound to it."""
+    """An infer request and its bound arrays."""
 
     def __init__(self, compiled: Any) -> None:
         self._tensor = import_openvino().Tensor
@@ -146,7 +145,7 @@ class _Request:
         self._bound: dict[str, np.ndarray] = {}
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns copies: another session's pass writes the request's own."""
+        """Return copies, since another session's pass overwrites the request's arrays."""
         for name, array in inputs.items():
             if name.startswith(PAST):
                 if self._bound.get(name) is not array:
@@ -170,11 +169,11 @@ class _Request:
 
 
 def static_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
-    """Forecast the memory from the manifest alone, the same for any number of tokens: a session has
-    all of its slots at once. Nothing was measured on a GPU or an NPU."""
+    """Forecast memory from the manifest, the same for any number of tokens: a session allocates all
+    its slots. Nothing was measured on a GPU or NPU."""
     states, scores = session_bytes(bundle, options, num_tokens)
     num_functions = sum(name.endswith(".onnx") for name in bundle.manifest.files)
-    weights = num_functions * bundle.manifest.files[DATA_FILE].num_bytes  # of each compiled graph
+    weights = num_functions * bundle.manifest.files[DATA_FILE].num_bytes  # in each compiled graph
     device = options.providers[0].lower() if options.providers else CPU
     if device == CPU:
         return Memory(weights, states, scores, LIBRARY_BYTES)

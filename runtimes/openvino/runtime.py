@@ -1,4 +1,4 @@
-"""Opens bundles of fixed shapes in OpenVINO."""
+"""The OpenVINO runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class OpenVinoRuntime(Runtime):
     name = "openvino"
-    reads = "onnx-static"  # bundles of graphs whose shapes are fixed
+    reads = "onnx-static"  # bundles of fixed shapes
 
     def open(self, source: Bundle, options: RuntimeOptions) -> StaticModel:
         """Raises UsageError, UnsupportedModelError, BundleError, DeviceError."""
@@ -42,7 +42,6 @@ class OpenVinoRuntime(Runtime):
 
 
 def _listed(core: Any) -> Iterator[Device]:
-    """Yields what `edge-spec devices` shows. Raises DeviceError."""
     for name, device in plugins(core).items():
         plugin = device.partition(".")[0]
         full_name = str(property_of(core, device, "FULL_DEVICE_NAME") or device)

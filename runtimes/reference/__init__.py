@@ -1,4 +1,4 @@
-"""Decoders in plain numpy, float32: the oracle that every other runtime is held against."""
+"""Plain numpy decoders in float32: the reference for every other runtime."""
 
 from edge_spec.runtimes.reference.model import ReferenceModel, ReferenceRuntime, ReferenceSession
 

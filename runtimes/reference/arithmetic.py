@@ -15,7 +15,7 @@ from edge_spec.core.model_parts import LEAST_SUM, SWISH_SLOPE, Experts
 
 
 class Heads(NamedTuple):
-    """Holds what attention takes, each [heads, rows, head_dim]; groups of queries share keys."""
+    """Attention's inputs, each [heads, rows, head_dim]; groups of query heads share keys."""
 
     queries: np.ndarray
     keys: np.ndarray
@@ -30,12 +30,14 @@ def mix(
     sinks: np.ndarray | None = None,
     bias: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Softmax attention; mask: [rows, positions] bool, which position each row attends to. Products
-    of queries and keys are divided by `divisor` and capped where there is a cap. sinks: of each
-    head, a score more, whose weight goes nowhere. bias: [heads, rows, positions], added."""
+    """Softmax attention. mask: [rows, positions] bool, which positions a row sees.
+
+    Scores are divided by `divisor`, then capped. sinks: an extra score per head whose weight is
+    dropped. bias: [heads, rows, positions], added.
+    """
     queries, keys, values = heads
     grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
-    keys, values = keys[:, None], values[:, None]  # a group of query heads shares each
+    keys, values = keys[:, None], values[:, None]  # each shared by a group of query heads
     scores = grouped @ keys.swapaxes(-1, -2) / np.float32(divisor)
     if cap is not None:
         scores = softcap(scores, cap)
@@ -55,19 +57,19 @@ def mix(
 
 
 def softcap(scores: np.ndarray, cap: float) -> np.ndarray:
-    """Keeps scores between -cap and cap (Gemma Team 2024, Gemma 2)."""
+    """Bound scores by `cap` (Gemma Team 2024, Gemma 2)."""
     capped: np.ndarray = np.tanh(scores / np.float32(cap)) * np.float32(cap)
     return capped
 
 
 def swish(gate: np.ndarray, slope: float = 1.0) -> np.ndarray:
-    sharpened = np.float32(slope) * np.clip(gate, -80 / slope, None)  # within float32
+    sharpened = np.float32(slope) * np.clip(gate, -80 / slope, None)  # stay within float32
     activated: np.ndarray = gate / (1 + np.exp(-sharpened))
     return activated
 
 
 def sigmoid(scores: np.ndarray) -> np.ndarray:
-    shares: np.ndarray = 1 / (1 + np.exp(-np.clip(scores, -80, None)))  # within float32
+    shares: np.ndarray = 1 / (1 + np.exp(-np.clip(scores, -80, None)))  # stay within float32
     return shares
 
 
@@ -79,7 +81,7 @@ def gelu_tanh(gate: np.ndarray) -> np.ndarray:
 
 
 def gelu(gate: np.ndarray) -> np.ndarray:
-    """Hendrycks and Gimpel 2016, by the error function itself."""
+    """Hendrycks and Gimpel 2016, with the exact error function."""
     inner = gate.astype(np.float64).ravel() / math.sqrt(2)
     error = np.fromiter(map(math.erf, inner), np.float64, inner.size).reshape(gate.shape)
     activated: np.ndarray = (0.5 * gate * (1 + error)).astype(np.float32)
@@ -98,7 +100,7 @@ MAX_ROWS = 512  # of a pass
 
 
 class Weights:
-    """Reads weights when they are first used, and keeps them in float32."""
+    """Read weights at first use, and keep them in float32."""
 
     def __init__(self, tensors: Tensors, context_length: int | None = None) -> None:
         self.config = tensors.config
@@ -118,20 +120,19 @@ class Weights:
         return self._kept[name]
 
     def rows(self, name: str, numbers: np.ndarray) -> np.ndarray:
-        """These rows of a matrix, [rows, columns]."""
         found: np.ndarray = self.whole(name)[numbers]
         return found
 
 
 class Arithmetic(DecoderWalk[np.ndarray]):
-    """One pass in float32, of rows of tokens [rows] at positions [rows] of the text."""
+    """A pass in float32. tokens, positions: [rows]."""
 
-    # (layer, heads): what attention makes of a layer's heads, [query heads, rows, head_dim].
+    # (layer, heads): attention of a layer with its own keys, [query heads, rows, head_dim].
     attend_to_own: Callable[[int, Heads], np.ndarray]
-    # (layer, queries): the same with the keys and values of the layer that this one has them from.
+    # (layer, queries): the same with the keys and values of the layer's source.
     attend_to_another: Callable[[int, np.ndarray], np.ndarray]
-    # (layer, gated [rows, hidden]): what a convolution takes in before each of its rows, the
-    # nearest first, [count, rows, hidden]; zeros before the text.
+    # (layer, gated [rows, hidden]): a convolution's inputs before each row, nearest first, [count,
+    # rows, hidden]; zeros before the text.
     precede: Callable[[int, np.ndarray], np.ndarray]
 
     def __init__(self, weights: Weights, tokens: np.ndarray, positions: np.ndarray) -> None:
@@ -165,8 +166,7 @@ class Arithmetic(DecoderWalk[np.ndarray]):
         return y + self.vector(f"{prefix}{part}.bias") if has_bias else y
 
     def norm(self, x: np.ndarray, name: str, output: str = "") -> np.ndarray:
-        """Root mean square normalization over the last axis (Zhang and Sennrich 2019), or that of
-        Ba et al. 2016."""
+        """RMS norm over the last axis (Zhang and Sennrich 2019), or layer norm (Ba et al. 2016)."""
         if self.config.layer_norm:
             x = x - x.mean(axis=-1, keepdims=True)
         normed: np.ndarray = self.norm_values(x) * self.vector(name + ".weight")
@@ -209,7 +209,7 @@ class Arithmetic(DecoderWalk[np.ndarray]):
         return x.reshape(len(x), -1, self.config.heads(layer).head_dim).swapaxes(0, 1)
 
     def rotate(self, x: np.ndarray, layer: int, part: str) -> np.ndarray:
-        """x: [heads, rows, head_dim], turned by its positions, halves paired (Su et al. 2021)."""
+        """x: [heads, rows, head_dim], rotated by positions, halves paired (Su et al. 2021)."""
         rotation = self.config.rotation(self.config.kind(layer))
         if rotation is None:
             return x
@@ -252,20 +252,20 @@ class Arithmetic(DecoderWalk[np.ndarray]):
         return mix(heads, seen, self._divisor(self.config.head_dim), None, bias=bias)
 
     def project_heads(self, x: np.ndarray, prefix: str, part: str) -> np.ndarray:
-        """x: [rows, hidden] -> [heads, rows, head_dim] by a matrix."""
+        """Project x: [rows, hidden] -> [heads, rows, head_dim]."""
         projected = self.linear(x, prefix, [f"{part}_proj"], self.config.qkv_bias)
         return projected.reshape(len(x), -1, self.config.head_dim).swapaxes(0, 1)
 
     def join_heads(self, mixed: np.ndarray, prefix: str) -> np.ndarray:
-        """mixed: [heads, rows, head_dim] -> [rows, hidden] by a matrix."""
+        """Project mixed: [heads, rows, head_dim] -> [rows, hidden]."""
         joined = mixed.swapaxes(0, 1).reshape(mixed.shape[1], -1)
         return self.linear(joined, prefix, ["o_proj"], self.config.output_bias)
 
     def mix(
         self, layer: int, heads: Heads, mask: np.ndarray, rows: np.ndarray, cached: np.ndarray
     ) -> np.ndarray:
-        """Softmax attention of the rows that `mask` [rows, cached] bool and the layer's window let
-        each row see; [heads, rows, head_dim]. rows, cached: their positions."""
+        """Softmax attention, [heads, rows, head_dim]. mask: [rows, cached] bool, further limited by
+        the layer's window. rows, cached: positions."""
         config, window = self.config, self.config.kind(layer).window
         if window is not None:
             mask = mask & (rows[:, None] - cached < window)
@@ -279,7 +279,6 @@ class Arithmetic(DecoderWalk[np.ndarray]):
         return mix(heads, mask, divisor, config.attention_softcap, sinks, bias)
 
     def _divisor(self, head_dim: int) -> float:
-        """Returns what queries times keys are divided by."""
         scale = self.config.attention_scale
         return float(np.sqrt(head_dim)) if scale is None else 1 / scale
 
@@ -294,7 +293,7 @@ class Arithmetic(DecoderWalk[np.ndarray]):
         return self.product(activated, np.clip(up, -experts.clamp, experts.clamp) + 1, "")
 
     def mix_experts(self, x: np.ndarray, routed: np.ndarray, prefix: str) -> np.ndarray:
-        """Adds what the experts add that each row takes, by their weights (Shazeer et al. 2017)."""
+        """Mix the chosen experts' outputs by their weights (Shazeer et al. 2017)."""
         experts = self.config.experts
         assert experts is not None
         taken, weights = self._route(routed, experts, prefix)
@@ -307,7 +306,7 @@ class Arithmetic(DecoderWalk[np.ndarray]):
         return update
 
     def _route(self, x: np.ndarray, experts: Experts, prefix: str) -> tuple[np.ndarray, np.ndarray]:
-        """The experts that each row takes, and their weights, each [rows, experts used]."""
+        """Return each row's experts and their weights, each [rows, experts used]."""
         scores = self.linear(x, prefix, ["router"], experts.biases)
         scores = self.times(scores, experts.score_scale, "")
         if experts.sigmoid:

@@ -1,7 +1,7 @@
-"""The reference transformer: numpy in float32, what every runtime and export is compared with.
+"""The reference transformer in numpy, float32, with which every runtime and export is compared.
 
-A model that is opened keeps all of its weights in float32. `ReferenceLayerStream` keeps none: all
-sequences pass a layer together, so that each matrix is read once.
+A `ReferenceModel` keeps all weights in float32. `ReferenceLayerStream` keeps none: all sequences
+pass a layer together, so that each matrix is read once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from edge_spec.runtimes.reference.arithmetic import MAX_ROWS, Arithmetic, Heads,
 
 
 def encode(weights: Weights, source: np.ndarray) -> np.ndarray:
-    """Returns keys and values of all the decoder's layers [layers, 2, heads, tokens, head_dim].
-
-    source: its tokens, each of which sees all others.
-    """
+    """Return the source's keys and values for each decoder layer, [layers, 2, heads, tokens,
+    head_dim]."""
     run, config = Arithmetic(weights, source, np.arange(len(source))), weights.config
     assert config.encoder is not None
     residual = run.embed("encoder")
@@ -47,8 +45,8 @@ def encode(weights: Weights, source: np.ndarray) -> np.ndarray:
 
 
 class _Pass(Arithmetic):
-    """Rows of a tree that follow `length` cached tokens, which all of them see. memory: keys and
-    values of an encoded source."""
+    """A tree's rows after `length` cached tokens, which they all see. memory: a source's keys and
+    values."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class _Pass(Arithmetic):
     ) -> None:
         super().__init__(weights, tree.tokens, length + tree.depths)
         self._cache, self._memory = cache, memory
-        self._new = slice(length, length + len(tree))  # of the cached tokens
+        self._new = slice(length, length + len(tree))  # slots in the cache
         past = np.ones((len(tree), length), bool)
         self._mask = np.concatenate([past, tree.ancestors], axis=1)
         self._cached = np.concatenate([np.arange(length), self.positions])
@@ -98,7 +96,7 @@ class ReferenceSession:
     def __init__(self, model: Weights) -> None:
         self.length = 0
         self._model = model
-        self._memory: np.ndarray | None = None  # keys and values of an encoded source
+        self._memory: np.ndarray | None = None  # keys and values of a source
         self._features: tuple[int, ...] = ()
         self._on_prefilled: OnPrefilled | None = None
         self._cache = KvCache(model.config)
@@ -130,24 +128,20 @@ class ReferenceSession:
         return bool(self._features)
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """See `edge_spec.core.features.GivesFeatures`."""
         require_layers(layers, self._model.config.num_layers)
         self._features, self._on_prefilled = tuple(layers), on_prefilled
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
-        """See `edge_spec.core.features.SharesKeysValues`: they are there in any case."""
+        """See `edge_spec.core.features.SharesKeysValues`; the cache always has them."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `edge_spec.core.features.SharesKeysValues`."""
         keys, values = self._cache.of_layer(layer)
         return keys[:, : self.length], values[:, : self.length]
 
     def attend_to(self, source: Sequence[int]) -> None:
-        """See `edge_spec.core.source_session.DecoderSession`."""
         self._memory = encode(self._model, np.asarray(source))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns the state of the cache (`KvCache.state`)."""
         return self._cache.state(self.length)
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -163,8 +157,8 @@ class ReferenceSession:
         self._cache.reserve(self.length + rows, self.length)
 
     def _run(self, tree: TokenTree) -> tuple[_Pass, np.ndarray, np.ndarray | None]:
-        """The pass, its final normed hidden states [rows, hidden], and the features [rows,
-        features, hidden] that are collected; writes to the cache after `length`."""
+        """Return the pass, its hidden states [rows, hidden] after the final norm, and the collected
+        features [rows, features, hidden]. Writes to the cache after `length`."""
         run = _Pass(self._model, tree, self._cache, self.length, self._memory)
         residual = run.embed()
         update: np.ndarray | None = None
@@ -180,7 +174,7 @@ class ReferenceSession:
 
 
 class _UnkeptWeights(Weights):
-    """Reads each weight whenever it is asked for."""
+    """Read each weight at each use."""
 
     def __init__(self, source: TensorRows, context_length: int) -> None:
         super().__init__(source, context_length)
@@ -193,8 +187,8 @@ class _UnkeptWeights(Weights):
         return self._source.float32_rows(name, numbers)
 
 
-_SERIAL_PRODUCT = 1 << 18  # multiplications, up to which OpenBLAS computes with one thread
-_HEAD_ROWS = 8192  # of the vocabulary at a time: 128 MB at a hidden size of 4096
+_SERIAL_PRODUCT = 1 << 18  # multiplications; up to here OpenBLAS uses one thread
+_HEAD_ROWS = 8192  # tokens at a time: 128 MB at a hidden size of 4096
 
 
 class ReferenceLayerStream(Arithmetic):
@@ -206,7 +200,7 @@ class ReferenceLayerStream(Arithmetic):
         sequences: Sequence[Sequence[int]],
         observe: Observe | None = None,
     ) -> None:
-        """Raises ContextFullError for a sequence that is longer than the model's context."""
+        """Raises ContextFullError for a sequence beyond the model's context."""
         longest = max(map(len, sequences))
         require_room(0, longest, source.config.context_length)
         positions = np.concatenate([np.arange(len(tokens)) for tokens in sequences])
@@ -220,7 +214,7 @@ class ReferenceLayerStream(Arithmetic):
         self._residual = self.embed()
         self._update: np.ndarray | None = None
         self._inputs = self.layer_inputs(self._residual)
-        self._kept: dict[int, Heads] = {}  # of layers that later ones have keys and values from
+        self._kept: dict[int, Heads] = {}  # of layers whose keys later ones read
 
     def linear(
         self, x: np.ndarray, prefix: str, parts: Sequence[str], has_bias: bool = False
@@ -235,12 +229,12 @@ class ReferenceLayerStream(Arithmetic):
         self.num_done += 1
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
-        """rows: which of all sequences' rows -> [len(rows), vocab]."""
+        """Return [len(rows), vocab]. rows: indices among all sequences' rows."""
         update = None if self._update is None else self._update[rows]
         return self.score(self.add_and_norm(update, self._residual[rows], "model.norm")[0])
 
     def head(self, hidden: np.ndarray, output: str) -> np.ndarray:
-        """Some tokens at a time."""
+        """Score part of the vocabulary at a time."""
         if self._observe is not None:
             self._observe(self.head_name, hidden)
         size = self.config.vocab_size
@@ -263,9 +257,8 @@ class ReferenceLayerStream(Arithmetic):
         return self.attend_to_own(layer, Heads(queries, source.keys, source.values))
 
     def attend_to_own(self, layer: int, heads: Heads) -> np.ndarray:
-        """Some rows at a time, which attend to what stands before them: products so small that a
-        matrix library takes one thread for each. With more it waits, for as long as other processes
-        have a core, thousands of times."""
+        """Attend with few rows at a time: products so small that the matrix library uses one
+        thread. More threads would wait thousands of times whenever other processes have a core."""
         if layer in self.config.kv_sources[layer + 1 :]:
             self._kept[layer] = heads
         mixed = np.empty_like(heads.queries)
@@ -283,7 +276,7 @@ class ReferenceLayerStream(Arithmetic):
 
 
 class ReferenceModel(Weights):
-    """Keeps all of its weights."""
+    """A model that keeps all weights."""
 
     capabilities = Capabilities(max_rows=MAX_ROWS, trees=True, rollback=True, hidden_states=True)
 
@@ -297,7 +290,7 @@ class ReferenceModel(Weights):
         return num_sessions
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        """One after the other: what others are compared with."""
+        """Run one after the other, as the reference for shared passes."""
         return forward_one_by_one(parts)
 
     def close(self) -> None:
@@ -309,7 +302,7 @@ class ReferenceRuntime(Runtime):
     reads = "checkpoint"
 
     def open(self, source: Tensors, options: RuntimeOptions) -> ReferenceModel:
-        # It is one thread of numpy, whatever threads are asked for.
+        # numpy uses one thread, whatever was asked for.
         options.require_only(self.name, "threads", "providers", "context_length")
         others = [name for name in options.providers if name.lower() != "cpu"]
         if others:
@@ -325,7 +318,6 @@ class ReferenceRuntime(Runtime):
         sequences: Sequence[Sequence[int]],
         observe: Observe | None = None,
     ) -> ReferenceLayerStream:
-        """See `edge_spec.core.export.StreamsLayers`."""
         return ReferenceLayerStream(source, sequences, observe)
 
     def devices(self, options: RuntimeOptions) -> list[Device]:

@@ -1,1 +1,1 @@
-"""Sessions on programs of fixed shapes, as Core ML and NPUs run them, whatever runs a program."""
+"""Sessions on programs of fixed shapes, such as Core ML's and NPUs', independent of the engine."""

@@ -1,5 +1,5 @@
-"""Static ONNX graphs (exporters/onnx/static.py) as a Program, whatever runs them. They take the
-states, arrays of the session, and return what their rows add."""
+"""Run static ONNX graphs (exporters/onnx/static.py) as a Program. They read the states, which are
+the session's arrays, and return their rows' entries."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from edge_spec.runtimes.static.session import (
     read_layout,
 )
 
-PAST, NEW = "past.", "new."  # what the names of states start with, and of what is added to them
+PAST, NEW = "past.", "new."  # prefixes of states, and of entries to add
 _PAST_MASK, _OWN_MASK = "past_mask", "own_mask"
 _FRONT = (slice(None),) * SLOT_AXIS
 
 
-State = dict[str, np.ndarray]  # arrays by the names of their inputs
+State = dict[str, np.ndarray]  # by input name
 
 
 class OnnxProgram(ABC):
-    """Splits masks and keeps states for graphs, which an engine runs."""
+    """Split masks and keep states for graphs that a subclass runs."""
 
     def __init__(self, opened: OpenedGraphs) -> None:
         self._states = opened.states
@@ -43,7 +43,7 @@ class OnnxProgram(ABC):
 
     @abstractmethod
     def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """The outputs of the function's graph. Raises SessionError."""
+        """Return the outputs of a function's graph. Raises SessionError."""
 
     def make_state(self) -> State:
         return {name: np.zeros(shape, self._dtypes[name]) for name, shape in self._states.items()}
@@ -75,7 +75,7 @@ class OnnxProgram(ABC):
 
 
 FORMAT = "onnx-static"
-DATA_FILE = "model.onnx.data"  # the weights of all functions
+DATA_FILE = "model.onnx.data"  # all functions' weights
 _ENDING = ".onnx"
 _DTYPES: Mapping[int, np.dtype[Any]] = {
     TensorProto.FLOAT: np.dtype(np.float32),
@@ -86,7 +86,7 @@ _DTYPES: Mapping[int, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class OpenedGraphs:
-    """The graphs of a bundle, by their functions' names. All have the same states."""
+    """A bundle's graphs by function. All have the same states."""
 
     files: Mapping[str, str]  # names in the bundle
     layout: Layout
@@ -95,8 +95,8 @@ class OpenedGraphs:
 
     @classmethod
     def of(cls, bundle: Bundle, format: str = FORMAT) -> OpenedGraphs:
-        """Raises UsageError for a bundle of another format, BundleError for one whose graphs are
-        not those of its manifest."""
+        """Raises UsageError for another format, BundleError if the graphs do not fit the
+        manifest."""
         if bundle.manifest.format != format:
             raise UsageError(
                 f"{bundle.path} is a bundle of format {bundle.manifest.format}, not {format}",
@@ -123,7 +123,6 @@ class OpenedGraphs:
 
 
 def _read_graph(path: Path) -> GraphProto:
-    """Raises ValueError for a file that is no graph."""
     try:
         return onnx.load(str(path), load_external_data=False).graph
     except DecodeError:
@@ -131,8 +130,8 @@ def _read_graph(path: Path) -> GraphProto:
 
 
 def _signature(function: str, graph: GraphProto) -> Signature:
-    """Return what a graph is to a session. Raises ValueError for one that is not as
-    exporters/onnx/static.py writes it."""
+    """Return a graph's signature. Raises ValueError unless exporters/onnx/static.py could have
+    written it."""
     inputs, outputs = ({each.name: _shape(each) for each in d} for d in (graph.input, graph.output))
     states = {name: shape for name, shape in inputs.items() if name.startswith(PAST)}
     past, own = inputs.pop(_PAST_MASK, ()), inputs.pop(_OWN_MASK, ())
@@ -151,7 +150,6 @@ def _shape(value: ValueInfoProto) -> Shape:
 
 
 def _dtype(value: ValueInfoProto) -> np.dtype:
-    """Raises ValueError for a type that none of our graphs has."""
     found = _DTYPES.get(value.type.tensor_type.elem_type)
     if found is None:
         raise ValueError(f"its {value.name} is of a type that none of ours has")
@@ -159,8 +157,7 @@ def _dtype(value: ValueInfoProto) -> np.dtype:
 
 
 def _require_described(bundle: Bundle, signatures: Mapping[str, Signature]) -> None:
-    """Raises ValueError for states of another form than the manifest's model has, by which memory
-    is taken."""
+    """Raises ValueError unless states have the manifest's sizes, which determine memory."""
     config = bundle.config
     for name, each in signatures.items():
         found = [(shape[0], shape[1], shape[3]) for shape in each.states.values()]

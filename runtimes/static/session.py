@@ -1,7 +1,7 @@
-"""Models and sessions on static programs, whatever runs them: passes have fixed numbers of rows.
+"""Models and sessions on static programs, whose passes have fixed numbers of rows.
 
-Position and slot are independent: an accepted path of a tree stays where it was scored, and the
-slots of the rows that were dropped stay behind as holes that no mask shows.
+Position and slot are independent: an accepted path stays where it was scored, and slots of rejected
+rows remain as holes that masks hide.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from edge_spec.models.devices import context_tokens
 
 Shape = tuple[int, ...]
 EXPORT_AGAIN = "Export the model again with this version of edge-spec."
-SLOT_AXIS = 2  # of every state
+SLOT_AXIS = 2  # in every state
 _INPUTS = ("input_ids", "position_ids", "write_slot", "mask")
 _LOGITS = re.compile(r"logits(?:_(\d+))?")
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Describes one function, as a package or a program declares it."""
+    """A function's shapes, as a package or program declares them."""
 
     inputs: Mapping[str, Shape]
     outputs: Mapping[str, Shape]
@@ -45,21 +45,20 @@ class Signature:
 
 @dataclass(frozen=True)
 class PassShape:
-    """A function that runs `rows` rows."""
+    """A function of `rows` rows."""
 
     function: str
     rows: int
-    logits: tuple[str, ...]  # outputs, side by side the vocabulary; empty: it scores nothing
+    logits: tuple[str, ...]  # outputs to concatenate to the vocabulary; empty: prefills only
     has_hidden: bool
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Describes a package for a session. Passes are ordered by rows, and of equally wide
-    ones those that score nothing come first."""
+    """A package's functions, by rows; of equally wide ones, those that only prefill come first."""
 
     passes: tuple[PassShape, ...]
-    slots: int  # of the cache, one a token
+    slots: int  # of the cache, one per token
     states: tuple[str, ...]
 
     @property
@@ -76,7 +75,7 @@ class Layout:
 
 
 def read_layout(signatures: Mapping[str, Signature], config: ModelConfig, where: str) -> Layout:
-    """Raises BundleError, which names `where`, for functions that no exporter of ours writes, and a
+    """Raises BundleError, which names `where`, for functions that our exporters do not write, or a
     cache too small for the context and a padded pass."""
     try:
         layout = _layout(signatures)
@@ -90,7 +89,7 @@ def read_layout(signatures: Mapping[str, Signature], config: ModelConfig, where:
         needed = config.context_length + layout.max_rows - 1
         if layout.slots < needed:
             raise ValueError(f"its cache has {layout.slots} slots and needs {needed}")
-    except (IndexError, ValueError) as error:  # IndexError: an input that is no array
+    except (IndexError, ValueError) as error:  # IndexError: an input without axes
         raise BundleError(
             f"{where} is no model of edge-spec: {error}", remedy=EXPORT_AGAIN
         ) from None
@@ -98,7 +97,6 @@ def read_layout(signatures: Mapping[str, Signature], config: ModelConfig, where:
 
 
 def _layout(signatures: Mapping[str, Signature]) -> Layout:
-    """Raises ValueError."""
     passes = [_pass_shape(name, signature) for name, signature in signatures.items()]
     if not any(each.logits for each in passes):
         raise ValueError("it has no function with an output called logits")
@@ -132,23 +130,21 @@ def _pass_shape(function: str, signature: Signature) -> PassShape:
     return PassShape(function, rows, logits, "hidden" in signature.outputs)
 
 
-MASKED = -30000.0  # what a mask adds to scores that must not count: beyond any, within float16
+MASKED = -30000.0  # beyond any score, within float16
 _FRONT = (slice(None),) * SLOT_AXIS
 
 
 class StaticSession:
-    """A pass is padded to the rows of a function; what it has written counts once it is committed.
-
-    A pass that fails changes nothing that counts.
-    """
+    """Pad passes to a function's rows. Written rows count once committed; a failed pass changes
+    nothing that counts."""
 
     def __init__(self, program: Program, layout: Layout, context_length: int) -> None:
         self._program = program
         self._layout = layout
         self._context_length = context_length
-        self._taken = np.empty(0, np.intp)  # the slots of the committed tokens, rising
+        self._taken = np.empty(0, np.intp)  # slots of committed tokens, ascending
         self._state = program.make_state()
-        self._scored = 0  # where the rows of the last forward begin
+        self._scored = 0  # first slot of the last forward
         self._is_interrupted = False
 
     @property
@@ -188,7 +184,7 @@ class StaticSession:
         self._taken = self._taken[:length]
 
     def state(self) -> dict[str, np.ndarray]:
-        """Each of the package's states, with `length` slots."""
+        """Return each state's committed slots."""
         return {
             name: np.take(self._program.read_state(self._state, name), self._taken, SLOT_AXIS)
             for name in self._layout.states
@@ -205,7 +201,7 @@ class StaticSession:
         self._hold(state, length)
 
     def interrupt(self) -> None:
-        """No other pass begins; the one that runs goes on, which is one of few rows."""
+        """Prevent further passes; the current one, of few rows, goes on."""
         self._is_interrupted = True
 
     def close(self) -> None:
@@ -213,12 +209,12 @@ class StaticSession:
 
     @property
     def _end(self) -> int:
-        """Returns the slot after the last taken one, where the next rows are written."""
+        """Return the slot after the last committed one, where the next rows go."""
         return int(self._taken[-1]) + 1 if len(self._taken) else 0
 
     def _shape_for(self, rows: int, shapes: Sequence[PassShape]) -> PassShape:
-        """Return the smallest function that holds the rows, or the largest, of those that fit the
-        slots, of which holes are freed first. One always fits: see `read_layout`."""
+        """Return the smallest function that holds the rows, else the largest, among those that fit
+        the free slots. Frees holes first if needed. One always fits (see `read_layout`)."""
         wanted, slots = next((s for s in shapes if s.rows >= rows), shapes[-1]), self._layout.slots
         if self._end + wanted.rows > slots and self._end > self.length:
             self._hold(self.state(), self.length)
@@ -226,7 +222,7 @@ class StaticSession:
         return next((each for each in fitting if each.rows >= rows), fitting[-1])
 
     def _hold(self, state: Mapping[str, np.ndarray], length: int) -> None:
-        """Take a new state, whose first slots are these, once it is written."""
+        """Copy these slots to the front of a new state, and use it once complete."""
         fresh = self._program.make_state()
         for name in self._layout.states:
             array = self._program.read_state(fresh, name)
@@ -237,8 +233,7 @@ class StaticSession:
     def _run(
         self, shape: PassShape, tokens: np.ndarray, depths: np.ndarray, sees: np.ndarray
     ) -> Mapping[str, np.ndarray]:
-        """One pass over n rows. sees: [n, n] bool, which of them each attends to, besides all
-        committed tokens."""
+        """Run n rows. sees: [n, n] bool, which of them each sees besides all committed tokens."""
         if self._is_interrupted:
             raise SessionError("the session was interrupted", remedy="Begin a new one.")
         count, start = len(tokens), self._end
@@ -250,7 +245,7 @@ class StaticSession:
         mask[:count, self._taken] = 0
         mask[:count, start : start + count][sees] = 0
         padding = np.arange(count, shape.rows)
-        mask[padding, start + padding] = 0  # attends to itself
+        mask[padding, start + padding] = 0  # attends only to itself
         inputs: dict[str, np.ndarray] = {
             "input_ids": ids,
             "position_ids": positions,
@@ -263,10 +258,10 @@ class StaticSession:
 
 
 class Program(Protocol):
-    """A package that is ready to run. A state is the cache of one session."""
+    """A loaded package. A state is one session's cache."""
 
     def make_state(self) -> Any:
-        """A new state, all zeros."""
+        """Return a new state of zeros."""
 
     def predict(
         self, function: str, inputs: Mapping[str, np.ndarray], state: Any
@@ -279,7 +274,7 @@ class Program(Protocol):
 
 
 class StaticModel:
-    """A program and its layout; sessions share the program."""
+    """A program that sessions share."""
 
     def __init__(self, program: Program, layout: Layout, config: ModelConfig) -> None:
         self.config = config
@@ -301,8 +296,8 @@ class StaticModel:
 
 
 def config_of(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
-    """Return it with the context that was asked for. Raises UsageError where the cache does not
-    hold it and has to."""
+    """Return the config with the requested context. Raises UsageError if the cache is shorter,
+    unless options.may_hold_less."""
     config, wanted = bundle.config, options.context_length
     if wanted is None or (wanted > config.context_length and options.may_hold_less):
         return config
@@ -315,14 +310,14 @@ def config_of(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
 
 
 FLOAT, HALF = 4, 2  # bytes
-_PADDING_SLOTS = 64  # at most, beside the context
+_PADDING_SLOTS = 64  # at most, beyond the context
 
 
 def session_bytes(
     bundle: Bundle, options: RuntimeOptions, num_tokens: int | None
 ) -> tuple[int, int]:
-    """Return the bytes of a session's states, which it has at once for all slots, and those of the
-    scores of a prefill."""
+    """Return the bytes of a session's states, allocated at once for all slots, and of a prefill's
+    scores."""
     config = bundle.config
     length, _ = context_tokens(config.context_length, options, num_tokens)
     element = FLOAT if bundle.manifest.quantization == "fp32" else HALF

@@ -1,5 +1,5 @@
-"""Compares what a device computes of a model with what the CPU does: some providers compute a graph
-wrong without an error, or trees alone, where their attention counts positions by itself."""
+"""Compare a device's results with the CPU's: some providers silently compute a graph wrong, or only
+trees, where their attention counts positions by itself."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from edge_spec.core.model import Model
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError
 
-_PROMPT_TOKENS = 96  # values that float16 cannot hold come with some tokens alone
+_PROMPT_TOKENS = 96  # only some tokens overflow float16
 _CHAIN = (-1, 0, 1, 2)
-_TREE = (-1, 0, 0, 2)  # so that masks and positions are tried, too
-# Of the scores' deviation. float16 of the demo model is off by less than a tenth of it; a wrong
-# mask, position or matrix by about 1.
+_TREE = (-1, 0, 0, 2)  # also tests masks and positions
+# Share of the scores' deviation. The demo model in float16 is off by less than a tenth of this, a
+# wrong mask, position or matrix by about 1.
 _TOLERANCE = 0.25
 
 
 def scores(model: Model) -> np.ndarray:
-    """Return [rows, vocab] float32 of a few rows after a short prompt, a tree where the model takes
-    any. Raises SessionError, ContextFullError where the context is shorter."""
+    """Return [rows, vocab] float32 for a few rows after a short prompt: a tree if the model takes
+    any. Raises SessionError, or ContextFullError for a shorter context."""
     parents = np.array(_TREE if model.capabilities.trees else _CHAIN, np.int32)
     rows = len(parents)
     random = np.random.RandomState(0)
@@ -36,7 +36,7 @@ def scores(model: Model) -> np.ndarray:
 
 
 def require_same(found: np.ndarray, expected: np.ndarray, devices: str) -> None:
-    """Raise DeviceError where scores are not the CPU's, but for rounding."""
+    """Raise DeviceError if scores differ by more than rounding."""
     wrong = _fault(found, expected)
     if wrong is not None:
         raise DeviceError(
@@ -46,7 +46,6 @@ def require_same(found: np.ndarray, expected: np.ndarray, devices: str) -> None:
 
 
 def _fault(found: np.ndarray, expected: np.ndarray) -> str | None:
-    """Return what is wrong with scores; None where they are the CPU's."""
     if not np.isfinite(found).all():
         return "it makes scores that are no finite numbers, as where float16 overflows"
     difference = found.astype(np.float64) - expected
