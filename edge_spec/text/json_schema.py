@@ -132,6 +132,7 @@ class _Checker:
         root = {} if root is True else root
         return {**root, "$defs": self._definitions} if self._definitions else root
 
+    # Errors
 
     def wrong(self, path: str, why: str) -> NoReturn:
         raise UsageError(
@@ -488,8 +489,8 @@ _TIME = (
     "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 )
 _SPAN = "(?:[0-9]{1,6}H(?:[0-9]{1,6}M(?:[0-9]{1,6}S)?)?|[0-9]{1,6}M(?:[0-9]{1,6}S)?|[0-9]{1,6}S)"
-# Formats for which llguidance's own patterns allow more than the standard or than common
-# validators: dates must exist, no leap seconds, durations of bounded length.
+# Formats for which llguidance's own patterns allow more than the standard, or than the program that
+# wrote the schema accepts: dates must exist, no leap seconds, durations of bounded length.
 FORMATS: Mapping[str, str] = {
     "date": _DATE,
     "time": _TIME,

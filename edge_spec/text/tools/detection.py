@@ -1,7 +1,7 @@
-"""Finds the format in which a chat template writes calls of tools.
+"""Detect the format in which a chat template writes tool calls.
 
-Small conversations are rendered, and the row of `FORMATS` fits that writes the calls as the
-template does. The name of a template or of a model is never looked at.
+Small conversations are rendered and compared with each row of `FORMATS`. Names of templates and
+models are never used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edge_spec.text.tools.formats import (
 
 _LIST = re.compile(r'\[\s*\{\s*"name":\s*"[^"]*",\s*"arguments":')  # an example of calls
 _PYTHON = re.compile(r"\[\w+\(\w+=[^()]*\)")
-# Words that no template has of its own.
+# Words that no template contains.
 _TEXT, _SAID, _RESULT = "probe-text", "probe-assistant", "probe-result"
 _LISTED, _CALLED = "probe_listed", "probe_called"
 (_ARGUMENT,), (_VALUE,) = PROBE_ARGUMENTS, PROBE_ARGUMENTS.values()
@@ -58,12 +58,12 @@ _TOOLS: Tools = [
 
 @dataclass(frozen=True)
 class NativeTools:
-    """Says how a template that knows tools wants calls in messages.
+    """How a template that supports tools wants calls in messages.
 
-    takes_several: calls in one message. takes_text: before calls, also with a thought; else the
-    text has to be a message of its own. takes_any_id: else ids have nine letters and digits.
-    shows_calls, shows_results: else they have to be in contents. shows_tools: else they have to be
-    described in a message, or given with the system's one (tools_in_system).
+    takes_several: several calls in one message. takes_text: text before calls, also with a thought;
+    else the text must be its own message. takes_any_id: else ids have nine letters and digits.
+    shows_calls, shows_results: else they must be written into contents. shows_tools: else a message
+    must describe them, or, with tools_in_system, the system message carries them.
     """
 
     form: ToolForm
@@ -76,39 +76,38 @@ class NativeTools:
     tools_in_system: bool = False
 
 
-# For templates without any: calls and results are text, tools are described.
+# For templates without tool support: calls and results become text, and tools are described.
 SPELLED = NativeTools(GENERIC, shows_calls=False, shows_results=False, shows_tools=False)
 
 
 def native_tools(
     render: Callable[..., str], tokens: Callable[[], Collection[str]]
 ) -> NativeTools | None:
-    """Return None if the template shows no calls and tells of no format, or has them written in one
-    that none of ours is.
+    """Return None if the template shows no calls and describes no format, or only an unknown one.
 
-    render: messages and tools; "" for what the template refuses. tokens: the added ones of the
-    model, which tell of its format where the template does not.
+    render: of messages and tools; "" if the template refuses. tokens: the model's added tokens,
+    which may reveal the format.
     """
     probes = _Probes(render)
     return probes.shown() or probes.stated(tokens)
 
 
 class _Probes:
-    """Conversations that are rendered to see what becomes of them."""
+    """Renders test conversations and inspects the prompts."""
 
     def __init__(self, render: Callable[..., str]) -> None:
         self._render = render
 
     @cached_property
     def _listing(self) -> tuple[Tools, Sequence[Message]]:
-        """Return how a prompt comes to list tools: as tools, or in a message of the system."""
+        """How a prompt lists tools: given as tools, or in a system message."""
         system = with_tools({"role": "system", "content": ""}, _TOOLS)
         ways: list[tuple[Tools, Sequence[Message]]] = [(_TOOLS, ()), ((), (system,))]
         listed = (way for way in ways if _LISTED in self._render([*way[1], _USER], way[0]))
         return next(listed, _UNLISTED)
 
     def _text(self, *answer: Message, **options: Any) -> str:
-        """Return what the template makes of a conversation with tools, "" where it refuses it."""
+        """Render a conversation with tools; "" if the template refuses."""
         tools, system = self._listing
         return self._render([*system, _USER, *answer], options.pop("tools", tools), **options)
 
@@ -117,7 +116,7 @@ class _Probes:
         return NativeTools(form, shows_tools=bool(tools), tools_in_system=bool(system), **traits)
 
     def shown(self) -> NativeTools | None:
-        """Return how the template shows calls; None if it does so in no format of ours."""
+        """Return the format in which the template shows calls; None if it is unknown."""
         if _RESULT not in self._text(*_conversation()):
             return None
         for ids in (("probe0001", "probe0002"), ("probe0001",)):
@@ -131,8 +130,8 @@ class _Probes:
         return None
 
     def _form_of(self, answer: Message, *results: Message) -> ToolForm | None:
-        """Return the format that writes all calls of a message as the template shows them. What
-        formats leave open, space and which quotes there are, counts only where it decides."""
+        """Return the format that writes a message's calls as the template does. Whitespace and the
+        kind of quotes count only in the first comparison."""
         text = self._text(answer, **_ENDED) or self._text(answer, *results)
         said = self._text({"role": "assistant", "content": _SAID}, **_ENDED)
         beginnings = (said.partition(_SAID)[0], self._text() or said)
@@ -148,21 +147,21 @@ class _Probes:
         return None
 
     def _takes_text(self) -> bool:
-        """Return True if neither a text beside a call, nor one with a thought, is refused or shown
-        after it."""
+        """Return True if text before a call, with or without a thought, is accepted and never shown
+        after the call."""
         message, *results = _conversation(_TEXT)
         thought = dict.fromkeys(THOUGHTS, _SAID)
         texts = [self._text(each, *results) for each in (message, {**message, **thought})]
         return all(text and not 0 <= text.find(_CALLED) < text.find(_TEXT) for text in texts)
 
     def stated(self, tokens: Callable[[], Collection[str]]) -> NativeTools | None:
-        """Return the format that the template tells the model of, or else the one whose tags are
-        tokens, where calls are not shown."""
+        """Return the format that the template describes, or else the one whose tags are tokens, if
+        calls are not shown."""
         whole = self._text(*_conversation())
         if self._listing == _UNLISTED or not whole:
             return None
         without = self._text(tools=())
-        # Of Python's calls, what some templates show is not what they tell the model to write.
+        # For Python-style calls, what some templates show differs from what they ask for.
         forms = [PYTHON] if _VALUE in whole else STATED
         told = (form for form in forms if _states(whole, form) and not _states(without, form))
         added = set(tokens())
@@ -190,7 +189,7 @@ _SHAPES: tuple[Callable[[str], str], ...] = (str, _squeezed)
 
 
 def _states(text: str, form: CallFormat) -> bool:
-    """Return True if a prompt tells the model of this format."""
+    """Return True if a prompt describes this format."""
     if tags := _tags(form):
         return all(tag in text for tag in tags)
     return (_LIST if form.keyed is None else _PYTHON).search(text) is not None
@@ -201,7 +200,7 @@ def _tags(form: CallFormat) -> set[str]:
 
 
 def with_tools(message: Message, tools: Tools) -> Message:
-    """Return a message of the system with tools as some templates read them there."""
+    """Attach tools to a system message, where some templates read them."""
     functions = [tool["function"] for tool in tools]
     return {**message, "tools": json.dumps(functions, ensure_ascii=False)}
 
@@ -209,7 +208,7 @@ def with_tools(message: Message, tools: Tools) -> Message:
 def native_history(
     messages: Sequence[Message], tools: Tools, native: NativeTools
 ) -> tuple[Sequence[Message], Tools]:
-    """Return the messages and tools to render."""
+    """Return messages and tools that the template can render."""
     turns = [part for turn in _turns(messages) for part in _parts(turn, native)]
     if not native.takes_any_id:
         turns = list(_with_ids(turns))
@@ -238,8 +237,8 @@ def _turns(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def _parts(turn: Sequence[Message], native: NativeTools) -> Iterator[list[Message]]:
-    """Yield a turn in parts: the text before its calls, where the template has no place for that,
-    and each of several calls, where it shows one in a message."""
+    """Split a turn into messages that the template takes: text before calls on its own, and each of
+    several calls."""
     message, *results = turn
     calls = message.get("tool_calls") or ()
     text = message.get("content") if calls else None
@@ -257,7 +256,7 @@ def _parts(turn: Sequence[Message], native: NativeTools) -> Iterator[list[Messag
 
 
 def _with_ids(turns: Sequence[Sequence[Message]]) -> Iterator[list[Message]]:
-    """Yield turns whose ids are short: others become the same ones each time."""
+    """Replace long ids by short ones, always the same for an id."""
     count = 0
     for message, *results in turns:
         calls = message.get("tool_calls") or ()
@@ -278,8 +277,7 @@ def _short_id(given: Any, index: int) -> str:
 
 
 def _native(message: Message, native: NativeTools) -> Message:
-    """Return a message as the template reads it, which is text where it shows no calls or
-    results."""
+    """Write calls and results that the template does not show as text."""
     if message["role"] == "tool" and not native.shows_results:
         content = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": content}
@@ -294,8 +292,8 @@ def _native(message: Message, native: NativeTools) -> Message:
 
 
 def _native_call(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, Any]:
-    """Return a call with arguments. Where they are written one by one, what is no object, such as
-    the arguments of a call that was cut off, becomes an argument."""
+    """Return a call with arguments. Keyed formats need an object, so other values, such as the
+    arguments of a call that was cut off, are wrapped in one."""
     arguments = call["function"].get("arguments")
     arguments = {} if arguments is None else arguments
     if native.form.keyed is not None and not isinstance(arguments, Mapping):
