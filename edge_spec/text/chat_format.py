@@ -63,10 +63,7 @@ _WITHIN = (
 
 
 class OpenedTemplate:
-    """A compiled chat template with its traits and control tokens.
-
-    Raises UnsupportedModelError without a template, or with one that does not compile.
-    """
+    """A compiled chat template with its traits and control tokens. Raises UnsupportedModelError."""
 
     def __init__(
         self,
@@ -83,12 +80,11 @@ class OpenedTemplate:
 
     @cached_property
     def thought(self) -> ThoughtForm | None:
-        """The tags that the model writes its thoughts in; None if it has none."""
+        """How the model marks thoughts; None if it has none."""
         template = self.template
         return thought_form(template.source, template.render, self._codec.added_tokens())
 
     def render(self, messages: Sequence[Message], tools: Tools, options: PromptOptions) -> str:
-        """Return the prompt for plain messages, adapted to the template."""
         try:
             messages, tools = fitted(messages, tools, self.traits)
         except RecursionError:
@@ -111,8 +107,8 @@ class OpenedTemplate:
 
 
 class MessagePrompt(list[int]):
-    """Prompt tokens that end where a new message begins. A leading space that the tokenizer adds to
-    that message is not part of its text."""
+    """A prompt at whose end a message begins: a leading space that the tokenizer adds there is not
+    part of the text."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +133,9 @@ class ChatFormat:
     ) -> list[int]:
         """Return the tokens that ask for the assistant's next message; a string is a user message.
 
-        Messages and tools are adapted to the template (`fitted`). Only the template may write
-        control tokens, unless `parse_special`: what it is given stays text. options:
-        `PromptOptions`. Raises UsageError for malformed messages and options, UnsupportedModelError
-        if the template still refuses the messages.
+        Messages and tools are adapted to the template (`fitted`). What they contain stays text,
+        unless `parse_special`. Raises UsageError for malformed input, UnsupportedModelError if the
+        template still refuses the messages.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -164,10 +159,8 @@ class ChatFormat:
     def answer_form(
         self, prompt: Sequence[int], tools: Tools = (), **options: Unpack[PromptOptions]
     ) -> AnswerForm | None:
-        """Return the parts that the answer to a prompt may have; None if it is all text.
-
-        Takes the prompt, tools and options of `chat_prompt`, and raises like it.
-        """
+        """Return the parts that the answer to a prompt may have; None if it is all text. Takes the
+        arguments of `chat_prompt`, and raises like it."""
         thought = self._for(tools).thought
         calls = self.tool_form() if tools else None
         if calls is None and thought is not None and thought.lead:
@@ -195,17 +188,16 @@ class ChatFormat:
         )
 
     def _last_turn(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Return the tokens after the last end of a turn."""
         ends = (place for place in reversed(range(len(prompt))) if prompt[place] in self.eos_ids)
         return prompt[next(ends, -1) + 1 :]
 
     def _markup(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, special tokens included."""
+        """Decode tokens, special ones included."""
         stream, special = self.tokenizer.stream(), self.tokenizer.special_text
         return "".join(stream.push(token) or special(token) for token in tokens)
 
     def tool_form(self) -> ToolForm:
-        """Return the format of the model's tool calls. Raises like `template`."""
+        """Return the model's tool-call format. Raises like `template`."""
         from edge_spec.text.tools.formats import GENERIC
 
         native = self._with_tools.traits.native_tools
@@ -222,8 +214,8 @@ class ChatFormat:
         return self._without_tools.template.variables | self._with_tools.template.variables
 
     def prompt_of(self, text: str, **options: Unpack[PromptOptions]) -> list[int]:
-        """Return the tokens that ask for an answer to `text`, or, without a chat template, those of
-        the text to continue. options: `PromptOptions`."""
+        """Return `chat_prompt`'s tokens, or, without a chat template, those of the text to
+        continue."""
         if self.chat_template is None:
             return self.tokenizer.encode(text)
         return self.chat_prompt(text, **options)
@@ -243,8 +235,7 @@ class ChatFormat:
 
     @cached_property
     def infill(self) -> Infill:
-        """Builds prompts for the text between a prefix and a suffix. Raises UnsupportedModelError
-        if the model was not trained for that."""
+        """Raises UnsupportedModelError if the model was not trained for infilling."""
         return Infill(self.tokenizer, self.special_tokens, self.eos_ids)
 
     def _for(self, tools: Tools) -> OpenedTemplate:
@@ -265,7 +256,7 @@ class ChatFormat:
         return OpenedTemplate(source, tokens, self.tokenizer, ends)
 
     def _tokens_by_id(self) -> SpecialTokens:
-        """The tokens that templates use most, which the model's files need not name."""
+        """The tokens that templates use most, which model files often do not name."""
         found = (BY_NAME, BY_TEMPLATE)
         stated = (token for token in self.eos_ids if self.end_sources.get(token) not in found)
         ids = {"bos_token": self.bos_id, "eos_token": next(stated, None)}
@@ -287,11 +278,8 @@ def _too_deep() -> UsageError:
 
 
 def with_every_end(text: ChatFormat, vocab_size: int) -> ChatFormat:
-    """Add the end tokens that are found by name or from the template.
-
-    Declared ones stay first, since the chat template knows the very first. Tokens outside the
-    logits are dropped.
-    """
+    """Add end tokens found by name or from the template, after the declared ones: the chat template
+    knows the very first. Drop tokens outside the logits."""
     sources = {id: text.end_sources.get(id, "") for id in text.eos_ids if id < vocab_size}
     ids = {name: text.tokenizer.token_id(name) for name in (*END_NAMES, _BEGIN, _EOS_OF_PLAMO)}
     known = {name: id for name, id in ids.items() if id is not None and id < vocab_size}
@@ -308,10 +296,8 @@ def with_every_end(text: ChatFormat, vocab_size: int) -> ChatFormat:
 
 
 def _turn_end(text: ChatFormat) -> int | None:
-    """Return the first control token that the chat template writes after an answer.
-
-    None if it writes none, if that token also begins a message, or if it refuses the messages.
-    """
+    """Return the first control token that the chat template writes after an answer; None without
+    one, if it also begins a message, or if the template refuses."""
     if text.chat_template is None:
         return None
     with suppress(EdgeSpecError):
@@ -322,8 +308,7 @@ def _turn_end(text: ChatFormat) -> int | None:
 
 
 def _first_control(text: ChatFormat, rendered: str) -> int | None:
-    """Tokens that look like control tokens count, too: some tokenizers do not mark them as
-    special."""
+    """Some tokenizers do not mark control tokens as special, so their look counts, too."""
     for token in text.tokenizer.encode(rendered):
         is_control = text.tokenizer.special_text(token) or CONTROL_TEXT.fullmatch(
             text.tokenizer.token_text(token)

@@ -1,8 +1,8 @@
-"""Run chat templates (Jinja programs that come with a model) in jinja2's immutable sandbox.
+"""Run models' chat templates (Jinja programs) in jinja2's immutable sandbox.
 
-The sandbox limits access, not time, so a template is also interrupted after `_SECONDS`, between two
-Python bytecodes. Products and powers that would make one step long, such as `'x' * 10**10`, are
-refused. Memory is otherwise limited only by what a template can fill in that time.
+The sandbox limits access, not time, so a template is interrupted between two Python bytecodes after
+`_SECONDS`. Products and powers that would make one step long, such as `'x' * 10**10`, are refused.
+Memory is only limited by what can be filled in that time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,12 @@ _Result = TypeVar("_Result")
 
 
 class LimitError(BaseException):
-    """A template exceeded a limit; the text completes "the chat template ...".
-
-    It is no Exception, so that nothing in the running template catches it.
-    """
+    """A template exceeded a limit; the text completes "the chat template ...". Not an Exception, so
+    that nothing in the running template catches it."""
 
 
 class AnswerMarks(Extension):
-    """Ignore `generation` tags, which mark the assistant's text for trainers; render their
-    content."""
+    """Render the content of `generation` tags, which mark the assistant's text for trainers."""
 
     tags = {"generation"}  # noqa: RUF012 -- as jinja2 declares it
 
@@ -53,8 +50,8 @@ class AnswerMarks(Extension):
 
 
 class UndefinedValue(Undefined):
-    """A variable that the template was not given. Adding a special token that the model lacks adds
-    nothing to a text, where transformers refuses."""
+    """An undefined variable. Adding a missing special token adds nothing, where transformers
+    refuses."""
 
     def _added(self, other: Any) -> Any:
         is_token = (self._undefined_name or "").endswith("_token")
@@ -64,7 +61,7 @@ class UndefinedValue(Undefined):
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Compiles and renders templates with what transformers gives them."""
+    """Gives templates what transformers gives them."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -104,7 +101,7 @@ def _write_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as transformers does, without HTML escapes: models were trained on that."""
+    """Write JSON as transformers does, without HTML escapes: models were trained on it."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -120,7 +117,7 @@ class _Interruption(BaseException):
 
 
 def _run_within(seconds: float, run: Callable[[], _Result]) -> _Result:
-    """Return the result of `run`. Raises LimitError at the next bytecode after the time."""
+    """Raises LimitError at the next bytecode after the time."""
     thread, lock, is_over = threading.get_ident(), threading.Lock(), False
 
     def interrupt() -> None:
@@ -185,8 +182,8 @@ class ChatTemplate:
         eos_token: str = "",
         special_tokens: SpecialTokens = MappingProxyType({}),
     ) -> None:
-        """special_tokens: by name, such as pad_token; they override the other two. Empty ones are
-        not passed to the template."""
+        """special_tokens: by name, such as pad_token; override the others. Empty tokens are not
+        passed on."""
         if source is None:
             raise UnsupportedModelError(
                 "this model has no chat template",
@@ -215,7 +212,7 @@ class ChatTemplate:
 
     @cached_property
     def literals(self) -> tuple[str, ...]:
-        """The literal texts in the template, inside and outside of expressions."""
+        """The literal texts inside and outside of expressions."""
         tree = self._environment.parse(self.source)
         constants = [each.value for each in tree.find_all(nodes.Const)]
         data = [each.data for each in tree.find_all(nodes.TemplateData)]
@@ -224,10 +221,10 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], tools: Tools = (), **options: Unpack[PromptOptions]
     ) -> str:
-        """Return the prompt for the assistant's next message, or for the rest of the last message.
+        """Return the prompt for the assistant's next message, or for the rest of the last one.
 
-        Raises UsageError for malformed or too deeply nested messages and options, and for a last
-        message that cannot be continued. Tools that the template does not mention are dropped.
+        Raises UsageError for malformed or too deeply nested input, and for a last message that
+        cannot be continued. Tools that the template does not mention are dropped.
         """
         plain = plain_messages(messages)
         variables = _variables(options)
@@ -282,8 +279,7 @@ class ChatTemplate:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Whether content must be a list of parts: templates of vision models show no plain
-        text."""
+        """Whether content must be a list of parts, as in templates of vision models."""
         message = {"role": "user", "content": _PROBE}
         return not self._shows(message) and self._shows(_in_parts(message))
 
@@ -303,7 +299,7 @@ def _in_parts(message: Message) -> Message:
 
 
 def _variables(options: PromptOptions) -> dict[str, Any]:
-    """Return the template's variables other than messages and tools. Raises UsageError."""
+    """Raises UsageError."""
     own = options.get("template_kwargs") or {}
     if not isinstance(own, Mapping) or not all(isinstance(name, str) for name in own):
         raise UsageError(
@@ -321,7 +317,6 @@ def _variables(options: PromptOptions) -> dict[str, Any]:
 
 
 def _cut(error: BaseException) -> str:
-    """Shorten an error's text, which may be the template's own."""
     text = str(error)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 

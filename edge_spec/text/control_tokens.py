@@ -1,9 +1,9 @@
 """Keep conversation text from becoming control tokens, which only the chat template may write.
 
-A template cuts, joins and searches its input, so looking at a message alone does not show what ends
-up in the prompt. Before rendering, each input character that a control token may contain is
-therefore replaced by a placeholder that occurs nowhere in the input. A control token in the prompt
-that contains a placeholder is plain text.
+A template cuts, joins and searches its input, so a message alone does not show what ends up in the
+prompt. Before rendering, each input character that a control token may contain is therefore
+replaced by a placeholder that occurs nowhere else. A control token in the prompt that contains a
+placeholder is plain text.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Render = Callable[..., str]  # called with messages first
 class ControlTokens:
     """Encodes conversations for one model. Any thread may call.
 
-    Control tokens are those that the tokenizer marks as special, those that end or begin a text,
-    those of the form <|name|>, and others that the template writes around messages. Tags are
-    further added tokens that the template writes, or that mark thoughts and tools, such as <think>:
-    they are recognized in assistant and system messages, as histories contain them, and are text
-    elsewhere. Other added tokens, such as runs of spaces, are always text.
+    Control tokens are special tokens, those that end or begin a text, those of the form <|name|>,
+    and others that the template writes around messages. Tags are other added tokens that the
+    template writes, or that mark thoughts and tools, such as <think>: they are recognized only in
+    assistant and system messages, as histories contain them. Other added tokens, such as runs of
+    spaces, are always text.
     """
 
     def __init__(self, codec: TextCodec, template: ChatTemplate, ends: Collection[int]) -> None:
@@ -64,7 +64,6 @@ class ControlTokens:
 
     @cached_property
     def control(self) -> frozenset[str]:
-        """The texts of the control tokens."""
         return frozenset(
             text
             for text, (token, is_special) in self._added.items()
@@ -76,7 +75,6 @@ class ControlTokens:
 
     @cached_property
     def tags(self) -> frozenset[str]:
-        """The texts of the tags."""
         written = "\0".join(self._template.literals)
         others = self._added.keys() - self.control
         return frozenset(
@@ -91,11 +89,11 @@ class ControlTokens:
 
     @property
     def are_between_messages(self) -> bool:
-        """False if the template separates messages by plain text, which a message can imitate."""
+        """False if messages are separated by plain text, which a message can imitate."""
         return not self._around or any(text in self._around for text in self.control)
 
     def encode(self, render: Render, *given: Any) -> list[int]:
-        """Return the tokens of `render(*given)`, whose first argument is the messages."""
+        """Return the tokens of `render(*given)`; the first argument is the messages."""
         texts = list(_texts_of(given))
         if not any(map(self._may_take_part, texts)):
             return self._codec.encode(render(*given))
@@ -115,11 +113,11 @@ class ControlTokens:
         return self._codec.encode_given(prompt, places, self._ids)
 
     def _may_take_part(self, text: str) -> bool:
-        """Return True if a prompt may build a control token from a part of this text."""
+        """Return True if part of the text may end up in a control token."""
         return bool(self._symbols.search(text)) or text.strip() in self._names
 
     def _hidden(self, texts: Sequence[str]) -> dict[str, str]:
-        """Map each character to replace to its placeholder."""
+        """Map each replaced character to its placeholder."""
         found = set().union(*texts)
         fresh = fresh_characters(*texts, *self._template.literals)
         letters = set().union(*self._names)
@@ -158,7 +156,7 @@ class ControlTokens:
 
     @cached_property
     def _kept(self) -> tuple[Collection[str], Collection[str]]:
-        """Texts not to replace, so that templates find them: in assistant and system content, and
+        """Texts to keep, so that templates find them: in assistant and system content, and
         elsewhere. None can be part of a control token."""
 
         def kept(control: Collection[str], tags: Collection[str]) -> Collection[str]:
@@ -202,8 +200,7 @@ class ControlTokens:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """Words that the template may turn into a control token, such as the name in <|name|>,
-        unless they are literals of the template."""
+        """Words that the template may complete to a control token, such as the name in <|name|>."""
         before = {each[at:] for each in self._template.literals for at in range(-_LONGEST, 0)}
         after = {each[:end] for each in self._template.literals for end in range(1, _LONGEST)}
         found = {
@@ -220,7 +217,7 @@ def _has_tags(message: Mapping[str, Any], name: str) -> bool:
 
 
 def _texts_of(value: Any) -> Iterator[str]:
-    """Yield all texts in messages, tools and options except valid roles."""
+    """Yield all texts but valid roles."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -245,8 +242,7 @@ class PlainText:
     """Encodes texts within a prompt without control tokens. Any thread may call."""
 
     def __init__(self, codec: TextCodec, control: Collection[int]) -> None:
-        """control: tokens not to recognize, in addition to special ones and those of the form
-        <|name|>."""
+        """control: unrecognized tokens besides special ones and those of the form <|name|>."""
         self._codec = codec
         self.beginning = codec.encode("")  # of every prompt
         self._control = frozenset(control).union(
@@ -260,7 +256,7 @@ class PlainText:
         return ids[len(self.beginning) :]
 
     def following(self, text: str) -> list[int]:
-        """Return the tokens of a text that follows another one, without a leading space."""
+        """Encode a text that follows another one, without a leading space."""
         if not self._puts_spaces:
             return self.tokens(text)
         sign = self.tokens(_SIGN)

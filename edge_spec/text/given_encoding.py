@@ -1,7 +1,7 @@
-"""Encode a text in which some added tokens are plain text, with the `tokenizers` library.
+"""Encode a text in which some added tokens are plain text.
 
-The library recognizes an added token wherever a text spells it. The text is therefore cut inside
-those that must stay text, and its pieces are encoded separately.
+The `tokenizers` library recognizes added tokens wherever a text spells them. So the text is cut
+inside those that must stay text, and its pieces are encoded separately.
 """
 
 from __future__ import annotations
@@ -30,23 +30,20 @@ class Place(NamedTuple):
 
 
 def fresh_characters(*texts: str) -> Iterator[str]:
-    """Yield private-use characters that none of the texts contains."""
+    """Yield private-use characters that no text contains."""
     used = set().union(*texts)
     return (each for each in map(chr, _PRIVATE) if each not in used)
 
 
 def touches(given: Sequence[int], start: int, end: int) -> bool:
-    """Return True if one of the sorted places is in `start` up to `end`."""
+    """Return True if a place (sorted) is in start <= place < end."""
     at = bisect_left(given, start)
     return at < len(given) and given[at] < end
 
 
 def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern of the longest of these texts at a place; it matches nothing without texts.
-
-    It is built as a trie: a regex tries alternatives in turn, and some vocabularies have thousands
-    of special tokens.
-    """
+    """Match the longest of these texts; nothing if there are none. Built as a trie, since a regex
+    tries alternatives in turn, and some vocabularies have thousands of special tokens."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree
@@ -57,7 +54,7 @@ def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def occurrences(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each match, overlapping ones included."""
+    """Yield the span of each match, overlapping ones included."""
     found = pattern.search(text)
     while found:
         yield found.span()
@@ -65,7 +62,7 @@ def occurrences(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]
 
 
 def _written(node: dict[str, Any]) -> str:
-    """Return a trie node's pattern. Depth is at most a token's length, about 100 characters."""
+    """Recursion is as deep as a token is long, about 100 characters."""
     branches = [re.escape(each) + _written(after) for each, after in node.items() if each != _END]
     if not branches:
         return ""
@@ -93,10 +90,8 @@ def encode_given(
 def _encode_pieces(
     tokenizer: tokenizers.Tokenizer, text: str, cuts: Sequence[int]
 ) -> tuple[list[int], list[Place]]:
-    """Return the tokens of a text cut at these places, and where added tokens were read.
-
-    A piece after a cut is encoded after a sign, so that it gets no leading space.
-    """
+    """Encode a text cut at these places; also return where added tokens were read. A piece after a
+    cut is encoded after a sign, so that it gets no leading space."""
     ids: list[int] = []
     places: list[Place] = []
     sign = _encoded(tokenizer, _SIGN).ids
@@ -114,15 +109,13 @@ def _encode_pieces(
 
 
 def changes_text(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
-    """Return False also for an empty list of normalizers, which some files have."""
+    """Return False also for an empty list of normalizers, as in some files."""
     return normalizer is not None and json.loads(normalizer.__getstate__()) != _NO_STEPS
 
 
 def without_added_from(tokenizer: tokenizers.Tokenizer, first: int) -> tokenizers.Tokenizer:
-    """Return a tokenizer without the added tokens from id `first` on.
-
-    Return the same one if it has none of them, or if removing them would change other ids.
-    """
+    """Return a tokenizer without added tokens from id `first` on; the same one if there are none,
+    or if other ids would change."""
     added = tokenizer.get_added_tokens_decoder()
     if all(token < first for token in added):
         return tokenizer

@@ -1,7 +1,7 @@
-"""Constrain answers to JSON that fits a schema, a regular expression or a grammar.
+"""Constrain answers to JSON of a schema, a regular expression or a grammar.
 
-A grammar says which tokens may come next, and the target chooses among these alone, whatever was
-drafted. So constrained text is as lossless as free text. The llguidance library evaluates grammars.
+A grammar limits which tokens the target chooses from, whatever was drafted, so constrained text is
+as lossless as free text. The llguidance library evaluates grammars.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class GrammarCompiler:
         self._lock = Lock()
 
     def compile(self, grammar: Grammar) -> Constraint:
-        """Raises UsageError for a grammar that is malformed or that no text fits, and for a model
-        without end tokens; MissingDependencyError without llguidance."""
+        """Raises UsageError for a malformed or unsatisfiable grammar and a model without end
+        tokens, MissingDependencyError without llguidance."""
         if not self._stop_ids:
             raise UsageError(
                 "the model has no end of text, which an answer of a given form ends in",
@@ -154,8 +154,8 @@ class GrammarCompiler:
 
 
 class MatcherConstraint:
-    """An llguidance matcher that can advance along draft tokens and roll back. A stop token is
-    allowed where the text may end; the matcher does not consume it."""
+    """An llguidance matcher that advances along draft tokens and rolls back. Stop tokens are
+    allowed where the text may end; the matcher does not consume them."""
 
     def __init__(self, matcher: Any, vocab_size: int, stop_ids: Sequence[int]) -> None:
         from llguidance.numpy import fill_next_token_bitmask
@@ -209,7 +209,7 @@ class MatcherConstraint:
         return list(tokens[:end])
 
     def _read(self, path: Sequence[int]) -> int:
-        """Move the matcher along `path`, and return how many of its tokens fit."""
+        """Move the matcher along `path`; return how many tokens fit."""
         shared = 0
         for old, new in zip(self._path, path, strict=False):
             if old != new:
@@ -232,11 +232,8 @@ class MatcherConstraint:
 
 
 def _open_tokenizer(codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) -> Any:
-    """Return an LLTokenizer.
-
-    A form may contain the text of a special token, such as a word to choose. The answer spells it
-    with ordinary tokens, as messages do.
-    """
+    """Return an LLTokenizer. Answers spell the text of a special token in a form, such as a word to
+    choose, with ordinary tokens, as messages do."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     codec = codec.without_edges() if isinstance(codec, Tokenizer) else codec
@@ -248,7 +245,7 @@ def _open_tokenizer(codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) 
 
 
 class _Pieces:
-    """A tokenizer as llguidance's TokenizerWrapper reads it."""
+    """The interface that llguidance's TokenizerWrapper expects."""
 
     def __init__(
         self, pieces: Sequence[bytes], encode: Callable[[str], list[int]], stop_ids: Sequence[int]
@@ -271,11 +268,9 @@ _LAZY = re.compile(r'(\w+)\[lazy\](:.*@".*)')
 
 
 def _with_tokens(source: str, codec: TextCodec, stop_ids: Sequence[int]) -> str:
-    """Replace `@"..."`, our addition to llguidance's variant of Lark's syntax.
-
-    It is a text as a chat template writes it: special tokens in it become tokens, which no other
-    text of a grammar spells. A stop token ends the answer, so it and what follows it are left out.
-    """
+    """Replace `@"..."`, our extension of llguidance's Lark syntax: text as a chat template writes
+    it, in which special tokens match as tokens. A stop token ends the answer, so it and what
+    follows are dropped."""
     if '@"' not in source:
         return source
     added = codec.added_tokens().items()
@@ -325,8 +320,8 @@ _START = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|(?<![\w-])(star
 
 
 def _as_lark(gbnf: str) -> str:
-    """Convert a llama.cpp grammar to llguidance's variant of Lark's syntax; Lark's is returned as
-    is. Raises ValueError if it cannot be read."""
+    """Convert a llama.cpp grammar to llguidance's Lark syntax; return Lark as is. Raises
+    ValueError."""
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if _LARK.search(gbnf):
@@ -339,8 +334,7 @@ def _as_lark(gbnf: str) -> str:
 
 
 def _spelled(escape: re.Match[str]) -> str:
-    """Return the escaped character: the parser would write the escape in a form that nothing
-    reads."""
+    """Unescape a character: the parser would garble the escape."""
     code = int(escape[1] or escape[2] or "0", 16)
     is_character = 0x80 <= code < 0xD800 or 0xE000 <= code < 0x110000
     return chr(code) if is_character else escape[0]

@@ -1,10 +1,9 @@
 """Ask a model for the text between a prefix and a suffix, in the form that it was trained on.
 
-The model's files declare the tokens that begin the parts; else a known form is used if the
-vocabulary has its tokens. All input stays text, whatever tokens it spells. To fit the context,
-other files are cut first (the oldest first), then the prefix from its beginning and the suffix from
-its end. Cuts move in steps: a prompt that began elsewhere after each typed letter would need a full
-prefill each time.
+The model's files declare the tokens that begin the parts; else a known form applies whose tokens
+the vocabulary has. All input stays text. To fit the context, the oldest other files are cut first,
+then the prefix's beginning and the suffix's end. Cuts move in steps: if each typed letter moved
+them, each would need a full prefill.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _LINE_TOKENS = 64  # tokens to drop at most to cut at the end of a line
 
 
 class _Names(NamedTuple):
-    """The tokens that begin the parts of one form. middle: None if the requested text directly
-    follows the prefix."""
+    """The tokens that begin the parts of one form. middle: None if the answer directly follows the
+    prefix."""
 
     prefix: str
     suffix: str
@@ -57,8 +56,7 @@ _PADDING = ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "\u2581<EOT>", "<EOT>")
 
 
 class InfillPrompt(list[int]):
-    """Prompt tokens for an infill. ends: tokens that end the answer, in addition to the usual ones.
-    is_cut: some input did not fit."""
+    """ends: tokens that end the answer besides the usual ones. is_cut: some input did not fit."""
 
     def __init__(self, tokens: Sequence[int], ends: frozenset[int], *, is_cut: bool) -> None:
         super().__init__(tokens)
@@ -67,8 +65,8 @@ class InfillPrompt(list[int]):
 
 
 def room_beside(context_length: int, max_tokens: int | None) -> int:
-    """Return how many tokens a prompt may have. Up to a quarter of the context is left for an
-    answer of at most `max_tokens`; None: no limit."""
+    """Return how many tokens a prompt may have: up to a quarter of the context is kept for an
+    answer of `max_tokens` (None: no limit)."""
     whole = context_length
     return whole - min(whole if max_tokens is None else max_tokens, whole // 4)
 
@@ -87,14 +85,14 @@ class InfillTokens:
 
     @property
     def all(self) -> frozenset[int]:
-        """All of them. None occurs in text, so a generated one ends it."""
+        """All of them; a generated one ends the answer, since none occurs in text."""
         found = (self.prefix, self.suffix, self.middle, self.repository, self.file, self.padding)
         return frozenset(token for token in found if token is not None)
 
 
 def infill_tokens(codec: TextCodec, stated: SpecialTokens) -> InfillTokens | None:
-    """Return None if the model has no infill tokens. stated: those that its files declare, under
-    transformers' names for Code Llama's: prefix_token and so on."""
+    """Return None if the model has no infill tokens. stated: declared tokens, by transformers'
+    names for Code Llama's (prefix_token ...)."""
 
     def of(name: str, *texts: str | None) -> int | None:
         told = stated.get(f"{name}_token")
@@ -125,8 +123,8 @@ class Infill:
     """Builds infill prompts for one model. Any thread may call."""
 
     def __init__(self, codec: TextCodec, stated: SpecialTokens, ends: Collection[int]) -> None:
-        """stated: as for `infill_tokens`. ends: tokens that end every answer. Raises
-        UnsupportedModelError for a model without infill tokens."""
+        """stated: see `infill_tokens`. ends: tokens that end every answer. Raises
+        UnsupportedModelError."""
         tokens = infill_tokens(codec, stated)
         if tokens is None:
             raise UnsupportedModelError(
@@ -150,9 +148,9 @@ class Infill:
     ) -> InfillPrompt:
         """Return at most `room` tokens.
 
-        files: names and texts of other files, which come first. names_file: give this file a name,
-        too, if the model has a token for that; after other files it always gets one. suffix_first:
-        overrides the model's order. Raises ContextFullError without room for a text.
+        files: names and texts of other files, which come first. names_file: give this file a name
+        even without others, if the model has a token for it. suffix_first: overrides the model's
+        order. Raises ContextFullError.
         """
         is_named = (bool(files) or names_file) and self.tokens.file is not None
         own = self._header(FILE_NAME) if is_named else []
@@ -183,7 +181,7 @@ class Infill:
         )
 
     def _files(self, files: Sequence[tuple[str, str]], room: int) -> tuple[list[int], bool]:
-        """Return as many of the last files as fit, and whether these are all."""
+        """Return as many of the last files as fit, and whether that is all."""
         found: list[int] = []
         for name, text in reversed(files):
             header, body = self._header(name), self._plain.tokens(text)
@@ -207,7 +205,7 @@ class Infill:
         return [self.tokens.repository, *self._plain.tokens(f"{REPOSITORY_NAME}\n")]
 
     def _without_beginning(self, tokens: list[int], room: int) -> list[int]:
-        """Keep the last tokens, from the beginning of a line if one is near."""
+        """Keep the end, from the beginning of a line if one is near."""
         if len(tokens) <= room:
             return tokens
         at = _stepped(len(tokens) - room, room)
@@ -217,7 +215,7 @@ class Infill:
         return tokens[at:]
 
     def _without_end(self, tokens: list[int], room: int) -> list[int]:
-        """Keep the first tokens, up to the end of a line if one is near."""
+        """Keep the beginning, up to the end of a line if one is near."""
         if len(tokens) <= room:
             return tokens
         at = max(0, len(tokens) - _stepped(len(tokens) - room, room))
@@ -231,6 +229,6 @@ class Infill:
 
 
 def _stepped(num_cut: int, room: int) -> int:
-    """Round up the number of tokens to cut to a whole step."""
+    """Round the number of tokens to cut up to a whole step."""
     step = max(1, min(_STEP_TOKENS, room // 8))
     return -(-num_cut // step) * step

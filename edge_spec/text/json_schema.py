@@ -1,9 +1,9 @@
-"""Check and rewrite users' JSON Schemas for llguidance, whose compiler enforces them.
+"""Check and rewrite users' JSON Schemas for llguidance, which enforces them.
 
-One walk refuses, naming the place, what llguidance does not enforce or enforces wrongly, and
-reports what is ignored. It rewrites what llguidance spells differently: nullable, draft 4's
-exclusive bounds, tuples before draft 2020-12, formats, discriminators. An object whose properties
-are named in a single part of the schema has no others, unless the schema describes these.
+One walk refuses, naming the place, what llguidance does not enforce correctly, reports what is
+ignored, and rewrites what llguidance spells differently: nullable, draft 4's exclusive bounds,
+tuples before draft 2020-12, formats, discriminators. An object whose properties are all named in
+one part of the schema allows no others, unless the schema describes them.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ _MOST = {"maxLength": MAX_LENGTH, "minProperties": MAX_ITEMS} | dict.fromkeys(
 
 @dataclass(frozen=True)
 class HeldSchema:
-    """schema: its values fit the given schema, except for what is ignored. passed_over: a line for
-    each ignored keyword, with its place."""
+    """schema: allows only values of the given schema, except for what is ignored. passed_over: the
+    ignored keywords with their places."""
 
     schema: dict[str, Any]
     passed_over: tuple[str, ...]
@@ -96,11 +96,10 @@ class HeldSchema:
 def held_schema(
     source: str, *, is_strict: bool = True, is_object: bool = False, name: str = "#"
 ) -> HeldSchema:
-    """Return a schema as llguidance enforces it; log a warning about what is ignored.
+    """Return a schema as llguidance enforces it; warn of what is ignored.
 
-    source: JSON text. is_object: values must be objects. name: the schema's name in messages.
-    Raises UsageError for an invalid JSON Schema and, if `is_strict`, for a keyword that cannot be
-    enforced.
+    source: JSON. is_object: values must be objects. name: for messages. Raises UsageError for an
+    invalid schema and, if `is_strict`, for a keyword that cannot be enforced.
     """
     checker = _Checker(json.loads(source), is_strict, name)
     try:
@@ -141,7 +140,6 @@ class _Checker:
         )
 
     def _cannot_hold(self, path: str, keyword: str, why: str) -> None:
-        """Refuse a keyword in a strict schema; ignore it otherwise."""
         if self._is_strict:
             raise UsageError(
                 f"answers cannot be held to {keyword} at {self._name}{path}/{keyword} ({why})",
@@ -155,8 +153,8 @@ class _Checker:
     # Parts of the schema
 
     def _part(self, raw: Any, path: str, depth: int, *, is_whole: bool = True) -> Any:
-        """Return a part in llguidance's form. is_whole: no other part describes the same value, so
-        this one may forbid unnamed properties."""
+        """is_whole: no other part describes the same value, so this one may forbid unnamed
+        properties."""
         if isinstance(raw, bool):
             return raw
         if not isinstance(raw, Mapping):
@@ -197,8 +195,7 @@ class _Checker:
         return {"anyOf": [found, {"type": "null"}]} if is_null else found
 
     def _keywords(self, raw: Mapping[Any, Any], path: str) -> dict[str, Any]:
-        """Return the enforceable keywords. Null values are dropped: programs write unset keywords
-        so."""
+        """Return the enforceable keywords. Null means unset, as many programs write it."""
         given: dict[str, Any] = {}
         for keyword, value in _with_tags(raw).items():
             is_unset = value is None and keyword != "const"
@@ -245,7 +242,7 @@ class _Checker:
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _target(self, ref: str) -> Any:
-        """Return None for a reference that leads nowhere."""
+        """Return None if there is no such part."""
         if not re.match(r"#(/|$)", ref):
             return None
         found: Any = self._schema
@@ -332,7 +329,6 @@ class _Checker:
         return {"enum": written}
 
     def _rewrite_numbers(self, given: dict[str, Any], path: str) -> None:
-        """Express bounds so that llguidance enforces them exactly."""
         if "multipleOf" in given and not _is_countable(given["multipleOf"]):
             del given["multipleOf"]
             self._cannot_hold(path, "multipleOf", "it has too many digits")
@@ -363,7 +359,7 @@ class _Checker:
             given["maximum" if is_within else "exclusiveMaximum"] = high
 
     def _pattern(self, pattern: str, path: str, keyword: str) -> str | None:
-        """Return the pattern in Rust's syntax; None if it is ignored."""
+        """Return the pattern for Rust; None if it is ignored."""
         written = _without_lookahead(pattern)
         fault = "a set of characters in a set" if _SETS.search(written) else _fault_of(written)
         if not fault:
@@ -373,7 +369,7 @@ class _Checker:
 
 
 def _close(found: dict[str, Any]) -> None:
-    """Forbid further properties in an object that names some."""
+    """Forbid unnamed properties in an object that names some."""
     names = dict.fromkeys([*found.get("properties", ()), *found.get("required", ())], True)
     if "patternProperties" in found:
         found.setdefault("additionalProperties", False)
@@ -383,7 +379,6 @@ def _close(found: dict[str, Any]) -> None:
 
 
 def _known(raw: Any) -> Mapping[str, Any]:
-    """Return the well-formed keywords of a part."""
     if not isinstance(raw, Mapping):
         return {}
     told = _with_tags(raw).items()
@@ -399,7 +394,7 @@ def _value_fault(keyword: str, value: Any) -> str:
 
 
 def _with_tags(raw: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Require the discriminator property in each member of a union."""
+    """Require a discriminator's property in each member of a union."""
     told = raw.get("discriminator")
     name = told.get("propertyName") if isinstance(told, Mapping) else None
     if not isinstance(name, str):
@@ -410,7 +405,6 @@ def _with_tags(raw: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _as_object(root: Any) -> Any:
-    """Restrict a schema to objects, by its type where it has properties."""
     if root is True:
         return {"type": "object"}
     is_plain = isinstance(root, dict) and not {"anyOf", "$ref", "allOf"} & root.keys()
@@ -446,8 +440,7 @@ def _without_lookahead(pattern: str) -> str:
 
 @lru_cache(maxsize=256)
 def _fault_of(pattern: str) -> str:
-    """Return llguidance's error about a pattern, or "". Raises MissingDependencyError without
-    llguidance."""
+    """Return llguidance's error, or ""."""
     library = open_llguidance()
     schema = json.dumps({"type": "string", "pattern": pattern})
     try:
@@ -460,7 +453,7 @@ def _fault_of(pattern: str) -> str:
 
 
 def open_llguidance() -> ModuleType:
-    """Import llguidance. Raises MissingDependencyError if it is not installed."""
+    """Raises MissingDependencyError."""
     try:
         import llguidance
     except ImportError:

@@ -24,9 +24,8 @@ PROBE_ARGUMENTS = {"probe_argument": "probe-value"}
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages whose content is one text. Idempotent.
 
-    As in transformers, None values are dropped, and thoughts appear under each name that templates
-    read. Missing content of an answer or tool result becomes "". Raises UsageError for malformed
-    messages.
+    As in transformers, None is dropped, and thoughts appear under each name that templates read.
+    Answers and tool results without content get "". Raises UsageError.
     """
     given: Any = messages
     if not isinstance(given, Sequence) or isinstance(given, bytes):
@@ -75,12 +74,11 @@ def _text(part: Any) -> str:
 
 
 def with_ordered_results(messages: Iterable[Message]) -> list[Message]:
-    """Return plain messages with one result for each call, in the order of the calls.
+    """Return messages with one result per call, in the order of the calls.
 
-    A result belongs to the call with its id in the preceding message; without an id, to the next
-    open call, of its name if it has one. Several results of one call are joined. `NO_RESULT`
-    replaces a missing one, unless the calls end the conversation. Raises UsageError for an unknown
-    id.
+    A result belongs to the preceding message's call of its id; without an id, to the next open call
+    (of its name, if any). Several results are joined; `NO_RESULT` replaces a missing one, unless
+    the calls end the conversation. Raises UsageError for an unknown id.
     """
     ordered: list[Message] = []
     calls: Sequence[Any] = ()  # of the last message with calls
@@ -137,7 +135,7 @@ def _entry(value: Any, *names: str) -> str | None:
 
 
 def meant_arguments(arguments: Any) -> Any:
-    """Parse a call's arguments. Raises ValueError for text that is not JSON."""
+    """Raises ValueError for text that is not JSON."""
     return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
 
 

@@ -1,4 +1,4 @@
-"""Read benchmark prompts: our own, or those of a file."""
+"""Benchmark prompts: our own, or a file's."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ class Prompt:
 
 
 def read_prompts(path: Path, per_category: int | None = None) -> list[Prompt]:
-    """Read JSON lines with `id`, `category` and `prompt`, or Spec-Bench's `turns` (only the first
-    is used), or from a .txt file a prompt per line. Keep the first `per_category` of each category.
-    Raises UsageError."""
+    """Read JSON lines with `id`, `category` and `prompt` (or the first of Spec-Bench's `turns`), or
+    a .txt file's lines; keep `per_category` of each. Raises UsageError."""
     try:
         with path.open("rb") as file:  # a device may be endless
             content = file.read(MAX_BYTES + 1)

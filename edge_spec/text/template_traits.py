@@ -1,5 +1,4 @@
-"""Adapt messages and tools to a chat template, whose traits are found by rendering small
-conversations."""
+"""Adapt messages and tools to a chat template by rendering probes."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class TemplateTraits:
-    """Traits of one template, each determined on first use. Any thread may ask."""
+    """Traits of one template, found on first use. Any thread may ask."""
 
     def __init__(
         self, render: Callable[..., str], tokens: Callable[[], Collection[str]] = tuple
     ) -> None:
-        """render: makes a prompt of messages and tools; raises EdgeSpecError if the template
-        refuses. tokens: the model's added tokens."""
+        """render: raises EdgeSpecError if the template refuses. tokens: the model's added
+        tokens."""
         self._render = render
         self._tokens = tokens
 
@@ -40,8 +39,8 @@ class TemplateTraits:
         return self.takes([{"role": role, "content": ""} for role in ("system", "user")])
 
     def takes(self, messages: Sequence[Message]) -> bool:
-        """Return True if the template shows everything in a conversation of this shape. Many
-        templates drop text next to calls."""
+        """Return True if the template shows all of a conversation of this shape. Many drop text
+        next to calls."""
         probes, words = [], []
         for place, message in enumerate(messages):
             probe = {**message}
@@ -66,8 +65,7 @@ class TemplateTraits:
 
     @cached_property
     def native_tools(self) -> NativeTools | None:
-        """How the template handles tools; None if it shows no calls and describes no known
-        format."""
+        """None if the template shows no calls and describes no known format."""
         from edge_spec.text.tools.detection import native_tools
 
         return native_tools(self._shown, self._tokens)
@@ -83,12 +81,12 @@ def fitted(
     messages: Sequence[Message], tools: Tools, traits: TemplateTraits
 ) -> tuple[Sequence[Message], Tools]:
     """Return messages and tools that the template can render. What it takes stays unchanged, so the
-    prompt is the one that transformers renders.
+    prompt is transformers'.
 
-    For a template without tools, a system message describes them, and calls and results become
-    text. Consecutive messages of one speaker are merged if speakers must take turns. System
-    messages that the template refuses or drops join the first one, or the next user message. Raises
-    UsageError for tools and calls that do not follow OpenAI's API.
+    Without tool support, a system message describes tools, and calls and results become text.
+    Consecutive messages of a speaker are merged if speakers must take turns. System messages that
+    are refused or dropped join the first one, or the next user message. Raises UsageError for tools
+    and calls not in OpenAI's form.
     """
     if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
         from edge_spec.text.tools.detection import SPELLED, native_history
@@ -104,8 +102,8 @@ def fitted(
 
 
 def with_arguments(messages: Sequence[Message]) -> Sequence[Message]:
-    """Parse the arguments of calls into objects. Raises UsageError for calls that do not follow
-    OpenAI's API."""
+    """Parse the arguments of calls into objects. Raises UsageError for calls not in OpenAI's
+    form."""
     for message in messages:
         _check("a message's tool_calls", message.get("tool_calls") or ())
     return [
@@ -129,7 +127,6 @@ def _check(where: str, functions: Any) -> None:
 
 
 def _as_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parse the call's arguments if they are a JSON object."""
     try:
         meant = meant_arguments(call["function"].get("arguments", {}))
     except ValueError:
@@ -150,7 +147,7 @@ def _arranged(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[M
 
 
 def _systems(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Message]:
-    """Join leading system messages, and turn the others into user messages."""
+    """Join leading system messages; turn the others into user messages."""
     num_first = 0
     if traits.takes_system:
         others = (n for n, each in enumerate(messages) if each["role"] != "system")
@@ -163,7 +160,7 @@ def _systems(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Me
 
 
 def _in_a_row(messages: Sequence[Message]) -> list[bool]:
-    """For each message but the first, whether the user or assistant continues speaking."""
+    """For each message but the first: does the user or assistant continue?"""
     return [
         before["role"] == after["role"] and after["role"] in ("user", "assistant")
         for before, after in pairwise(messages)

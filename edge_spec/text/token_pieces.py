@@ -1,4 +1,4 @@
-"""Bytes and display names of single tokens, and incremental decoding of token streams."""
+"""Bytes and names of single tokens, and incremental decoding."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 class TokenPiece(NamedTuple):
-    """A token in a list. raw: the bytes that it adds within a text, maybe a part of a character;
-    None for a token without text, such as a special one, which is listed by name."""
+    """A token in a list. raw: the bytes that it adds within a text, maybe part of a character; None
+    for a token without text, such as a special one, listed by name."""
 
     name: str
     raw: bytes | None
@@ -64,14 +64,11 @@ def spelled_bytes(spelled: str) -> bytes:
 
 
 class ByteStream:
-    """Turns tokens into text as they come, by joining their bytes.
-
-    A character that spans tokens appears with its last one. Incomplete bytes become one replacement
-    character, as in llama.cpp's servers.
-    """
+    """Turns tokens into text as they come. A character that spans tokens appears with its last one;
+    incomplete bytes become one replacement character, as in llama.cpp's servers."""
 
     def __init__(self, piece: Callable[[int], bytes], first: Callable[[int], bytes]) -> None:
-        """piece: the bytes that a token adds within a text; first: at the beginning of one."""
+        """piece: a token's bytes within a text; first: at its beginning."""
         self._piece = piece
         self._first = first
         self._is_begun = False
@@ -87,7 +84,7 @@ class ByteStream:
         return "" if self._decoder.getstate()[0] else self._take()
 
     def finish(self) -> str:
-        """Return the rest at the end of the stream: a replacement for an incomplete character."""
+        """Return an incomplete character's replacement."""
         self._held += self._decoder.decode(b"", final=True)
         return self._take()
 

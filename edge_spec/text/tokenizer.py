@@ -33,12 +33,11 @@ _LISTED = 5  # languages in a message
 
 @dataclass(frozen=True)
 class SourceEnd:
-    """The tokens around an encoder-decoder's source: `before` it, and `tokens` between it and the
-    answer.
+    """The tokens around an encoder-decoder's source: `before` it, and `tokens` up to the answer.
 
-    A translator of many languages (mBART, M2M-100, NLLB) has a token for each: one before the
-    source or after its end, as in the tokenizer's own template, and one that begins the answer.
-    start_id: begins the answer; it occurs twice in `tokens` if it also ends the source.
+    A multilingual translator (mBART, M2M-100, NLLB) has a token for each language. One is before or
+    after the source, as in the tokenizer's template, and one begins the answer. start_id: begins
+    the answer; it occurs twice if it also ends the source.
     """
 
     tokens: tuple[int, ...]
@@ -47,8 +46,8 @@ class SourceEnd:
     languages: Mapping[str, int] = field(default_factory=dict)
 
     def around(self, ids: list[int]) -> list[int]:
-        """Return a source with the tokens around it. A text that already begins the answer stays as
-        it is; a source that begins with a language token gets no other."""
+        """Add these tokens to a source, unless it already begins the answer. A leading language
+        token replaces `before`."""
         if ids.count(self.start_id) >= self.tokens.count(self.start_id):
             return ids
         is_named = bool(ids) and ids[0] in self.languages.values()
@@ -56,11 +55,11 @@ class SourceEnd:
 
     @property
     def lacks_language(self) -> bool:
-        """Whether a translator has no token that sets the answer's language."""
+        """Whether no token sets a translator's answer language."""
         return bool(self.languages) and self.tokens[-1] not in self.languages.values()
 
     def as_templates_have_it(self, tokenizer: tokenizers.Tokenizer) -> SourceEnd:
-        """Return a copy with the tokenizer's languages and its template's default language."""
+        """Add the tokenizer's languages, and its template's default."""
         added = tokenizer.get_added_tokens_decoder()
         named = {each.content: number for number, each in added.items()}
         languages = {name: id for name, id in named.items() if _LANGUAGE.fullmatch(name)}
@@ -80,7 +79,7 @@ class SourceEnd:
         return replace(self, tokens=tokens, before=first, languages=languages)
 
     def translating(self, source: str | None, target: str | None, model: str) -> SourceEnd:
-        """Return a copy for these languages; None keeps the default. Raises UsageError."""
+        """Set languages by name; None keeps the default. Raises UsageError."""
         found, known = self, self.languages.values()
         if source is not None:
             language = self._language(source, "--source-language", model)
@@ -118,8 +117,7 @@ class SourceEnd:
 
 
 class _Shared:
-    """Holds the library's immutable tokenizer, which supports weak references only since tokenizers
-    0.23.1."""
+    """Makes the library's tokenizer weakly referenceable, as its own class only is since 0.23.1."""
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self.library = library
@@ -129,8 +127,8 @@ _open: WeakValueDictionary[bytes, _Shared] = WeakValueDictionary()
 
 
 def _share(json: str, num_tokens: int | None) -> _Shared:
-    """Return one tokenizer for all users of the same text, such as a target and its draft: reading
-    a large vocabulary takes a third of a second. Raises ModelFileError."""
+    """Return one shared, immutable tokenizer per text, since a target and its draft often have the
+    same: reading a large vocabulary takes a third of a second. Raises ModelFileError."""
     text = f"{num_tokens} {json}"
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     shared = _open.get(digest)
@@ -148,7 +146,7 @@ def _read(json: str, num_tokens: int | None) -> tokenizers.Tokenizer:
 
 
 class Tokenizer:
-    """A tokenizer.json. Special tokens spelled out in a text are recognized; none are added."""
+    """A tokenizer.json. Special tokens spelled in a text are recognized; none are added."""
 
     def __init__(
         self,
@@ -157,8 +155,8 @@ class Tokenizer:
         end: SourceEnd | None = None,
         num_tokens: int | None = None,
     ) -> None:
-        """end: the tokens around an encoder-decoder's source. num_tokens: tokens in the model's
-        logits; text never becomes an added token beyond them, such as one for images."""
+        """end: around an encoder-decoder's source. num_tokens: size of the logits; text never
+        becomes an added token beyond it, such as one for images."""
         self._shared = _share(json, num_tokens)
         self._tokenizer = self._shared.library
         with _refusing(_is_of_file):
@@ -166,8 +164,8 @@ class Tokenizer:
         self._bos_id = bos_id
 
     def translating(self, source: str | None, target: str | None, model: str) -> Tokenizer:
-        """Return a copy that translates between languages, given by name; None keeps the default of
-        `model`. Raises UsageError."""
+        """Return a copy that translates between named languages; None keeps the default. Raises
+        UsageError."""
         if self.source_end is None:
             raise UsageError(
                 f"{model} has no encoder, and reads no source in a language",
@@ -184,11 +182,11 @@ class Tokenizer:
         return other
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text, with the BOS token if the model wants one and the text has none, and an
-        encoder-decoder's source end unless the text already begins the answer.
+        """Encode a text, with the BOS token if the model wants one, and with an encoder-decoder's
+        source end unless the text begins the answer.
 
-        Lone surrogates, which stand for undecodable bytes of a pipe or an argument, become "?".
-        Raises ModelFileError if the library gives up.
+        Lone surrogates, from undecodable bytes of a pipe or an argument, become "?". Raises
+        ModelFileError.
         """
         return self._whole(self._encoded, text)
 
@@ -209,7 +207,7 @@ class Tokenizer:
         return ids if self.source_end is None else self.source_end.around(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` without special tokens. Raises ModelFileError."""
+        """Decode without special tokens. Raises ModelFileError."""
         stream = self.stream()
         return "".join(map(stream.push, ids)) + stream.finish()
 
@@ -219,18 +217,14 @@ class Tokenizer:
             return text
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes that the token adds within a text, maybe a part of a character; none for
-        a special token."""
+        """Return a token's bytes within a text, maybe part of a character; none for a special
+        token."""
         return self._pieces(token)
 
     @cached_property
     def _pieces(self) -> Callable[[int], bytes]:
-        """Return the cached function behind `piece`.
-
-        Decoders only read whole texts: many drop a leading space, and none shows a part of a
-        character. So a token is decoded after a letter; if that fails, its bytes come from the
-        vocabulary.
-        """
+        """Decoders read whole texts: many drop a leading space, and none shows part of a character.
+        So decode a token after a letter; if that fails, take its bytes from the vocabulary."""
         letter = self._encoded("a")[-1:]
         before = self._decoded(letter)
 
@@ -253,40 +247,38 @@ class Tokenizer:
         return ByteStream(self.piece, self._first_piece)
 
     def _first_piece(self, token: int) -> bytes:
-        """Return the bytes that the token adds at the beginning of a text, where a space may be
-        dropped."""
+        """Return a token's bytes at the beginning of a text, where a space may be dropped."""
         text = self._decoded([token])
         return self.piece(token) if _UNREADABLE in text else text.encode()
 
     def vocabulary(self) -> dict[str, int]:
-        """Return the id of each token by its spelling, special ones included."""
+        """Return ids by spelling, special tokens included."""
         tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return tokens
 
     def added_tokens(self) -> dict[str, tuple[int, bool]]:
-        """Return the id of each added token by its text, and whether it is special."""
+        """Return each added token's id, and whether it is special, by its text."""
         added = self._tokenizer.get_added_tokens_decoder().items()
         return {one.content: (token, one.special) for token, one in added}
 
     @property
     def reads_variants(self) -> bool:
-        """Whether an added token may be spelled in other ways, such as in lower case."""
+        """Whether added tokens have other spellings, such as in lower case."""
         if not changes_text(self._tokenizer.normalizer):
             return False
         return any(one.normalized for one in self._tokenizer.get_added_tokens_decoder().values())
 
     def token_text(self, token: int) -> str:
-        """Return the token's spelling, special ones included; "" for an unknown id."""
+        """Return a token's spelling, also a special one's."""
         return self._tokenizer.id_to_token(token) or ""
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of the token with this spelling, special ones included."""
+        """Return the id of a spelling, also a special token's."""
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
     def special_text(self, token: int) -> str:
-        """Return the spelling of a special token, which decoded text never contains; "" for
-        others."""
+        """Return a special token's spelling, which decoded text lacks; "" for others."""
         return self._specials.get(token, "")
 
     @cached_property
@@ -296,21 +288,20 @@ class Tokenizer:
 
 
 def _is_given_up(error: BaseException) -> bool:
-    """Return True if the library gave up on an inconsistent tokenizer: it raises a plain Exception,
-    or a panic of its Rust code, which is no Exception and cannot be imported."""
+    """The library gives up on inconsistent tokenizers with a plain Exception, or with a Rust panic,
+    which is no Exception and cannot be imported."""
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def _is_of_file(error: BaseException) -> bool:
-    """Return False for errors that no damaged file causes, such as those of another library
-    version."""
+    """Return False for errors that no damaged file causes, as with another library version."""
     of_code = (AttributeError, ImportError, TypeError)
     return _is_given_up(error) or (isinstance(error, Exception) and not isinstance(error, of_code))
 
 
 @contextmanager
 def _refusing(is_fault: Callable[[BaseException], bool]) -> Iterator[None]:
-    """Turn such errors into ModelFileError."""
+    """Turn these errors into ModelFileError."""
     try:
         yield
     except BaseException as error:

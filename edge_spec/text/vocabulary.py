@@ -1,4 +1,4 @@
-"""Compare the vocabularies of two models, and select a vocabulary's frequent tokens."""
+"""Compare two models' vocabularies, and select frequent tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LARGEST_SHARE = 0.75  # of a vocabulary; a larger part saves too little
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Identifies what token ids mean. Stored data is only used with the same tokenizer."""
+    """Identifies a tokenizer, since stored token ids only fit the same one."""
 
     sha256: str
     size: int  # exceeds every id
@@ -45,15 +45,15 @@ class Vocabulary:
 
 
 def same_vocabulary(target: Mapping[str, int], draft: Mapping[str, int]) -> bool:
-    """Return True if both map ids to the same tokens. Padding, and ids of only one side, may
-    differ. target, draft: id by token."""
+    """Return True if both map ids to the same tokens, except for padding and ids of one side.
+    target, draft: ids by token."""
     return compare(target, draft).is_same
 
 
 def require_same_vocabulary(
     target: Mapping[str, int], draft: Mapping[str, int], target_name: str, draft_name: str
 ) -> None:
-    """Raise UsageError with the first differences, unless `same_vocabulary`."""
+    """Raises UsageError with the first differences."""
     num_shared, different = compared = compare(target, draft)
     if compared.is_same:
         return
@@ -78,7 +78,7 @@ class Compared(NamedTuple):
 
 
 def compare(target: Mapping[str, int], draft: Mapping[str, int]) -> Compared:
-    """Compare two mappings of tokens to ids."""
+    """target, draft: ids by token."""
     if target == draft:  # ten times as fast
         return Compared(len(set(target.values())), [])
     of_target = {id: token for token, id in target.items()}
@@ -98,14 +98,13 @@ def frequent_tokens(
     first: int | None = None,
     of_script: int | None = None,
 ) -> np.ndarray | None:
-    """Return the most frequent tokens, [tokens] int64 ascending; None if these are nearly all.
+    """Return the most frequent tokens, [tokens] int64 ascending; None if nearly all are.
 
-    Vocabularies are built by merging what is frequent, the most frequent first, so ids are roughly
-    in this order. The first ids alone would drop whole writing systems, such as Chinese in most
-    vocabularies, so the first ids of each are added. Tokens without letters form a group, too: many
-    of them are control tokens.
+    Vocabularies are built by merging the most frequent pieces first, so ids are roughly in this
+    order. The first ids alone would drop whole writing systems, such as Chinese, so the first ids
+    of each are added; tokens without letters, among them many control tokens, count as one.
 
-    vocabulary: id by token. first: how many of all; of_script: how many of each writing system.
+    vocabulary: ids by token. first: number overall; of_script: per writing system.
     """
     first = _FIRST if first is None else first
     of_script = _OF_SCRIPT if of_script is None else of_script
@@ -117,7 +116,6 @@ def frequent_tokens(
 
 
 def _of_scripts(vocabulary: Mapping[str, int], later: range, most: int) -> Iterator[int]:
-    """Yield the later tokens that are among the first `most` of their writing system."""
     is_bytes = _SPACES[0] in vocabulary and _SPACES[1] not in vocabulary
     counts: Counter[str] = Counter()
     for token, spelled in sorted((token, spelled) for spelled, token in vocabulary.items()):

@@ -26,8 +26,8 @@ THOUGHT_TOKENS = 3584  # added for models that think
 
 @dataclass(frozen=True)
 class ThoughtForm:
-    """The tags around a thought. ending: all that the template writes between a thought and the
-    text after it: the closing tag, whitespace, and what opens the text."""
+    """The tags around a thought. ending: all that the template writes from the closing tag to the
+    text, with whitespace and what opens the text."""
 
     opening: str
     closing: str
@@ -40,13 +40,13 @@ class ThoughtForm:
 
     @property
     def without_lead(self) -> ThoughtForm:
-        """The form for answers in which the reader handles what opens the text."""
+        """The form if the reader handles what opens the text."""
         before, closing, after = self.ending.partition(self.closing)
         space = after[: len(after) - len(after.lstrip())]
         return replace(self, ending=before + closing + space)
 
     def text_opening_after(self, prompt: str) -> str:
-        """Return the part of `lead` that this prompt has not yet written."""
+        """Return the part of `lead` that the prompt has not written yet."""
         shown = prompt.rstrip()
         return "" if self.is_passed_by(shown) else self.lead[overlap(shown, self.lead) :].strip()
 
@@ -55,13 +55,12 @@ class ThoughtForm:
         return prompt.rstrip().endswith(self.opening)
 
     def is_passed_by(self, prompt: str) -> bool:
-        """Return True if text follows the prompt: it has closed a thought, or opened the text as
-        after a thought."""
+        """Return True if text follows the prompt: it has closed a thought, or opened the text."""
         shown, tags = prompt.rstrip(), re.split(r"(?=[<\[])", self.lead)
         return shown.endswith(self.closing) or shown.endswith("".join(tags[-2:]) or self.closing)
 
     def ending_after(self, text: str) -> str:
-        """Return what ends the thought at the end of this text, which may contain a part of it."""
+        """Return what ends a thought after this text, which may already contain a part of it."""
         if begun := overlap(text, self.closing):
             return self.ending[self.ending.index(self.closing) + begun :]
         ends_line = text.endswith("\n\n") or (text.endswith("\n") and not self.is_opened_by(text))
@@ -77,16 +76,16 @@ class CallForm(Protocol):
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The parts of an answer: at most one thought, at its beginning, and what follows it.
+    """At most one thought at the beginning of an answer, and what follows it.
 
     - thought: None if the model has none.
-    - is_opened: the prompt has opened the thought.
-    - is_begun: the prompt contains some of the thought, which the answer continues.
+    - is_opened: the prompt opens the thought.
+    - is_begun: the prompt contains some of the thought.
     - is_closed: the prompt rules a thought out, though the model may still write one.
-    - budget: maximum number of tokens of the thought; None: no limit.
-    - tells_thought: the thought is a part of its own; else it stays in the text.
-    - text_opening: what opens the text of an answer without a thought.
-    - calls: the format of tool calls; None if all after the thought is text.
+    - budget: maximum tokens of the thought; None: no limit.
+    - tells_thought: report the thought as a part of its own; else as text.
+    - text_opening: what opens the text if there is no thought.
+    - calls: format of tool calls; None if all after the thought is text.
     - tools: those that may be called.
     """
 
@@ -106,16 +105,16 @@ def answer_tokens(
     text_tokens: int = TEXT_TOKENS,
     thought_tokens: int = THOUGHT_TOKENS,
 ) -> int:
-    """Return the default token limit of an answer: that of the text, plus the thought's budget or
-    `thought_tokens`; 0 adds nothing."""
+    """Return the default token limit: the text's, plus the thought's budget or `thought_tokens`;
+    with 0, the text's alone."""
     if form is None or form.thought is None or form.is_closed or not thought_tokens:
         return text_tokens
     return text_tokens + (thought_tokens if form.budget is None else form.budget)
 
 
 class AnswerReader(PartReader):
-    """Reads a thought, if the answer begins with one, and then text. Later tags are text.
-    Whitespace around the thought belongs to neither."""
+    """Reads a thought at the answer's beginning, and then text, later tags included. Whitespace
+    around the thought is dropped."""
 
     def __init__(self, form: AnswerForm) -> None:
         self._answer = form
@@ -137,7 +136,7 @@ class AnswerReader(PartReader):
             yield from self._more()
 
     def _read_opening(self, opening: str) -> Steps[bool]:
-        """Return True if the answer begins with a thought. Drop what opens the text."""
+        """Return True if the answer begins with a thought; drop what opens the text."""
         text_opening = self._answer.text_opening
         while not self._answer.is_opened:
             text = self._held.lstrip()
@@ -177,7 +176,6 @@ class AnswerReader(PartReader):
         self._held = self._held.lstrip().removeprefix(closing)
 
     def _read_ending(self, thought: ThoughtForm) -> Steps[None]:
-        """Drop what separates the thought from the text."""
         closing, lead = thought.closing, thought.lead
         while True:  # after a forced closing tag, the model may write its own
             self._held = self._held.lstrip()
@@ -192,8 +190,8 @@ class AnswerReader(PartReader):
         self._held = self._held.removeprefix(lead)
 
     def _read_last_calls(self, closing: str) -> bool:
-        """Read calls inside a thought that was not closed before them, as some models write. They
-        count as calls only if nothing else follows."""
+        """Read calls inside an unclosed thought, as some models write them. They only count if
+        nothing else follows."""
         reader = type(self)(replace(self._answer, thought=None))
         names = {tool["function"]["name"] for tool in self._answer.tools}
         text = self._held.partition(closing)[0].strip()
@@ -239,14 +237,14 @@ def speaks_of_thoughts(form: str) -> bool:
 
 
 def read_reasoning(text: str) -> Reasoning:
-    """Parse what a user typed. Raises UsageError if it is no `Reasoning`."""
+    """Parse a user's input. Raises UsageError."""
     found: Any = int(text) if re.fullmatch("[0-9]{1,18}", text) else text
     thought_budget(found)
     return cast(Reasoning, found)
 
 
 def thought_budget(reasoning: Reasoning | None) -> int | None:
-    """Return the maximum number of tokens of a thought; None: no limit. Raises UsageError."""
+    """Return the maximum tokens of a thought; None: no limit. Raises UsageError."""
     if reasoning in (None, "auto"):
         return None
     if reasoning == "off":
@@ -260,11 +258,10 @@ def thought_budget(reasoning: Reasoning | None) -> int | None:
 
 
 def thought_form(source: str, render: Render, added: Collection[str]) -> ThoughtForm | None:
-    """Return the thought tags of the template or vocabulary, with the template's separator between
-    a thought and the text.
+    """Return the thought tags of the template or vocabulary, and the template's text between
+    thought and answer.
 
-    source: of a chat template. render: raises EdgeSpecError if the template refuses. added: the
-    texts of added tokens.
+    render: raises EdgeSpecError if the template refuses. added: texts of added tokens.
     """
     known = [each for each in TAGS if each[0] in source or each[1].strip() in source]
     known += [

@@ -1,4 +1,4 @@
-"""Parts of an answer (thought, text, tool calls), incremental readers, and stop strings."""
+"""Parts of an answer (thought, text, tool calls), their incremental readers, and stop strings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True)
 class CallHead:
-    """The known part of a call before its arguments. index: its place among the answer's calls."""
+    """A call without its arguments. index: among the answer's calls."""
 
     index: int
     id: str
@@ -32,9 +32,8 @@ class CallHead:
 class Part:
     """The next piece of a part.
 
-    text: of the thought, the text, or a call's arguments (JSON). Empty text only says that what was
-    read so far, such as a tag, belongs to this kind. call: set on the first piece of each call;
-    later pieces belong to the same one.
+    text: for calls, of the arguments' JSON. If empty, the piece only says that what was just read,
+    such as a tag, belongs to this kind. call: set on the first piece of each call.
     """
 
     kind: PartKind
@@ -49,9 +48,9 @@ class EndedError(Exception):
 class PartReader(ABC):
     """Splits one answer into parts while it is generated.
 
-    The reader is a generator that stops when it needs more of the answer; at the answer's end it
-    gets EndedError. So results do not depend on how the answer is cut into pieces. is_cut: the
-    answer ended within a call.
+    Reading pauses where more of the answer is needed, and gets EndedError if it has ended, so the
+    result does not depend on the pieces that the answer comes in. is_cut: the answer ended within a
+    call.
     """
 
     def __init__(self) -> None:
@@ -63,15 +62,15 @@ class PartReader(ABC):
         next(self._steps)
 
     def push(self, markup: str) -> list[Part]:
-        """Return the parts known after this piece, in which special tokens are written out. Pieces
-        of text and thoughts are slices of the answer as pushed."""
+        """Return the parts known so far. markup: the answer's next piece, special tokens spelled
+        out. Text and thoughts are slices of the pushed answer."""
         self._held += markup
         next(self._steps, None)
         taken, self._parts = self._parts, []
         return taken
 
     def finish(self) -> list[Part]:
-        """Return what was held back; the answer has ended."""
+        """Return what was held back at the answer's end."""
         self._has_ended = True
         return self.push("")
 
@@ -91,18 +90,16 @@ class PartReader(ABC):
             raise EndedError
 
     def _take(self, length: int) -> str:
-        """Consume and return the beginning of the held text."""
         taken, self._held = self._held[:length], self._held[length:]
         return taken
 
     def _after_space(self, place: int = 0) -> Steps[int]:
-        """Return the place of the next non-space character."""
         while (place := after_space(self._held, place)) == len(self._held):
             yield from self._more()
         return place
 
     def _add(self, kind: PartKind, text: str, call: CallHead | None = None) -> None:
-        """Add a piece, and merge it into the last one if both belong to the same part."""
+        """Add a piece; merge it with the last one of the same part."""
         last = self._parts[-1] if self._parts else None
         if call is None and text and last and last.kind is kind and (last.text or last.call):
             self._parts[-1] = Part(kind, last.text + text, last.call)
@@ -117,8 +114,7 @@ def after_space(text: str, place: int) -> int:
 
 
 def first_of(markers: Sequence[str], text: str) -> tuple[int, str]:
-    """Return place and text of the first marker; else the place where one may begin at the end, and
-    ""."""
+    """Return place and text of the first marker; else the place where one may begin, and ""."""
     begun = len(text) - max((overlap(text, each) for each in markers), default=0)
     found = [(place, -len(each), each) for each in markers if (place := text.find(each)) >= 0]
     place, _, marker = min(found, default=(begun, 0, ""))
@@ -135,8 +131,8 @@ def overlap(text: str, stop: str) -> int:
 class StopCutter:
     """Holds text back while it may begin a stop string; cuts at the first one.
 
-    A stop string may name a special token, which is not part of the text, so `push` is given its
-    name. The text ends where the part before that name matches, whatever follows the name.
+    A stop string may contain the name of a special token, which the text lacks, so `push` gets that
+    name. The text ends once it matches the part before the name.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -150,8 +146,8 @@ class StopCutter:
         return self.found is not None
 
     def push(self, piece: str, special: str = "") -> str:
-        """Return the text that can be shown now; "" after a stop string. special: the name of the
-        special token after this piece."""
+        """Return the text to show; "" after a stop string. special: name of the special token after
+        the piece."""
         if self.stopped:
             return ""
         if not special and not self._held and self._beginnings.isdisjoint(piece):
@@ -171,6 +167,6 @@ class StopCutter:
         return shown
 
     def finish(self) -> str:
-        """Return the held text, since no stop string can be completed any more."""
+        """Return the held text at the end."""
         held, self._held = self._held, ""
         return held

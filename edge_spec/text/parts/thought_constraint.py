@@ -1,7 +1,7 @@
-"""Limit a thought to its budget, and constrain what follows to the answer's form.
+"""Limit a thought to its budget, and constrain the text after it to the answer's form.
 
-A thought may contain anything; then come its ending and a text that the form allows. As an ordinary
-constraint it also holds for drafts, so the output does not depend on them.
+A thought may contain anything. This is an ordinary constraint, which drafts obey, too, so the
+output does not depend on drafts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ _MAX_LEFT = 3  # bytes that may complete a character, each maybe a token
 
 
 class _Place(Enum):
-    """The part of the answer that the next token belongs to."""
-
     BEGINNING = 1  # a thought may open, or the answer may begin without one
     THOUGHT = 2
     ENDING = 3  # the next tokens are fixed
@@ -32,8 +30,8 @@ class _Place(Enum):
 
 @dataclass(frozen=True)
 class _State:
-    """tail: end of the text written in this part. count: tokens of the thought. left: remaining
-    tokens of an ending. following: tokens after the thought."""
+    """tail: end of this part's text. count: tokens of the thought. left: remaining tokens of the
+    ending. following: tokens after the thought."""
 
     place: _Place
     tail: bytes = b""
@@ -108,7 +106,7 @@ class ThoughtConstraint:
             self._state = state
 
     def _walked(self, path: Sequence[int]) -> tuple[_State, int]:
-        """Return the state after the allowed tokens of the path, and their number."""
+        """Return the state after the path's allowed tokens, and their number."""
         state = self._state
         for count, token in enumerate(path):
             if state.place is _Place.AFTER:
@@ -166,8 +164,7 @@ class ThoughtConstraint:
         return self._ending(after[len(space) :] if after.startswith(space) else after.lstrip())
 
     def _within_budget(self, state: _State) -> _State:
-        """Return the state, or the ending's if the budget is spent. An incomplete character is
-        completed first."""
+        """End a thought without budget, once its last character is complete."""
         if self._budget is None or state.count < self._budget:
             return state
         _, length = codecs.utf_8_decode(state.tail, "replace", False)
@@ -182,7 +179,7 @@ class ThoughtConstraint:
         return _State(_Place.ENDING, left=left) if left else _State(_Place.AFTER)
 
     def _encoded(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text that follows other text."""
+        """Encode a text that follows other text."""
         encode = self._codec.encode
         before, whole = encode("a"), encode(f"a{text}")
         if whole[: len(before)] != before:  # the letter merged with the text
@@ -194,7 +191,6 @@ class ThoughtConstraint:
         return special.encode() if special else self._pieces.of(token).raw or b""
 
     def _opening_tokens(self, state: _State) -> list[int]:
-        """Return the next tokens that may open the thought or the text."""
         openings = (self._opening, self._text_opening)
         rests = [each[len(state.tail) :] for each in openings if each.startswith(state.tail)]
         return [self._encoded(rest.decode())[0] for rest in rests if rest]
@@ -203,8 +199,8 @@ class ThoughtConstraint:
         return self._inner is None or self._inner.num_allowed(following) == len(following)
 
     def _allowed_within(self, state: _State) -> np.ndarray:
-        """Allow all tokens; before a constrained answer, exclude stop tokens and those that would
-        begin the answer in the same token."""
+        """Allow all tokens. If the answer is constrained, exclude stop tokens and tokens that
+        contain its beginning."""
         begun = overlap(state.tail.decode("latin-1"), self._closing.decode("latin-1"))
         allowed = self._within.get(begun)
         if allowed is None:
@@ -215,8 +211,7 @@ class ThoughtConstraint:
         return allowed.copy()
 
     def _tokens_beyond(self, rest: bytes) -> list[int]:
-        """Return the tokens that complete the closing tag and continue with more than
-        whitespace."""
+        """Return tokens that close the thought and continue with more than whitespace."""
         found = []
         last = rest[-1:].decode("latin-1")
         for token in self._pieces.spelled_with(last):

@@ -1,5 +1,5 @@
-"""Schemas of tool-call arguments, and values of arguments that are written one by one: as JSON, as
-Python, in a model's own quotes, or as bare text."""
+"""Tool-call arguments: their schemas, and values written one by one as JSON, as Python, in a
+model's own quotes, or bare."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a function's arguments, always an object.
 
-    Unnamed arguments are excluded, since small models keep inventing them. Clients often cannot
-    change a tool's schema, so keywords that cannot be enforced are ignored, unless the tool says
-    strict: true. Raises UsageError for an invalid schema.
+    Unnamed arguments are excluded: small models would invent more and more. Clients often cannot
+    change a tool's schema, so keywords that cannot be enforced are ignored unless it says strict:
+    true. Raises UsageError.
     """
     from edge_spec.text.json_schema import held_schema
 
@@ -51,7 +51,7 @@ def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_lark(schema: Any, definitions: Mapping[str, Any] | None = None) -> str:
-    """Return a schema for Lark's %json. definitions: what the schema may refer to."""
+    """definitions: what the schema may refer to."""
     schema = dict(schema) if isinstance(schema, Mapping) else {"anyOf": [schema]}
     if definitions and '"$ref"' in json.dumps(schema):
         schema["$defs"] = dict(definitions)
@@ -66,8 +66,8 @@ def definitions_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def choices_of(
     schema: Any, definitions: Mapping[str, Any], seen: set[str] | None = None
 ) -> Iterator[Any]:
-    """Yield a schema's alternatives, with references resolved, each of one type if that is known.
-    seen: definitions already yielded, each of which is one alternative."""
+    """Yield a schema's alternatives without references, each of one type if known. seen:
+    definitions already yielded."""
     seen = set() if seen is None else seen
     (key, *others) = schema if isinstance(schema, Mapping) and schema else ("", "")
     types = schema.get("type") if isinstance(schema, Mapping) else None
@@ -86,7 +86,7 @@ def choices_of(
 
 
 class Members(NamedTuple):
-    """An object's members. others: the schema of unnamed ones; False: none."""
+    """others: schema of unnamed members; False: none."""
 
     properties: dict[str, Any]
     required: set[str]
@@ -94,8 +94,7 @@ class Members(NamedTuple):
 
 
 def members_of(schema: Any, definitions: Mapping[str, Any]) -> Members:
-    """Return the members that a schema allows in an object. A combined schema may allow any others
-    besides those that it names itself."""
+    """Return an object's members. A combined schema may allow any others."""
     for _ in range(_MAX_STEPS):
         keywords = schema.keys() - {"type", "$defs"} if isinstance(schema, Mapping) else ()
         if keywords == {"$ref"}:
@@ -114,7 +113,7 @@ def members_of(schema: Any, definitions: Mapping[str, Any]) -> Members:
 
 
 def argument_types(tool: Mapping[str, Any] | None) -> dict[str | None, frozenset[str]]:
-    """Return the types of each argument by name, and those of unnamed ones under None."""
+    """Return the types of arguments by name; under None, of unnamed ones."""
     if tool is None:
         return {}
     with suppress(UsageError):
@@ -127,7 +126,7 @@ def argument_types(tool: Mapping[str, Any] | None) -> dict[str | None, frozenset
 
 
 def types_of(schema: Any, definitions: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types of values that fit a schema; all of them if unclear."""
+    """Return the types that fit a schema; all if unclear."""
     found: set[str] = set()
     for each in choices_of(schema, definitions):
         if not isinstance(each, Mapping):
@@ -140,7 +139,7 @@ def types_of(schema: Any, definitions: Mapping[str, Any]) -> frozenset[str]:
 
 
 def listed(schema: Mapping[str, Any]) -> Sequence[Any] | None:
-    """Return the values of enum or const; None without either."""
+    """Return the values of enum or const, if any."""
     values = (
         schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
     )
@@ -157,9 +156,8 @@ def type_of(value: Any) -> str:
 class Keyed:
     """Arguments one by one: `opening`, a name, `colon`, a value, `closing`; `comma` between two.
 
-    quote: around strings; "" if strings are bare and all else is JSON. A one-character quote
-    implies Python's escapes, a longer one none. has_python_words: True, False and None are allowed,
-    too.
+    quote: around strings; "" if strings are bare and all else is JSON. One character implies
+    Python's escapes, more imply none. has_python_words: True, False and None may occur.
     """
 
     opening: str = ""
@@ -186,8 +184,7 @@ class Keyed:
             yield f"{self.opening}{name}{self.colon}{written}{self.closing}"
 
     def meant(self, text: str, types: Collection[str]) -> str:
-        """Convert a written value to JSON. types: those that its schema allows. A value of no
-        allowed type is taken as a string."""
+        """Convert a written value to JSON; one of no type in `types` is a string."""
         if types == TEXT or not types:
             return as_json(text)
         bare = text.strip()
@@ -217,8 +214,8 @@ class Keyed:
 
 
 def _literal(text: str, quote: str) -> Any:
-    """Parse a value in JSON's or Python's spelling; with a format's own quotes, names and strings
-    may be bare. Raises one of `_NO_LITERAL`."""
+    """Parse JSON's or Python's spelling; in formats with own quotes, names and strings may be bare.
+    Raises `_NO_LITERAL`."""
     try:
         value = json.loads(_spelled(text, quote, _JSON), strict=False, parse_constant=_refuse)
     except ValueError:
@@ -232,8 +229,7 @@ def _literal(text: str, quote: str) -> Any:
 
 
 def _spelled(text: str, quote: str, words: Mapping[str, str]) -> str:
-    """Replace non-string words by `words`, and put standard quotes around strings that are bare or
-    in a format's own quotes."""
+    """Spell non-string words as in `words`, and put standard quotes around other strings."""
     is_own = len(quote) > 1
 
     def as_token(found: re.Match[str]) -> str:

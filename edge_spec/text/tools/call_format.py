@@ -40,7 +40,7 @@ _PYTHON_WORDS: Mapping[Any, Sequence[Any]] = {"boolean": (True, False), "null": 
 
 
 def marker_of(opening: str) -> str:
-    """Return the part of an opening that distinguishes calls from text."""
+    """Return the part of an opening that text does not contain."""
     tag = TAG.match(opening)
     return tag.group() if tag else opening.rstrip()
 
@@ -52,11 +52,11 @@ def new_id() -> str:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """Calls are `opening`, a call, further calls each after `between`, and `closing`.
+    """Calls are `opening`, calls with `between` in between, and `closing`.
 
-    call: text with $NAME, $ARGUMENTS, $ID and $INDEX. Arguments are a JSON object, unless `keyed`
-    says how they are written one by one. opening: "" or "[" if the calls are the whole answer.
-    between: None if an answer has only one call.
+    call: text with $NAME, $ARGUMENTS, $ID and $INDEX. Arguments are JSON, unless `keyed` says how
+    they are written one by one. opening: "" or "[" if the calls are the whole answer. between: None
+    for a single call.
     """
 
     opening: str
@@ -67,7 +67,7 @@ class CallFormat:
 
     @property
     def is_bare(self) -> bool:
-        """Whether the calls are the whole answer, with no other sign of where they begin."""
+        """Whether the calls are the whole answer, unmarked."""
         return self.opening in ("", "[")
 
     @property
@@ -82,7 +82,6 @@ class CallFormat:
 
     @cached_property
     def head(self) -> list[str]:
-        """The literals and placeholders before a call's arguments."""
         return [each for each in SLOTS.split(self.call.partition(ARGUMENTS)[0]) if each]
 
     @property
@@ -95,15 +94,15 @@ class CallFormat:
 
     @cached_property
     def marker(self) -> str:
-        """What begins the first call and no text."""
+        """What begins the first call, and no text."""
         if self.is_bare:
             return self.opening + self.head[0] if self.is_object else ""
         return marker_of(self.opening)
 
     @cached_property
     def openings(self) -> list[str]:
-        """Possible beginnings of calls. Models may leave out what surrounds all calls, such as an
-        array's bracket or the outer of two tags."""
+        """What may begin calls. Models may leave out what surrounds all calls, such as an array's
+        bracket or the outer tag."""
         if self.is_bare:
             return []
         rest = self.opening.removeprefix(self.marker).lstrip()
@@ -114,7 +113,7 @@ class CallFormat:
 
     @property
     def inner_marker(self) -> str:
-        """In a keyed format, what begins a call whose outer tag is missing."""
+        """In a keyed format, what begins a call without its outer tag."""
         inner = self.openings[-1] if self.openings else ""
         return inner if self.keyed is not None and inner != self.opening else ""
 
@@ -123,7 +122,7 @@ class CallFormat:
         return (self.marker,) if self.marker else ()
 
     def written(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of calls in messages."""
+        """Return the text of calls from messages."""
         between = f"{self.closing}\n{self.opening}" if self.between is None else self.between
         written = [self._written(index, call) for index, call in enumerate(calls)]
         return f"{self.opening}{between.join(written)}{self.closing}"
@@ -142,12 +141,11 @@ class CallFormat:
     def grammar(
         self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
     ) -> Grammar:
-        """Constrain an answer to calls of `tools` from where the first one begins; nothing follows
+        """Constrain an answer to calls of `tools` from the first one's beginning; nothing follows
         the last one.
 
-        required: the answer begins with a call; else it is text, or text and then calls. several:
-        up to MAX_CALLS. text: JSON schema of an answer without a call. Raises UsageError for a
-        schema that is invalid or that no call fits.
+        required: no text first. several: up to MAX_CALLS. text: schema of an answer without calls.
+        Raises UsageError for an invalid or unsatisfiable schema.
         """
         rules = ["%llguidance {}", *_calls(self, tools, several), *_functions(self, tools)]
         if required:
@@ -166,7 +164,7 @@ class CallFormat:
 
 
 def literal(text: str) -> str:
-    """Return a Lark literal whose special tokens match as tokens; "" for no text."""
+    """Return a Lark literal in which special tokens match as tokens."""
     return f"@{json.dumps(text, ensure_ascii=False)}" if text else ""
 
 
@@ -206,18 +204,17 @@ def _functions(form: CallFormat, tools: Tools) -> list[str]:
 
 
 class _ValueRules:
-    """Builds the rules of arguments that are written one by one. Values in JSON are left to %json;
-    only bare or specially quoted strings get rules of their own."""
+    """Builds rules of arguments written one by one. Only bare or specially quoted strings need own
+    rules; the rest is left to %json."""
 
     def __init__(self, keyed: Keyed, prefix: str, definitions: Mapping[str, Any]) -> None:
-        """prefix: of all rule names."""
+        """prefix: of rule names."""
         self.rules: list[str] = []
         self._keyed = keyed
         self._prefix = prefix
         self._definitions = definitions
 
     def arguments(self, schema: Mapping[str, Any]) -> str:
-        """Return the expression of all arguments."""
         properties, required, others = members_of(schema, self._definitions)
         other = self._argument(self._other_name(properties), others) if others else ""
         entries = [
@@ -231,7 +228,7 @@ class _ValueRules:
         return self._separated(entries, other, literal(self._keyed.comma))
 
     def _separated(self, entries: Sequence[tuple[str, bool]], other: str, comma: str) -> str:
-        """Build from the end: `after` is what may follow an entry, `first` what may begin."""
+        """Build from the end. after: what follows an entry; first: what may begin."""
         after = f"({comma} {other})*" if other else _NOTHING
         first = f"({other} {after})?" if other else _NOTHING
         for entry, must in reversed(entries):
@@ -242,7 +239,6 @@ class _ValueRules:
         return self._rule(first)
 
     def _other_name(self, known: Iterable[str]) -> str:
-        """Return the expression of names other than these."""
         names = "|".join(map(regex_of, known))
         return self._terminal(_OTHER_NAME + (f" & ~/({names})/" if names else ""))
 
@@ -263,7 +259,6 @@ class _ValueRules:
         return f"{literal(keyed.opening)} {name} {_one_of(values)}"
 
     def _json(self, schema: Any) -> str:
-        """Return the rule of a non-string value, in JSON or Python's words."""
         found = [self._rule(f"%json {as_lark(schema, self._definitions)}")]
         if self._keyed.has_python_words and isinstance(schema, Mapping):
             words = listed(schema) or _PYTHON_WORDS.get(schema.get("type"), ())
@@ -271,7 +266,7 @@ class _ValueRules:
         return _one_of(found)
 
     def _text(self, schema: Any) -> str:
-        """Return the rule of a string and what closes it; it ends at the first occurrence."""
+        """Return the rule of a string that ends where its closing first occurs."""
         schema = schema if isinstance(schema, Mapping) else {}
         quote, closing = self._keyed.quote, self._keyed.closing
         if self._keyed.is_python:

@@ -1,8 +1,5 @@
-"""Detect the format in which a chat template writes tool calls.
-
-Small conversations are rendered and compared with each row of `FORMATS`. Names of templates and
-models are never used.
-"""
+"""Detect the format in which a chat template writes tool calls, by comparing rendered probes with
+each row of `FORMATS`. Names of templates and models are never used."""
 
 from __future__ import annotations
 
@@ -58,12 +55,12 @@ _TOOLS: Tools = [
 
 @dataclass(frozen=True)
 class NativeTools:
-    """How a template that supports tools wants calls in messages.
+    """How a template with tool support wants calls.
 
-    takes_several: several calls in one message. takes_text: text before calls, also with a thought;
-    else the text must be its own message. takes_any_id: else ids have nine letters and digits.
-    shows_calls, shows_results: else they must be written into contents. shows_tools: else a message
-    must describe them, or, with tools_in_system, the system message carries them.
+    takes_several: in one message. takes_text: before calls, also with a thought; else text is a
+    message of its own. takes_any_id: else nine letters and digits. shows_calls, shows_results: else
+    contents must contain them. shows_tools: else a message describes them, or the system message
+    carries them (tools_in_system).
     """
 
     form: ToolForm
@@ -83,24 +80,22 @@ SPELLED = NativeTools(GENERIC, shows_calls=False, shows_results=False, shows_too
 def native_tools(
     render: Callable[..., str], tokens: Callable[[], Collection[str]]
 ) -> NativeTools | None:
-    """Return None if the template shows no calls and describes no format, or only an unknown one.
+    """Return None without a known format that the template shows or describes.
 
-    render: of messages and tools; "" if the template refuses. tokens: the model's added tokens,
-    which may reveal the format.
+    render: "" if the template refuses. tokens: the model's added tokens, which may reveal the
+    format.
     """
     probes = _Probes(render)
     return probes.shown() or probes.stated(tokens)
 
 
 class _Probes:
-    """Renders test conversations and inspects the prompts."""
-
     def __init__(self, render: Callable[..., str]) -> None:
         self._render = render
 
     @cached_property
     def _listing(self) -> tuple[Tools, Sequence[Message]]:
-        """How a prompt lists tools: given as tools, or in a system message."""
+        """Tools as a prompt shows them: as such, or in a system message."""
         system = with_tools({"role": "system", "content": ""}, _TOOLS)
         ways: list[tuple[Tools, Sequence[Message]]] = [(_TOOLS, ()), ((), (system,))]
         listed = (way for way in ways if _LISTED in self._render([*way[1], _USER], way[0]))
@@ -116,7 +111,7 @@ class _Probes:
         return NativeTools(form, shows_tools=bool(tools), tools_in_system=bool(system), **traits)
 
     def shown(self) -> NativeTools | None:
-        """Return the format in which the template shows calls; None if it is unknown."""
+        """Return the format of shown calls; None if unknown."""
         if _RESULT not in self._text(*_conversation()):
             return None
         for ids in (("probe0001", "probe0002"), ("probe0001",)):
@@ -130,8 +125,8 @@ class _Probes:
         return None
 
     def _form_of(self, answer: Message, *results: Message) -> ToolForm | None:
-        """Return the format that writes a message's calls as the template does. Whitespace and the
-        kind of quotes count only in the first comparison."""
+        """Return the format that writes calls as the template does; whitespace and quotes decide
+        between several."""
         text = self._text(answer, **_ENDED) or self._text(answer, *results)
         said = self._text({"role": "assistant", "content": _SAID}, **_ENDED)
         beginnings = (said.partition(_SAID)[0], self._text() or said)
@@ -147,16 +142,15 @@ class _Probes:
         return None
 
     def _takes_text(self) -> bool:
-        """Return True if text before a call, with or without a thought, is accepted and never shown
-        after the call."""
+        """Return True if text before calls, also with a thought, is accepted and shown before
+        them."""
         message, *results = _conversation(_TEXT)
         thought = dict.fromkeys(THOUGHTS, _SAID)
         texts = [self._text(each, *results) for each in (message, {**message, **thought})]
         return all(text and not 0 <= text.find(_CALLED) < text.find(_TEXT) for text in texts)
 
     def stated(self, tokens: Callable[[], Collection[str]]) -> NativeTools | None:
-        """Return the format that the template describes, or else the one whose tags are tokens, if
-        calls are not shown."""
+        """Return the format that a template without calls describes, or whose tags are tokens."""
         whole = self._text(*_conversation())
         if self._listing == _UNLISTED or not whole:
             return None
@@ -173,7 +167,6 @@ class _Probes:
 
 
 def _conversation(content: str = "", ids: Sequence[str] = ("probe0001",)) -> list[Message]:
-    """Return a message with calls of these ids, and their results."""
     function = {"name": _CALLED, "arguments": PROBE_ARGUMENTS}
     calls = [{"id": id, "type": "function", "function": function} for id in ids]
     result = {"role": "tool", "content": _RESULT, "name": _CALLED}
@@ -189,7 +182,6 @@ _SHAPES: tuple[Callable[[str], str], ...] = (str, _squeezed)
 
 
 def _states(text: str, form: CallFormat) -> bool:
-    """Return True if a prompt describes this format."""
     if tags := _tags(form):
         return all(tag in text for tag in tags)
     return (_LIST if form.keyed is None else _PYTHON).search(text) is not None
@@ -200,7 +192,7 @@ def _tags(form: CallFormat) -> set[str]:
 
 
 def with_tools(message: Message, tools: Tools) -> Message:
-    """Attach tools to a system message, where some templates read them."""
+    """Put tools into a system message, where some templates read them."""
     functions = [tool["function"] for tool in tools]
     return {**message, "tools": json.dumps(functions, ensure_ascii=False)}
 
@@ -226,7 +218,6 @@ def native_history(
 
 
 def _turns(messages: Sequence[Message]) -> list[list[Message]]:
-    """Return each message with the results that follow it."""
     turns: list[list[Message]] = []
     for message in messages:
         if message["role"] == "tool" and turns:
@@ -237,8 +228,7 @@ def _turns(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def _parts(turn: Sequence[Message], native: NativeTools) -> Iterator[list[Message]]:
-    """Split a turn into messages that the template takes: text before calls on its own, and each of
-    several calls."""
+    """Split a turn as the template needs: text before calls, and each of several calls."""
     message, *results = turn
     calls = message.get("tool_calls") or ()
     text = message.get("content") if calls else None
@@ -256,7 +246,7 @@ def _parts(turn: Sequence[Message], native: NativeTools) -> Iterator[list[Messag
 
 
 def _with_ids(turns: Sequence[Sequence[Message]]) -> Iterator[list[Message]]:
-    """Replace long ids by short ones, always the same for an id."""
+    """Replace long ids by short ones, reproducibly."""
     count = 0
     for message, *results in turns:
         calls = message.get("tool_calls") or ()
@@ -277,7 +267,7 @@ def _short_id(given: Any, index: int) -> str:
 
 
 def _native(message: Message, native: NativeTools) -> Message:
-    """Write calls and results that the template does not show as text."""
+    """Turn calls and results into text if the template does not show them."""
     if message["role"] == "tool" and not native.shows_results:
         content = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": content}
@@ -292,8 +282,8 @@ def _native(message: Message, native: NativeTools) -> Message:
 
 
 def _native_call(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, Any]:
-    """Return a call with arguments. Keyed formats need an object, so other values, such as the
-    arguments of a call that was cut off, are wrapped in one."""
+    """Keyed formats need an object, so other arguments, such as those of a call that was cut off,
+    are wrapped."""
     arguments = call["function"].get("arguments")
     arguments = {} if arguments is None else arguments
     if native.form.keyed is not None and not isinstance(arguments, Mapping):

@@ -37,7 +37,7 @@ def _list(opening: str, closing: str, call: str = "", between: str = ", ") -> Ca
 
 
 def _function(tag: str, colon: str, closing: str) -> CallFormat:
-    """XML with names in the tags, as in Qwen3-Coder."""
+    """XML with names in tags, as in Qwen3-Coder."""
     opening, end = f"<{tag}>\n<function=", f"</function>\n</{tag}>"
     closing = f"{closing}</parameter>\n"
     keyed = Keyed("<parameter=", colon, closing, has_python_words=True)
@@ -45,7 +45,7 @@ def _function(tag: str, colon: str, closing: str) -> CallFormat:
 
 
 def _pairs(head: str, gap: str, end: str = "") -> CallFormat:
-    """XML with a tag for each name and value, as in GLM."""
+    """XML with a tag per name and value, as in GLM."""
     keyed = Keyed("<arg_key>", f"</arg_key>{gap}<arg_value>", f"</arg_value>{end}")
     opening, closing = "<tool_call>", "</tool_call>"
     call, between = f"{NAME}{head}{ARGUMENTS}", f"{closing}{head}{opening}"
@@ -53,7 +53,7 @@ def _pairs(head: str, gap: str, end: str = "") -> CallFormat:
 
 
 def _section(begin: str, kind: str, before: str, after: str, gap: str = "") -> CallFormat:
-    """Names and JSON objects between special tokens, as in DeepSeek."""
+    """Names and JSON between special tokens, as in DeepSeek."""
     section, call = (f"<{begin}{word}\u2581{{}}\uff5c>" for word in ("calls", "call"))
     sep = f"<{begin}sep\uff5c>"
     opening = f"{call.format('begin')}{kind}{sep if kind else ''}"
@@ -67,7 +67,6 @@ def _section(begin: str, kind: str, before: str, after: str, gap: str = "") -> C
 
 
 def _python(opening: str, closing: str) -> CallFormat:
-    """Python calls."""
     keyed = Keyed("", "=", "", ", ", quote='"', has_python_words=True)
     return CallFormat(opening, f"{NAME}({ARGUMENTS}", "), ", f"){closing}", keyed=keyed)
 
@@ -147,7 +146,7 @@ Several calls follow one another. What they return comes next, between <tool_res
 
 
 def described(tools: Tools, form: Any = GENERIC) -> str:
-    """Return the system message's text about tools if the chat template shows none."""
+    """Return a system message's text for templates without tool support."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = {"function": {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}}
     several = _SEVERAL if form is GENERIC else ""
@@ -169,7 +168,7 @@ _MAX_BEFORE = 16  # messages before the call or text that ends an answer
 
 
 class HarmonyForm:
-    """gpt-oss's format; a call ends the answer, so there is at most one."""
+    """gpt-oss's format; a call ends the answer."""
 
     markers = (_CHANNEL, _START)
     keyed = None
@@ -219,8 +218,8 @@ ToolForm = CallFormat | HarmonyForm
 
 
 class HarmonyReader(CallSteps):
-    """Splits an answer into thoughts, text and calls by message headers. Messages to an unknown
-    tool, such as an invented one, count as thoughts."""
+    """Splits an answer by message headers. Messages to unknown tools, such as invented ones, are
+    thoughts."""
 
     def __init__(self, answer: AnswerForm) -> None:
         self._names = {tool["function"]["name"] for tool in answer.tools}
@@ -289,7 +288,6 @@ class HarmonyReader(CallSteps):
                 self.is_cut = True
 
     def _function(self, header: str) -> str | None:
-        """Return the name of the function that a message calls."""
         recipient = _recipient(header)
         if recipient is None:
             return None
@@ -298,14 +296,13 @@ class HarmonyReader(CallSteps):
 
 
 def _recipient(header: str) -> str | None:
-    """Return the recipient of a message; None for the user."""
+    """Return a message's recipient; None for the user."""
     found = [each for each in _RECIPIENT.findall(header) if each not in _SPEAKERS]
     return found[-1] if found else None
 
 
 def answer_reader(answer: AnswerForm) -> PartReader:
-    """Return a reader for one answer. Values without a written type get the type of their schema if
-    the tools are known."""
+    """Return a reader for one answer. With known tools, untyped values get their schema's type."""
     if isinstance(answer.calls, CallFormat):
         return CallReader(answer)
     return AnswerReader(answer) if answer.calls is None else HarmonyReader(answer)

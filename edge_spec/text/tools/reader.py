@@ -1,4 +1,4 @@
-"""Read text and calls from an answer that comes in pieces of any size."""
+"""Read text and calls from an answer in pieces of any size."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ Head = Sequence[str | tuple[str, ...]]
 
 @lru_cache(maxsize=1024)
 def _patterns(head: Head) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return patterns of a head with any spacing, and of a text that may still become one: it ends
-    within the head."""
+    """Return two patterns, with any spacing: of a head, and of a text that may still become one."""
 
     def any_of(texts: Sequence[str], end: str) -> str:
         spelled = (
@@ -52,7 +51,7 @@ def _patterns(head: Head) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 class CallSteps(AnswerReader):
-    """Adds text and calls. Whitespace between calls and after the last one is dropped."""
+    """Adds text and calls; drops whitespace between calls and after the last one."""
 
     def __init__(self, answer: AnswerForm) -> None:
         self._num_calls = 0
@@ -68,7 +67,7 @@ class CallSteps(AnswerReader):
             self._add(PartKind.TEXT, text)
 
     def _begin_call(self, name: str, id: str | None = None) -> None:
-        """id: as the model wrote it; replaced if the answer already used it."""
+        """id: as written; replaced if the answer already used it."""
         if not id or id in self._ids:
             id = new_id()
         self._ids.add(id)
@@ -81,7 +80,7 @@ class CallSteps(AnswerReader):
             self._add(PartKind.CALL, text)
 
     def _find(self, *heads: Head) -> Steps[re.Match[str] | None]:
-        """Return the match of the first head that begins the held text."""
+        """Return the first head that begins the held text."""
         patterns = [_patterns(tuple(head)) for head in heads]
         while True:
             for whole, _ in patterns:
@@ -94,11 +93,11 @@ class CallSteps(AnswerReader):
     def _value_end(
         self, place: int = 0, quote: str = "", *, closing: str = "", tells: bool = False
     ) -> Steps[tuple[int, str]]:
-        """Return where the value here ends, and what is missing to close it.
+        """Return where the value ends, and what is missing to close it.
 
-        JSON also ends before a "<" outside of strings, where the tag after a call begins: the model
-        forgot a brace. quote: for non-JSON values, in addition to ' and ". closing: of the
-        enclosing object, whose end is returned. tells: report arguments as they are read.
+        JSON also ends before a "<" outside of strings: a tag after a forgotten brace. quote: for
+        non-JSON values, besides ' and ". closing: of the enclosing object, whose end is returned.
+        tells: report arguments as they are read.
         """
         quotes, ends = ((quote, '"', "'"), ",)}]<") if quote else (('"',), ",}]< \t\r\n")
         nested, within = list(closing), ""  # closing brackets; the string's quote
@@ -149,16 +148,16 @@ _KEYS = (*_NAME_KEYS, "type")  # before the arguments of untagged calls
 
 
 class CallReader(CallSteps):
-    """Splits an answer into text and calls of a format. What looks like a call but has no name
-    stays text, so no output is lost.
+    """Splits an answer into text and calls of a format. A would-be call without a name stays text,
+    so no output is lost.
 
-    Small models often leave the tags out. A JSON object with the name and arguments of a known
-    function counts as a call where it begins the answer, a line or a code block. Arguments written
-    one by one are reported as JSON: unquoted strings as they come, other values when complete.
+    Small models often leave tags out, so JSON with a known function's name and arguments counts as
+    a call at the beginning of the answer, a line or a code block. Arguments written one by one are
+    reported as JSON: unquoted strings as they come, other values when complete.
     """
 
     def __init__(self, answer: AnswerForm) -> None:
-        """answer: in a `CallFormat`, with the tools that may be called, if known."""
+        """answer: with a `CallFormat`, and the tools if known."""
         self._form = form = cast(CallFormat, answer.calls)
         self._keyed = form.keyed or Keyed()
         # What may end a call, in order: signs, then tags.
@@ -187,13 +186,13 @@ class CallReader(CallSteps):
         self._add_text(self._take(length))
 
     def _begin(self, *, is_sure: bool = True) -> None:
-        """Enter a call: from here on, a cut call is not shown as text."""
+        """Enter a call; if it is cut, it is not shown as text."""
         self._within = PartKind.CALL if is_sure else PartKind.TEXT
 
     # Text, and where calls begin in it
 
     def _read_first(self) -> Steps[None]:
-        """In some formats the whole answer is a call, a list of calls, or text."""
+        """In some formats, the whole answer is calls or text."""
         if self._form.is_bare and self._form.keyed is not None:
             openings = [tag + self._form.opening for tag in _PYTHON_TAGS]
             yield from self._read_calls(openings)
@@ -201,7 +200,7 @@ class CallReader(CallSteps):
             yield from self._read_untagged()
 
     def _read_next(self) -> Steps[None]:
-        """Read text up to the next calls, and these. Tags left over after calls are dropped."""
+        """Read text and the next calls; drop tags left over after calls."""
         starts = _STARTS if self._reads_untagged else ()
         starts = tuple(each for each in starts if each not in self._markers)
         while True:
@@ -222,7 +221,7 @@ class CallReader(CallSteps):
             self._show(len(marker))
 
     def _read_start(self) -> Steps[None]:
-        """Handle a fence, a foreign tag or a brace at the beginning of the held text."""
+        """Handle a fence, a foreign tag or a brace."""
         if not self._is_in_code and (yield from self._read_untagged()):
             return
         length = 1
@@ -234,7 +233,7 @@ class CallReader(CallSteps):
         self._show(length)
 
     def _read_untagged(self) -> Steps[bool]:
-        """Read calls without the format's tags, if any come next."""
+        """Read calls without the format's tags, if any."""
         own = tuple(each for each in _TAGS if each in self._markers)
         others = tuple(each for each in (*_TAGS, *_PYTHON_TAGS) if each not in own)
         openings: list[Head] = [[("", *_FENCES), others], [_FENCES, own]]
@@ -245,7 +244,7 @@ class CallReader(CallSteps):
         return is_call
 
     def _read_calls(self, openings: Sequence[str]) -> Steps[bool]:
-        """Read calls, if one of these openings comes next."""
+        """Read calls after one of these openings, if any."""
         form = self._form
         for opening in openings:
             self._begin(is_sure=not form.is_bare)
@@ -259,9 +258,8 @@ class CallReader(CallSteps):
     # Calls
 
     def _read_call(self, opening: str, *, is_known: bool = False) -> Steps[bool]:
-        """Return False if this is no call. is_known: only functions of the given tools count. If
-        only the name distinguishes a call from text, an argument must follow, or the call's end
-        after a known function."""
+        """Return False without a call. is_known: only of known functions. If only the name marks a
+        call, an argument must follow, or the call's end if the function is known."""
         form, keyed = self._form, self._form.keyed
         if form.is_object:
             return (yield from self._read_object([opening]))
@@ -288,9 +286,8 @@ class CallReader(CallSteps):
         return True
 
     def _read_object(self, *openings: Head, is_known: bool = False) -> Steps[bool]:
-        """Read the call in a JSON object after one of these openings, its members in any order.
-        is_known: only a known function with its arguments right after its name; other JSON becomes
-        text as soon as that is clear."""
+        """Read a JSON object as a call, its members in any order. is_known: only a known function
+        with arguments right after the name; other JSON becomes text as early as possible."""
         if not is_known:
             if (yield from self._find(*openings)) is None:
                 return False
@@ -362,7 +359,6 @@ class CallReader(CallSteps):
         self._take(place)
 
     def _read_value(self, name: str, id: str | None = None) -> Steps[None]:
-        """Report a call and the arguments that come next; an object's as they are read."""
         self._begin_call(name, id)
         is_object = self._held[0] == "{"
         end, missing = yield from self._value_end(tells=is_object)
@@ -372,7 +368,6 @@ class CallReader(CallSteps):
     # What follows a call
 
     def _read_more_calls(self, *, is_untagged: bool = False) -> Steps[None]:
-        """Read further calls, and drop what the format has after them."""
         form = self._form
         while True:
             self._within = None
@@ -397,8 +392,8 @@ class CallReader(CallSteps):
                 return
 
     def _left_after_call(self, place: int, *, is_untagged: bool) -> Steps[int]:
-        """Return the length of a call's leftovers here; 0 if something else comes, such as a fence
-        that opens another block."""
+        """Return the length of a call's leftovers; 0 for anything else, such as a fence that opens
+        a block."""
         ends = self._ends if self._form.keyed else _LEFT
         ends = (*ends, *_ENDS, _FENCE) if is_untagged else ends
         while True:
@@ -453,7 +448,7 @@ class CallReader(CallSteps):
             self._take(1)  # nothing else belongs between arguments
 
     def _read_key(self) -> Steps[str | None]:
-        """Return the argument's name; None without one."""
+        """Return the argument's name, if any."""
         colon, ending, mark = self._keyed.colon, self._ends[0], ""
         sign = colon.strip()[0]
         marks = (sign,) if ending.startswith(sign) else (sign, ending)
@@ -478,7 +473,6 @@ class CallReader(CallSteps):
         return key
 
     def _read_bare(self, types: frozenset[str], tell: Callable[[str], None]) -> Steps[None]:
-        """Read an unquoted value up to what closes it."""
         closing = self._keyed.closing.rstrip()
         marks, streams = (closing, closing.lstrip()), types == TEXT
         lead = closing.removesuffix(marks[1])
@@ -508,7 +502,7 @@ class CallReader(CallSteps):
 
 
 def _is_in_text(text: str) -> bool:
-    """Return True if the JSON that begins so ends within a string."""
+    """Return True if JSON that begins so breaks off in a string."""
     if not text.lstrip().startswith(("[", "{")):
         return False
     return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
@@ -522,7 +516,7 @@ def _loaded(text: str) -> object:
 
 
 def _as_object(text: str) -> str:
-    """Return non-object arguments as an object if they mean one: null, or JSON in a string."""
+    """Convert arguments that mean an object: null, or JSON in a string."""
     value = _loaded(text)
     if isinstance(value, str):
         return value if value.strip() else "{}"
