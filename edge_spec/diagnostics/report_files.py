@@ -1,4 +1,4 @@
-"""Parts of reports: tables, the machine, hashes of files, and errors."""
+"""Parts of reports: tables, machines, hashes, errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Document = dict[str, Any]  # a report as JSON
 
 
 class Table(NamedTuple):
-    """styles: of the rows in a terminal, such as "red"; further rows are plain."""
+    """styles: of rows in a terminal, such as "red"; further rows are plain."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -29,7 +29,7 @@ def machine_line(machine: Mapping[str, Any]) -> str:
 
 
 def files_sha256(path: Path) -> str:
-    """Return the sha256 of a file; for a directory, of all names and hashes. Raises OSError."""
+    """Return the sha256 of a file; of all names and hashes for a directory. Raises OSError."""
     if path.is_file():
         return known_sha256(path)
     files = sorted(each for each in path.rglob("*") if each.is_file())
@@ -38,5 +38,4 @@ def files_sha256(path: Path) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return a library's error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,4 +1,4 @@
-"""Let the target write conversations, and store each on disk as soon as it is finished."""
+"""Let the target write conversations, each stored on disk when it is finished."""
 
 from __future__ import annotations
 
@@ -24,11 +24,8 @@ _SHARE_SCORED, _LEAST_SCORED = 50, 4096
 
 
 class ConversationFile:
-    """The conversations of one run's tasks 0, 1, ..., a JSON line each, in the order of completion;
-    a task may have none.
-
-    A kill loses unfinished conversations; damage also loses those after it. Raises OSError.
-    """
+    """One run's conversations of tasks 0, 1, ..., a JSON line each, as they were finished; a task
+    may have none. A kill loses unfinished ones, damage also those after it. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._done: dict[int, Conversation | None] = {}
@@ -57,8 +54,8 @@ class ConversationFile:
         return task in self._done
 
     def first(self, num_answered: int) -> list[Conversation]:
-        """Return the conversations of the first tasks, in task order, up to `num_answered` answer
-        tokens or the first unfinished task."""
+        """Return conversations in task order, up to `num_answered` answer tokens or the first
+        unfinished task."""
         found: list[Conversation] = []
         task = 0
         while num_answered > 0 and task in self._done:
@@ -74,7 +71,7 @@ class ConversationFile:
 
 
 def _parse(line: bytes) -> tuple[int, Conversation | None] | None:
-    """Parse a line; None if it is damaged or incomplete."""
+    """Return None for a damaged or incomplete line."""
     with suppress(OverflowError, TypeError, ValueError):
         task, start, is_held_out, tokens = json.loads(line)
         found = Conversation(np.array(tokens, np.int32), int(start), bool(is_held_out))
@@ -86,11 +83,9 @@ def _parse(line: bytes) -> tuple[int, Conversation | None] | None:
 def write_answers(
     machine: Machine, tasks: Tasks, folder: Path, num_tokens: int, progress: Progress
 ) -> list[Conversation]:
-    """Return conversations with `num_tokens` answer tokens, or all that the tasks yield. `folder`
-    stores finished ones, and is resumed.
-
-    Raises UsageError if the tasks yield too little, an EdgeSpecError, OSError.
-    """
+    """Return conversations with `num_tokens` answer tokens, or all of the tasks'. folder: stores
+    finished ones, and is resumed. Raises UsageError if the tasks yield too little, an
+    EdgeSpecError, OSError."""
     file = ConversationFile(folder)
 
     def is_enough() -> bool:
@@ -122,7 +117,7 @@ def _write_all(
     file: ConversationFile,
     is_enough: Callable[[], bool],
 ) -> None:
-    """Run tasks in order, one per writer at a time, until enough are finished."""
+    """Run tasks in order, one per writer, until enough are finished."""
     free, stop = list(writers), Event()
     working: dict[Future[Conversation | None], tuple[int, Writer]] = {}
     with ThreadPoolExecutor(len(writers)) as pool:
@@ -155,12 +150,9 @@ def choose_scored(
     vocabulary: int | None,
     eos_ids: Sequence[int],
 ) -> np.ndarray:
-    """Return the token ids that a drafter scores, [tokens] int64 ascending.
-
-    These are the end tokens, then the most frequent ones in answers, then in prompts, then the
-    lowest ids, since vocabularies begin with frequent tokens. vocabulary: their number; None:
-    `default_scored`.
-    """
+    """Return the token ids that a drafter scores, [tokens] int64 ascending: the end tokens, then
+    the most frequent ones in answers, then in prompts, then the lowest ids, since vocabularies
+    begin with frequent tokens. vocabulary: how many; None: `default_scored`."""
     size = config.vocab_size
     wanted = min(size, vocabulary or default_scored(config))
     answers, prompts = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -177,12 +169,12 @@ def choose_scored(
 
 
 def default_scored(config: ModelConfig) -> int:
-    """Return how many tokens a drafter scores, a multiple of 1,024; few for a small model."""
+    """Return a multiple of 1,024; few for a small model."""
     rows = config.num_parameters // (_SHARE_SCORED * config.hidden_size)
     return max(_LEAST_SCORED, rows // 1024 * 1024)
 
 
 def coverage(conversations: Iterable[Conversation], token_ids: np.ndarray) -> float:
-    """Return the share of answer tokens that are scored."""
+    """Return the scored share of answer tokens."""
     answers = np.concatenate([each.tokens[each.start :] for each in conversations])
     return float(np.isin(answers, token_ids).mean())

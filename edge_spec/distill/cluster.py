@@ -1,8 +1,7 @@
-"""The machines that write answers and read features: this one, or a Ray cluster's (Moritz et al.
-2018).
+"""Machines that write answers and read features: this one, or a Ray cluster's (Moritz et al. 2018).
 
-Each opens the model once and writes several conversations at a time. If all machines compute alike,
-results do not depend on which one runs a task.
+Each opens the model once and writes several conversations at a time. Results do not depend on which
+machine runs a task, if all compute alike.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class ThisMachine:
 
     @contextmanager
     def writers(self) -> Iterator[Sequence[Writer]]:
-        """Yield writers that share passes if the runtime supports it; else one."""
+        """Yield writers that share passes if the runtime supports that; else one."""
         with ExitStack() as opened:
             engines = [self.engine]
             if isinstance(self.engine.parts.model, SharesPasses):
@@ -61,14 +60,14 @@ class ThisMachine:
 
 @dataclass(frozen=True)
 class _Refused:
-    """An error of another machine, in a form that Ray can send."""
+    """Another machine's error, in a form that Ray can send."""
 
     message: str
     remedy: str
 
 
 class _RemoteMachine:
-    """A machine of the cluster, in a Ray process there."""
+    """A Ray process on a machine of the cluster."""
 
     def __init__(self, model: str, asked: AskedOptions, tasks: Tasks) -> None:
         self._model, self._asked, self._tasks = model, asked, tasks
@@ -76,7 +75,7 @@ class _RemoteMachine:
         self._opened = ExitStack()  # until the process ends
 
     def run(self, work: str, *given: Any) -> Any:
-        """Return the result of the method `work`, or its refusal."""
+        """Call the method `work`."""
         try:
             return getattr(self, work)(*given)
         except EdgeSpecError as error:
@@ -108,11 +107,11 @@ class MachineLostError(Exception):
 
 @dataclass(eq=False)
 class Cluster:
-    """A Ray cluster whose machines hold the model open until the block ends. Tasks of a lost
-    machine move to others.
+    """A Ray cluster whose machines hold the model open until the block ends. Others take over a
+    lost machine's tasks.
 
-    Raises UsageError for an invalid address, DeviceError if nobody answers there, if a machine
-    cannot open the model or has a different one, and if all machines are lost.
+    Raises UsageError for an invalid address, DeviceError if nobody answers, if a machine has
+    another model or cannot open it, and if all machines are lost.
     """
 
     address: str
@@ -174,8 +173,8 @@ class Cluster:
         return found
 
     def _ask(self, number: int, stop: Event, work: str, *given: Any) -> Any:
-        """Run `work` on a machine, and on another one if that is lost; None after a stop. number:
-        spreads work evenly."""
+        """Run `work` on a machine, again if it is lost; None after a stop. number: spreads work
+        evenly."""
         while True:
             machines = tuple(self._machines)
             if not machines:
@@ -218,8 +217,7 @@ class Cluster:
             )
 
     def _wait(self, machine: Any, task: Any, stop: Event, where: str = "") -> Any:
-        """Return a task's result; None after a stop. Raises MachineLostError, and DeviceError for a
-        refusal."""
+        """Return None after a stop. Raises MachineLostError, and DeviceError for a refusal."""
         import ray
         from ray.exceptions import ObjectLostError, RayActorError, RayError
 
@@ -243,7 +241,7 @@ class Cluster:
 
 
 def require_answer(address: str) -> None:
-    """Raise UsageError unless the address is HOST:PORT, DeviceError if nobody answers; Ray would
+    """Raises UsageError unless the address is HOST:PORT, DeviceError if nobody answers; Ray would
     wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host or int(port) > 65535:

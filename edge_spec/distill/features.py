@@ -26,8 +26,8 @@ _READING = "Reading what the model computes"
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A conversation with the target's features. features: [rows, layers, hidden_size] float16 of
-    the tokens from `first` on, except the last, which nothing follows."""
+    """features: [rows, layers, hidden_size] float16 of the conversation's tokens from `first` on,
+    except the last, which nothing follows."""
 
     conversation: Conversation
     first: int
@@ -35,15 +35,15 @@ class Example:
 
     @property
     def anchors(self) -> np.ndarray:
-        """Rows from which drafting may begin. In the first one the target chose the answer's first
-        token, so the first draft token is its second."""
+        """Rows from which drafting may begin. In the first, the target chose the answer's first
+        token; the first draft token is the second."""
         start = self.conversation.start - 1 - self.first
         return np.arange(start, len(self.features))
 
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """layers: numbered as in `core.features`. of_answers: without the prompts' features."""
+    """layers: numbered as in `core.features`. of_answers: without prompts."""
 
     layers: tuple[int, ...]
     of_answers: bool
@@ -61,7 +61,7 @@ def to_half(values: np.ndarray) -> np.ndarray:
 
 
 def require_features(model: Model, name: str) -> None:
-    """Raises UnsupportedModelError if the runtime does not provide features."""
+    """Raises UnsupportedModelError if the runtime provides no features."""
     session = model.open_session()
     try:
         if not isinstance(session, GivesFeatures):
@@ -83,8 +83,8 @@ def read_features(
     folder: Path,
     progress: Progress,
 ) -> list[Example]:
-    """Return an example for each conversation, sorted by prompt. `folder` stores the features, and
-    is resumed. Raises an EdgeSpecError, OSError."""
+    """Return examples sorted by prompt. folder: stores the features, and is resumed. Raises an
+    EdgeSpecError, OSError."""
     conversations = sort_by_prompt(conversations)
     shape = (-1, len(request.layers), hidden_size)
     sizes = [len(each.tokens) - 1 - request.first_token(each) for each in conversations]
@@ -111,7 +111,7 @@ def read_features(
 def read_rows(
     model: Model, conversations: Sequence[Conversation], request: FeatureRequest
 ) -> Generator[np.ndarray]:
-    """Yield each conversation's features, [rows, layers, hidden_size] float16, in order."""
+    """Yield [rows, layers, hidden_size] float16 of each conversation, in order."""
     if not conversations:
         return
     session = model.open_session()
@@ -175,13 +175,13 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Windows stacked into one batch, padded with zeros.
+    """Windows stacked and padded with zeros.
 
     features: [windows, rows, layers, hidden_size] float32, without the last layer's.
     states: [windows, rows + positions, hidden_size] float32, after the target's final norm.
     next_tokens: [windows, rows] int64, the token after each row.
     written: [windows, rows, positions] int64, the tokens after that one; -1 beyond the end.
-    anchors: [windows, rows] bool, rows from which drafting may begin.
+    anchors: [windows, rows] bool, where drafting may begin.
     is_row: [windows, rows] bool; False for padding.
     """
 
@@ -194,7 +194,7 @@ class Batch:
 
 
 def windows_of(examples: Sequence[Example], num_rows: int) -> list[Window]:
-    """Return windows of at most `num_rows` rows that contain an anchor."""
+    """Return windows of at most `num_rows` rows, with an anchor each."""
     return [
         Window(each, begin, min(begin + num_rows, len(each.features)))
         for each in examples
@@ -206,7 +206,7 @@ def windows_of(examples: Sequence[Example], num_rows: int) -> list[Window]:
 def shuffle_batches(
     windows: Sequence[Window], rows_a_batch: int, seed: int, epoch: int
 ) -> list[list[Window]]:
-    """Return batches of windows of similar lengths, reproducible by seed and epoch."""
+    """Return batches of similarly long windows, reproducible by seed and epoch."""
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(windows))
     lengths = np.array([len(windows[i]) for i in order])
@@ -216,7 +216,7 @@ def shuffle_batches(
 
 
 def in_batches(windows: Sequence[Window], rows_a_batch: int) -> Iterator[list[Window]]:
-    """Yield batches of about `rows_a_batch` rows, padding included."""
+    """Yield batches of about `rows_a_batch` rows with padding."""
     batch: list[Window] = []
     for window in windows:
         widest = max(map(len, [*batch, window]))
@@ -229,7 +229,7 @@ def in_batches(windows: Sequence[Window], rows_a_batch: int) -> Iterator[list[Wi
 
 
 def batch_of(windows: Sequence[Window], num_positions: int) -> Batch:
-    """num_positions: number of draft tokens."""
+    """num_positions: draft tokens."""
     count, width = len(windows), max(map(len, windows))
     num_layers, size = windows[0].example.features.shape[1:]
     batch = Batch(
@@ -259,7 +259,7 @@ def batch_of(windows: Sequence[Window], num_positions: int) -> Batch:
 def save_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], note: object = None, mode: int = 0o644
 ) -> None:
-    """note: a JSON value. Raises StorageError if the disk is full, OSError."""
+    """note: for JSON. Raises StorageError if the disk is full, OSError."""
     stored: dict[str, Any] = {**arrays, "note": np.array(json.dumps(note))}
     with atomic_file(path, mode) as work, work.open("wb") as file:
         np.savez(file, **stored)

@@ -1,10 +1,8 @@
-"""Forecast a drafter's speedup from its acceptance in the target's texts and the time of a draft
-token.
+"""Forecast a drafter's speedup from acceptance in the target's texts and the time of a draft token.
 
-Accepted draft tokens are the target's own text. So drafts from every position of a text, each after
-the target's tokens, show which draft tokens would be accepted. A draft right after a rejected token
-starts at a harder position than most, so steps are counted as in decoding, each from where the last
-one ended.
+Accepted draft tokens are the target's own text, so drafts from every position of a text, after the
+target's tokens, show what would be accepted. Drafting right after a rejected token is harder than
+on average, so steps are counted as in decoding, each from where the last one ended.
 """
 
 from __future__ import annotations
@@ -37,16 +35,16 @@ _CONTEXT = 64  # tokens before a step
 
 
 class Acceptance(NamedTuple):
-    """of_position: acceptance at each position if all before it were accepted. tokens_a_step: with
-    1, 2, ... draft tokens a step, the target's own token included."""
+    """of_position: acceptance of each position, if all before were accepted. tokens_a_step: with 1,
+    2, ... draft tokens, including the target's own token."""
 
     of_position: tuple[float, ...]
     tokens_a_step: tuple[float, ...]
 
 
 def measure_acceptance(drafts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Acceptance:
-    """drafts: for each text, the draft tokens from each position and the tokens that the target
-    wrote, both [positions, draft tokens] int; -1 after the text's end."""
+    """drafts: for each text, the draft tokens from each position and what the target wrote, both
+    [positions, draft tokens] int; -1 after the end."""
     right = np.concatenate([drafted == written for drafted, written in drafts])
     there = np.concatenate([written >= 0 for _, written in drafts])
     reached = np.ones(len(right), bool)
@@ -81,7 +79,7 @@ class Forecast(NamedTuple):
 
 
 def best_chain(acceptance: Acceptance, costs: RowCosts, draft_token_s: float) -> Forecast:
-    """Return the most profitable number of draft tokens for the measured pass times."""
+    """Return the chain length with the largest speedup for the measured pass times."""
     widest = len(acceptance.tokens_a_step) + 1
     # Plain steps may use wider passes, too, so one row measured slower than two is no gain.
     plain_s = min(costs.at(rows) for rows in range(1, widest + 1))
@@ -93,7 +91,7 @@ def best_chain(acceptance: Acceptance, costs: RowCosts, draft_token_s: float) ->
 
 
 def time_head(path: Path, source: TensorRows) -> float:
-    """Return the seconds per draft token of the head in `path`. source: the target's weights."""
+    """Return the seconds per draft token. source: the target's weights."""
     target = source.config
     head = runtimes.open_head(path, target)
     backend = head_backend(path, "", target.hidden_size, keeps=False)
@@ -119,7 +117,7 @@ def time_head(path: Path, source: TensorRows) -> float:
 
 
 def _median_s(step: Callable[[], object], count: int = 1) -> float:
-    """Return the median seconds of a step with cold caches, as after a pass of the target. count:
+    """Return the median seconds per step with cold caches, as after a pass of the target. count:
     steps per measurement."""
     other = np.zeros(_FLUSHED_VALUES, np.float32)
     times = []

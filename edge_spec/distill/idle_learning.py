@@ -1,9 +1,9 @@
 """`--learn`: train a head on an engine's answers while it is idle.
 
 The engine stores its answers with the hidden states that chose their tokens. A separate process
-trains Medusa heads on them, as `edge-spec distill` does, and is killed when an answer begins. A
-head drafts if a forecast on held-out answers says that it pays. Each model has a folder
-`learnt/NAME-DIGEST` in the cache, which only the user can read.
+trains Medusa heads on them as `edge-spec distill` does; it is killed when an answer begins. A head
+drafts if it is forecast to pay on held-out answers. A model's folder in the cache,
+`learnt/NAME-DIGEST`, is readable by its user only.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class KeptAnswer(NamedTuple):
 
 
 class HeadReport(NamedTuple):
-    """until: number of the first answer that the head has not seen. learnt_tokens: number of tokens
-    in training. speedup: forecast over plain decoding."""
+    """until: number of the first answer that the head has not seen. learnt_tokens: tokens in
+    training. speedup: forecast over plain decoding."""
 
     until: int
     learnt_tokens: int
@@ -78,7 +78,7 @@ class HeadReport(NamedTuple):
 
 @dataclass(frozen=True)
 class LearntFolder:
-    """One model's answers and the head trained on them."""
+    """One model's answers, and the head trained on them."""
 
     path: Path
     max_bytes: int = MAX_BYTES
@@ -104,7 +104,7 @@ class LearntFolder:
         return self.path / "answers"
 
     def make(self) -> None:
-        """Create the folder if missing. Raises StorageError."""
+        """Raises StorageError."""
         with as_storage_error(self.path, refusals=True):
             self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
             self._answers.mkdir(exist_ok=True)
@@ -125,11 +125,9 @@ class LearntFolder:
         return []
 
     def add(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
-        """Store an answer, and remove the oldest ones beyond the limit. states: [tokens,
-        hidden_size], from which the tokens were chosen.
-
-        Raises FileNotFoundError if the folder was removed, StorageError, OSError.
-        """
+        """Store an answer; remove the oldest ones beyond the limit. states: [tokens, hidden_size]
+        that chose the tokens. Raises FileNotFoundError if the folder was removed, StorageError,
+        OSError."""
         answers = self.answers()
         number = answers[-1].number + 1 if answers else 0
         arrays = {"prompt": np.array(prompt, np.int64), "tokens": tokens, "states": to_half(states)}
@@ -142,7 +140,7 @@ class LearntFolder:
                 left -= size
 
     def examples(self, answers: Sequence[KeptAnswer], target: ModelConfig) -> Iterator[Example]:
-        """Yield training examples; remove answers that are damaged or from another target."""
+        """Yield examples; remove answers that are damaged or another target's."""
         for each in answers:
             path = self._file(each)
             try:
@@ -154,7 +152,7 @@ class LearntFolder:
                 path.unlink(missing_ok=True)
 
     def report(self) -> HeadReport | None:
-        """Return the head's report; None without a readable one."""
+        """Return None without a readable report."""
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             found = json.loads((self.head / "report.json").read_bytes())
             learnt, speedup = found["tokens"]["learnt"], found["forecast"]["speedup"]
@@ -167,7 +165,7 @@ class LearntFolder:
         return next((int(name) for name in names if name.isdecimal()), None)
 
     def has_work(self) -> bool:
-        """Return True if a training is unfinished, or enough answers are new."""
+        """Return True if a training is unfinished or enough answers are new."""
         answers, report = self.answers(), self.report()
         if {each.is_held_out for each in answers} != {True, False}:
             return False
@@ -182,7 +180,7 @@ class LearntFolder:
 
 
 def folder_of(name: str, *parts: str) -> LearntFolder:
-    """Return a model's folder. parts: all that its hidden states depend on."""
+    """parts: all that a model's hidden states depend on."""
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     return LearntFolder(cache_directory() / DIRECTORY / f"{name}-{digest}")
 
@@ -195,7 +193,7 @@ def kept_folders() -> list[Path]:
 
 
 def document(path: Path) -> dict[str, Any]:
-    """Return a model folder's entry in `edge-spec learn status --json`."""
+    """Return an entry of `edge-spec learn status --json`."""
     folder = LearntFolder(path)
     answers, report = folder.answers(), folder.report()
     return {
@@ -211,7 +209,7 @@ def document(path: Path) -> dict[str, Any]:
 
 
 def _example(arrays: dict[str, np.ndarray], target: ModelConfig, is_held_out: bool) -> Example:
-    """Raises ValueError, KeyError unless the arrays are an answer of this target."""
+    """Raises ValueError, KeyError unless it is an answer of this target."""
     prompt, tokens, states = (arrays[name] for name in ("prompt", "tokens", "states"))
     text = np.concatenate([prompt, tokens]).astype(np.int32)
     if states.shape != (len(tokens), target.hidden_size) or text.max() >= target.vocab_size:
@@ -241,8 +239,8 @@ def require_learnable(asked: AskedOptions) -> None:
 
 
 def start_learning(models: OpenModels) -> Learner:
-    """Raises UnsupportedModelError, UsageError if the model or runtime does not support learning,
-    StorageError if nothing can be stored."""
+    """Raises UnsupportedModelError, UsageError without support by the model or runtime,
+    StorageError."""
     target, placed = models.target, models.prepared
     name, runtime = placed.target.name, placed.target.runtime.name
     if target.config.encoder is not None:
@@ -260,11 +258,11 @@ def start_learning(models: OpenModels) -> Learner:
 
 
 class Learner:
-    """Stores answers and opens trained heads. If another process already learns from the model, it
-    only drafts with the trained head."""
+    """Stores answers and opens trained heads; if another process learns from the model, only the
+    latter."""
 
     def __init__(self, models: OpenModels) -> None:
-        """Raises StorageError if nothing can be stored."""
+        """Raises StorageError."""
         placed = models.prepared
         source, target = placed.source, placed.target
         self._placed, self._models = placed, models
@@ -350,7 +348,7 @@ class Learner:
             self._take_head()
 
     def _take_head(self) -> None:
-        """Open the head if it is new and pays; a damaged one does not draft."""
+        """Open a new head if it pays; a damaged one does not draft."""
         report = self._folder.report()
         if report == self._report:
             return
@@ -367,8 +365,7 @@ class Learner:
 
 
 def learn_while_idle(assignment: str) -> None:
-    """Train and write a head on one core with the lowest priority. Raises an EdgeSpecError,
-    OSError."""
+    """Train a head on one core with the lowest priority. Raises an EdgeSpecError, OSError."""
     give_way(LOWEST)
     given = json.loads(assignment)
     folder = LearntFolder(Path(given["folder"]))
@@ -385,8 +382,8 @@ def learn_while_idle(assignment: str) -> None:
 
 
 def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) -> None:
-    """given: `model`, whose output matrix the head shares; `passes_s`, seconds of its passes by
-    rows; `eos_ids`. Raises an EdgeSpecError, OSError, and what `progress` raises."""
+    """given: `model`, whose output matrix the head shares; `passes_s`, seconds of passes by rows;
+    `eos_ids`. Raises an EdgeSpecError, OSError, and what `progress` raises."""
     from edge_spec.distill.training import Lesson, train  # lazy: imports PyTorch
 
     weights = open_tables(Source(given["model"], lambda what, fraction: None), _SHARES)
@@ -418,8 +415,8 @@ def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) 
 
 
 class _Watch:
-    """Interrupts a training once the machine is needed, and aborts it if its answers were removed.
-    most_s: processor time."""
+    """Interrupts a training when the machine is needed, and aborts it when its answers were
+    removed. most_s: processor time."""
 
     def __init__(self, folder: LearntFolder, most_s: float) -> None:
         self._folder, self._most_s = folder, most_s

@@ -1,8 +1,8 @@
-"""Ask the target questions whose answers its drafter is trained on.
+"""Prompts whose answers a drafter is trained on.
 
-Prompts come from a file or from the target: an instruct model writes a user's message once its chat
+They come from a file or from the target: an instruct model writes a user's message once its chat
 template has begun one (Xu et al. 2024, Magpie). A code model is asked to write, change and explain
-code, and a few general questions.
+code, and a few other things.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _BEGINNINGS = (
 
 @dataclass(frozen=True, eq=False)
 class Conversation:
-    """A prompt and the target's answer. start: index of the answer's first token, at least 1.
-    is_held_out: for evaluation, never for training."""
+    """A prompt and the target's answer. start: of the answer among the tokens, at least 1.
+    is_held_out: for evaluation only."""
 
     tokens: np.ndarray  # [tokens] int32
     start: int
@@ -65,14 +65,14 @@ class Question(NamedTuple):
 
 
 class Tasks(ABC):
-    """Numbered questions; a number always yields the same one."""
+    """Numbered questions, reproducible on every machine."""
 
     max_tokens: int  # of an answer
     count: int | None = None  # number of tasks; None: unlimited
 
     @property
     def identity(self) -> str:
-        """A digest that changes with the tasks, some of which quote Python's standard library."""
+        """Digest of the tasks, which may quote Python's standard library."""
         return _digest(repr((VERSION, sys.version_info[:3], self)))
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Tasks(ABC):
 
 
 class GivenPrompts(Tasks):
-    """A user's prompts, each answered several times in rounds; held-out ones once, greedily."""
+    """A user's prompts, answered several times in rounds; held-out ones once, greedily."""
 
     def __init__(self, prompts: Sequence[str], max_tokens: int) -> None:
         """Raises UsageError for fewer than two prompts: some are held out."""
@@ -144,13 +144,13 @@ def require_own_prompts(engine: Engine) -> None:
 
 
 def _before_message(engine: Engine) -> str:
-    """Return what the chat template writes before a user's message; "" if it drops the message."""
+    """Return what the chat template writes before a user's message; "" if it drops that."""
     text = engine.parts.text.rendered([{"role": "user", "content": _MARK}], ())
     return text.partition(_MARK)[0] if _MARK in text else ""
 
 
 def _write_message(engine: Engine, text: str, params: SamplingParams, stop: Event) -> str | None:
-    """Return a message that the target ended by itself, if it is long enough."""
+    """Return a message of sufficient length that the target ended itself."""
     question = Question(engine.encode(text), False, params)
     written = answer(engine, question, _PROMPT_TOKENS, stop)
     if written is None or written.tokens[-1] not in engine.parts.text.eos_ids:
@@ -198,8 +198,8 @@ _MOST_CHARACTERS = 1600
 
 @dataclass(frozen=True)
 class PackagedTasks(Tasks):
-    """Coding requests built from packaged parts and functions of Python's standard library. Every
-    fourth answer is sampled."""
+    """Coding requests made of packaged parts and Python's standard library. Every fourth answer is
+    sampled."""
 
     max_tokens: int
     seed: int = 0
@@ -212,7 +212,7 @@ class PackagedTasks(Tasks):
         return Question(engine.parts.text.prompt_of(self.prompt(task)), is_held_out, sampling)
 
     def prompt(self, task: int) -> str:
-        """Return the prompt of a task, the same on every machine with the same Python version."""
+        """Return a task's prompt, the same for the same version of Python."""
         random, parts = np.random.default_rng([self.seed, task]), _parts()
         kind = str(random.choice(list(_KINDS), p=list(_KINDS.values())))
         language = _draw(random, parts["languages"])
@@ -252,7 +252,7 @@ def library_functions() -> tuple[str, ...]:
 
 
 def functions_of(source: str) -> Iterator[str]:
-    """Yield a file's functions and methods of medium length, dedented."""
+    """Yield a file's medium-sized functions and methods, dedented."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class DistillRequest:
     """The options of `edge-spec distill`. Raises UsageError for conflicting options and an
-    unwritable `out`, MissingDependencyError without PyTorch or onnxruntime, and without Ray if a
-    cluster is named."""
+    unwritable `out`, MissingDependencyError without PyTorch or onnxruntime, or Ray if requested."""
 
     out: Path | None = option(
         None, "Directory of the drafter; without it, the cache, where the model finds it by itself."
@@ -70,7 +69,7 @@ class DistillRequest:
 
 
 def _require_writable(directory: Path) -> None:
-    """Create the directory if needed. Raises UsageError now instead of after the training."""
+    """Raises UsageError now instead of after the training."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=directory):
@@ -82,8 +81,7 @@ def _require_writable(directory: Path) -> None:
 
 
 def require_trainer() -> None:
-    """Raises MissingDependencyError without PyTorch, or without onnxruntime, which runs
-    drafters."""
+    """Raises MissingDependencyError without PyTorch, or onnxruntime, which runs drafters."""
     for module, name, extra in (
         ("torch", "PyTorch", "distill"),
         ("onnxruntime", "onnxruntime", "cpu,distill"),
@@ -99,10 +97,10 @@ def require_trainer() -> None:
 class Kind:
     """How a kind of drafter is trained.
 
-    drafter: its name in `--drafter`. layers: the features that it reads; last the state after the
-    target's final norm, from which the teacher is computed; raises an EdgeSpecError for unsuitable
-    targets. of_answers: it reads no prompt features and shares only tables with its target;
-    otherwise it starts as a layer of the target.
+    drafter: its name in `--drafter`. layers: features to read; the last is the state after the
+    target's final norm, which the teacher needs; raises an EdgeSpecError for unsuitable targets.
+    of_answers: it reads no prompt features and shares only tables; otherwise it starts as a layer
+    of its target.
     """
 
     drafter: str

@@ -1,4 +1,4 @@
-"""Run `edge-spec distill`: answers, features, training, proof, and the finished drafter."""
+"""Run `edge-spec distill`: answers, features, training, proof."""
 
 from __future__ import annotations
 
@@ -52,12 +52,9 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def work_folder(source: Source, tasks: str) -> Iterator[Path]:
-    """Yield the folder of this model and these tasks, which a later training resumes; a log line
-    says so after an interrupt or on a full disk.
-
-    Removes it if empty, and others unused for KEPT_DAYS. Raises UsageError if another process uses
-    it.
-    """
+    """Yield the folder of a model's tasks, which a later training resumes; a log line says so after
+    an interrupt or on a full disk. Remove it if empty, and others unused for KEPT_DAYS. Raises
+    UsageError if another process uses it."""
     parent = cache_directory() / DIRECTORY
     key = hashlib.sha256(f"{source.identity} {tasks}".encode()).hexdigest()[:16]
     folder = parent / f"{source.name}-{key}"
@@ -85,7 +82,7 @@ def work_folder(source: Source, tasks: str) -> Iterator[Path]:
 
 
 def forget_training(folder: Path) -> None:
-    """Remove all but the answers, which another kind of drafter can be trained on."""
+    """Remove all but the answers, which other kinds of drafters can learn from."""
     for path in folder.iterdir():
         if path.name != ANSWERS_FILE:
             with suppress(OSError):
@@ -93,7 +90,6 @@ def forget_training(folder: Path) -> None:
 
 
 def _remove_old(parent: Path) -> None:
-    """Remove folders unused for KEPT_DAYS, except those in use."""
     for folder in parent.iterdir():
         with suppress(OSError):  # another process may be removing it
             is_old = time.time() - folder.stat().st_mtime > KEPT_DAYS * 86400
@@ -109,7 +105,7 @@ _PROOF = Extent(count=8, max_tokens=48, draws=0)
 
 @dataclass(frozen=True)
 class Distilled:
-    """The drafter at `path`, and its report, as `--json` prints it."""
+    """The drafter at `path`, and the report that `--json` prints."""
 
     path: Path
     report: dict[str, Any]
@@ -121,8 +117,8 @@ def distill(
     """Train a drafter, prove that it changes no text, and write it to `request.out`, or where the
     model finds it.
 
-    Finished work stays in the cache until then, and the same call resumes it. asked: how the model
-    is opened. Raises an EdgeSpecError, KeyboardInterrupt.
+    Until then the cache holds finished work, which the same call resumes. asked: how the model is
+    opened. Raises an EdgeSpecError, KeyboardInterrupt.
     """
     if asked.draft or asked.drafter != "auto":
         raise UsageError("the drafter is what is trained", remedy="Leave --draft, --drafter out.")
@@ -174,7 +170,7 @@ def _prepare(
     folder: Path,
     progress: Progress,
 ) -> tuple[str, Lesson]:
-    """Return the model's name, and the lesson. folder: stores finished work."""
+    """Return the model's name and the lesson. folder: stores finished work."""
     from edge_spec.distill.training import Lesson
 
     config, kind = weights.config, KINDS[request.kind]
@@ -209,8 +205,8 @@ def _choose_tasks(request: DistillRequest, source: Source) -> Tasks:
 
 
 def _open_weights(source: Source, kind: str) -> TensorRows:
-    """Raises UsageError if the target has no tables to share, UnsupportedModelError if the drafter
-    starts as a layer that only llama.cpp can read."""
+    """Raises UsageError without tables to share, UnsupportedModelError if the drafter would start
+    as a layer that only llama.cpp can read."""
     tables = open_tables(source, "a trained drafter shares")
     if KINDS[kind].of_answers:
         return tables

@@ -1,5 +1,5 @@
 """Drafters in training, in PyTorch: Medusa heads (Cai et al. 2024, Medusa-1) and an EAGLE-3 head
-(Li et al. 2025). Each computes states of a batch, which an output matrix scores."""
+(Li et al. 2025). Each computes states, which an output matrix scores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DISCOUNT = 0.8  # per further position in the loss (Li et al. 2025, EAGLE-3)
 
 
 def multiplies_bfloat16() -> bool:
-    """Return True if bfloat16 products are native: two to four times as fast as float32."""
+    """Return True if bfloat16 products are native: 2 to 4 times as fast as float32."""
     if torch.get_default_device().type == "cuda":
         return bool(torch.cuda.is_bf16_supported(False))
     told: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -40,7 +40,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def fast_products() -> Any:
-    """Round only the factors of products to bfloat16 in the block, if that is faster (Micikevicius
+    """In the block, round only the factors of products to bfloat16, if that is faster (Micikevicius
     et al. 2018, mixed precision)."""
     device = torch.get_default_device().type
     return torch.autocast(device, torch.bfloat16, enabled=multiplies_bfloat16())
@@ -48,7 +48,7 @@ def fast_products() -> Any:
 
 @contextmanager
 def training_device() -> Iterator[None]:
-    """Create PyTorch's tensors on the GPU, if any. Raises DeviceMemoryError."""
+    """Create tensors on the GPU, if any. Raises DeviceMemoryError."""
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         with device:
@@ -63,7 +63,7 @@ def training_device() -> Iterator[None]:
 
 
 class Trainee(ABC):
-    """A drafter in training. Its parameters are float32, by their names on disk."""
+    """A drafter in training. parameters: float32, by their names on disk."""
 
     parameters: dict[str, Tensor]
     num_positions: int
@@ -75,7 +75,7 @@ class Trainee(ABC):
 
     @property
     def matrix(self) -> Tensor:
-        """[scored tokens, hidden_size], which scores states during training."""
+        """[scored tokens, hidden_size], for scoring states."""
         return self._teacher.matrix
 
     @abstractmethod
@@ -90,15 +90,15 @@ class Trainee(ABC):
         return scores
 
     def drafts(self, batch: Batch) -> np.ndarray:
-        """Return a greedy chain's tokens after the target's own tokens, [anchors, positions]. Call
-        it without gradients."""
+        """Return a greedy chain, [anchors, positions], after the target's own tokens. Call without
+        gradients."""
         best = [logits.argmax(dim=-1).cpu().numpy() for logits in self.scores(batch)]
         found: np.ndarray = self._teacher.token_ids[np.stack(best, axis=1)]
         return found
 
 
 def make_trainee(teacher: Teacher, source: TensorRows, request: DistillRequest) -> Trainee:
-    """source: all of the target's weights for a kind that starts as a layer of it."""
+    """source: with all weights for a kind that starts as a layer of its target."""
     if request.kind == "medusa":
         return MedusaTrainee(teacher, request.positions)
     return Eagle3Trainee(teacher, source, request.positions, request.seed)
@@ -106,8 +106,8 @@ def make_trainee(teacher: Teacher, source: TensorRows, request: DistillRequest) 
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """Computes the target's distribution over the scored tokens. output: [scored tokens,
-    hidden_size] rows of its output matrix. token_ids: [scored tokens]."""
+    """The target's distribution over scored tokens. output: [scored tokens, hidden_size] rows of
+    its output matrix. token_ids: [scored tokens]."""
 
     config: ModelConfig
     output: np.ndarray
@@ -118,7 +118,7 @@ class Teacher:
         return torch.as_tensor(self.output)
 
     def probabilities(self, batch: Batch) -> list[Tensor]:
-        """Return probabilities by position, [anchors, scored tokens], renormalized over these."""
+        """Return probabilities by position, [anchors, scored tokens], renormalized."""
         wanted, rows = _drafted_rows(batch)
         logits = functional.linear(torch.as_tensor(batch.states)[wanted], self.matrix).float()
         logits = logits * self.config.logit_scale
@@ -130,8 +130,8 @@ class Teacher:
 
 
 def _drafted_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
-    """Return the rows after which something is drafted, [windows, rows + positions] bool; and their
-    indices by position, [anchors]."""
+    """Return the rows before drafted tokens, [windows, rows + positions] bool; and their indices by
+    position, [anchors]."""
     width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
     wanted = torch.zeros(batch.states.shape[:2], dtype=torch.bool)
     places = range(1, batch.written.shape[2] + 1)
@@ -142,8 +142,8 @@ def _drafted_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 
 def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
-    """Return the cross entropy to the target's distribution where the target wrote a scored token.
-    Its gradient equals that of the forward KL divergence."""
+    """Return the cross entropy to the target's distribution where the target wrote a scored token;
+    its gradient is the forward KL divergence's."""
     is_scored = np.zeros(teacher.config.vocab_size + 1, bool)  # -1, no token, is not scored either
     is_scored[teacher.token_ids] = True
     expected = teacher.probabilities(batch)
@@ -165,8 +165,8 @@ def as_arrays(parameters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 class MedusaTrainee(Trainee):
-    """Head k is z + SiLU(A z + b), and starts as the target's own choice. The output matrix stays
-    the target's."""
+    """Head k is z + SiLU(A z + b), initially the target's own choice, with the target's output
+    matrix."""
 
     def __init__(self, teacher: Teacher, num_heads: int) -> None:
         hidden = teacher.config.hidden_size
@@ -209,11 +209,11 @@ _FEATURES = 3
 
 class Eagle3Trainee(Trainee):
     """One decoder layer over the inputs of three target layers, each normed first as in EAGLE-3.1,
-    which needs fewer steps.
+    which takes fewer steps.
 
     It starts as the target's last layer over the last feature, with the target's output matrix. It
-    is trained as it drafts: after the first position it reads its own last state instead of
-    features, with the tokens that the target wrote (training-time test, section 3.2).
+    trains as it drafts: after the first position it reads its own last state instead of features,
+    with the tokens that the target wrote (training-time test, section 3.2).
     """
 
     def __init__(
@@ -270,21 +270,20 @@ class Eagle3Trainee(Trainee):
         return functional.linear(x, self.parameters[name + ".weight"])
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
-        """Divide the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
+        """RMSNorm of the last axis (Zhang & Sennrich 2019)."""
         epsilon = self._teacher.config.norm_epsilon
         scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + epsilon)
         return x * scale * self.parameters[name + ".weight"]
 
     def _joined(self, features: Tensor) -> Tensor:
-        """[windows, rows, layers, hidden_size] -> [windows, rows, hidden_size]. Norms are
-        needed: late layers have larger features than early ones, and a text's first token much
-        larger ones."""
+        """[windows, rows, layers, hidden_size] -> [windows, rows, hidden_size]. Normed, since
+        features grow with depth, and are much larger for a text's first token."""
         each = [self._normed(features[:, :, at], f"fc_norm.{at}") for at in range(_FEATURES)]
         return self._linear(torch.cat(each, dim=-1), "fc")
 
     def _read(self, tokens: np.ndarray, stream: Tensor) -> Tensor:
-        """Return the attention's input: tokens with features, or with states instead. -1 is no
-        token; what follows it is not learned."""
+        """Return the attention's input: tokens with features or states. Nothing is learned after
+        -1, no token."""
         ids, places = np.unique(np.maximum(tokens, 0), return_inverse=True)
         embedded = torch.as_tensor(self._tables.embed(ids))
         token = embedded[torch.as_tensor(places.reshape(tokens.shape))]
@@ -292,8 +291,8 @@ class Eagle3Trainee(Trainee):
         return torch.cat([token, self._normed(stream, "midlayer.hidden_norm")], dim=-1)
 
     def _heads(self, read: Tensor, name: str, positions: Tensor) -> Tensor:
-        """Return [windows, heads, rows, head_dim], with keys and values repeated for each query
-        head. name: q, k or v. positions: [windows, rows]."""
+        """Return [windows, heads, rows, head_dim]; each query head has its own keys and values.
+        name: q, k or v. positions: [windows, rows]."""
         config = self._teacher.config
         made = self._linear(read, f"midlayer.self_attn.{name}_proj").float()
         made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
@@ -305,7 +304,7 @@ class Eagle3Trainee(Trainee):
         return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
 
     def _after_attention(self, stream: Tensor, mixed: Tensor) -> Tensor:
-        """mixed: [windows, rows, query heads * head_dim], the attention's output."""
+        """mixed: [windows, rows, query heads * head_dim]."""
         stream = stream + self._linear(mixed, "midlayer.self_attn.o_proj")
         inner = self._normed(stream, "midlayer.post_attention_layernorm")
         gate = functional.silu(self._linear(inner, "midlayer.mlp.gate_proj"))
@@ -314,8 +313,8 @@ class Eagle3Trainee(Trainee):
 
 
 def _anchor_rows(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return each window's anchor rows, which are its last ones, [windows, most anchors] int64,
-    padded by repeating the last row; and which of them are no padding."""
+    """Return each window's anchor rows, its last ones, [windows, most anchors] int64, padded with
+    the last row; and which are no padding."""
     counts = batch.anchors.sum(axis=1, keepdims=True)
     places = np.arange(counts.max())
     last = batch.anchors.shape[1] - 1
@@ -334,8 +333,8 @@ def _attend(
     sees: Tensor,
     own: list[tuple[Tensor, Tensor]],
 ) -> Tensor:
-    """Return [windows, most anchors, query heads * head_dim]. Anchors attend to the first
-    position's rows up to their own, `of_text`, and to their own row at further positions."""
+    """Return [windows, most anchors, query heads * head_dim]. Anchors attend to the first position
+    up to their row, `of_text`, and to their own row at further positions."""
     keys, values = of_text
     scores = (queries @ keys.transpose(-1, -2)).float().masked_fill(~sees, -torch.inf)
     beside = [(queries * each).sum(-1, keepdim=True) for each, _ in own]
@@ -388,8 +387,8 @@ class Drafter:
     config: dict[str, Any]
 
     def write(self, directory: Path) -> None:
-        """Write the files, with float32 as float16 where it fits. Raises StorageError if the disk
-        is full, OSError."""
+        """Write float32 as float16 where it fits. Raises StorageError if the disk is full,
+        OSError."""
         tensors = {name: _to_half(values) for name, values in self.tensors.items()}
         _write_safetensors(directory / "model.safetensors", tensors)
         config = json.dumps(self.config, indent=2)
@@ -436,8 +435,7 @@ def layer_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def rope_scaling_config(config: ModelConfig) -> dict[str, Any] | None:
-    """Return `rope_scaling` of config.json; None without scaling, or for a kind that config.json
-    cannot express."""
+    """Return `rope_scaling` of config.json; None if there is none, or none that it can express."""
     scaling = config.rope_scaling
     if scaling is None or scaling.kind == "factors":  # listed one by one, as in GGUF files
         return None

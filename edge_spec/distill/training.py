@@ -1,4 +1,4 @@
-"""Train a drafter in PyTorch. An interrupt between two steps does not change the result."""
+"""Train a drafter in PyTorch; interrupts between steps do not change the result."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """What a drafter learns from, and how the training runs.
+    """What a drafter learns from, and how.
 
     - weights: the target's; all of them for a kind that starts as a layer of it.
-    - token_ids: scored tokens, ascending.
+    - token_ids: scored, ascending.
     - passes_s: seconds of the target's passes here, by rows.
-    - time_drafter: measures the seconds per draft token of the drafter in a directory.
+    - time_drafter: measures a draft token's seconds for the drafter in a directory.
     - folder: stores the unfinished training.
     - threads: None: PyTorch's choice.
     - name: of the training; "": derived from all that decides it.
-    - save_every_s: between evaluations, at which it is always saved.
+    - save_every_s: besides each evaluation.
     """
 
     examples: Sequence[Example]
@@ -84,14 +84,14 @@ class Lesson:
 
     @property
     def divided(self) -> tuple[list[Example], list[Example]]:
-        """The training examples, and the held-out ones."""
+        """Training examples, and held-out ones."""
         held_out = [each for each in self.examples if each.conversation.is_held_out]
         return [each for each in self.examples if not each.conversation.is_held_out], held_out
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results on held-out conversations after `step` steps. loss: mean training loss since the last
+    """Results on held-out conversations after `step` steps. loss: mean since the last
     evaluation."""
 
     step: int
@@ -103,8 +103,8 @@ class Evaluation:
 
 @dataclass(eq=False)
 class TrainingState:
-    """step: number of finished steps. arrays: current parameters, the optimizer's and the best
-    ones, named "best/NAME" and so on. losses: since the last evaluation."""
+    """step: number of finished steps. arrays: current parameters, the optimizer's and the best ones
+    ("best/NAME"). losses: since the last evaluation."""
 
     step: int = 0
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class TrainingState:
 
 
 def load_state(path: Path) -> TrainingState | None:
-    """Return None without a state, or for a damaged one, which is logged."""
+    """Return None without a state; log a damaged one."""
     try:
         arrays, (step, told, losses) = load_arrays(path)
         history = [
@@ -180,8 +180,8 @@ def _report(training: Training, lesson: Lesson) -> dict[str, Any]:
 
 
 def time_untrained(lesson: Lesson, trainee: Trainee, name: str) -> float:
-    """Return the seconds per draft token, timed before training, which does not change the
-    arithmetic. name: of its directory, so that a later call finds it after a kill."""
+    """Return the seconds per draft token before training, which does not change the arithmetic.
+    name: of the directory, so that a later call finds it after a kill."""
     with scratch_beside(lesson.folder / "untrained") as work:
         path = work / name
         path.mkdir()
@@ -304,7 +304,7 @@ class Training:
                 self._trainee.parameters[name].copy_(torch.as_tensor(values))
 
     def _digest(self, lesson: Lesson, request: DistillRequest) -> str:
-        """Return a digest of all that decides the training, except for pass times."""
+        """Digest all that decides the training; pass times do not."""
         decides = [request.kind, request.positions, self._seed]
         answered = [each.conversation.num_answered for each in lesson.examples]
         decides += [self._epochs, self._rows, *answered]
@@ -313,7 +313,7 @@ class Training:
 
 
 def rate_at(step: int, total: int) -> float:
-    """Return the learning rate's share of its maximum: a linear rise, then a cosine."""
+    """Return the share of the maximum rate: a linear rise, then a cosine."""
     warm = max(1, int(total * _WARM_UP))
     if step < warm:
         return (step + 1) / warm

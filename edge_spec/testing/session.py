@@ -41,8 +41,7 @@ def check_session(model: Model, tolerance: float) -> SessionReport:
 
 
 def _branching(tokens: Sequence[int]) -> TokenTree:
-    """Build a tree of 7 tokens with three paths of different lengths, which branch at rows 0 and
-    1."""
+    """Build a tree of 7 tokens: three paths of different lengths, branching at rows 0 and 1."""
     parents = np.array([-1, 0, 1, 1, 0, 4, 5], np.int32)
     return TokenTree(np.array(tokens, np.int32), parents, np.ones(7, np.float32))
 
@@ -52,8 +51,8 @@ def _path(tree: TokenTree, row: int) -> list[int]:
 
 
 class SessionCheck:
-    """Compares each row of a pass with a plain decoding of its path. Each public method checks one
-    promise on its own sessions."""
+    """Compares each row of a pass with plain decoding of its path. Public methods each check one
+    promise on their own sessions."""
 
     def __init__(self, model: Model, tolerance: float) -> None:
         self.max_difference = 0.0
@@ -70,7 +69,7 @@ class SessionCheck:
         self._alone: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
 
     def alone(self, text: Sequence[int], path: Sequence[int]) -> np.ndarray:
-        """Return the logits [vocab] of plain steps for the last token of `path` after `text`."""
+        """Return plain decoding's logits [vocab] for the last token of `path` after `text`."""
         if (tuple(text), tuple(path)) not in self._alone:
             session = self._opened(text)
             for end, token in enumerate(path, start=1):
@@ -81,7 +80,7 @@ class SessionCheck:
         return self._alone[tuple(text), tuple(path)]
 
     def score(self, session: Session, tree: TokenTree) -> np.ndarray:
-        """Return the compared values of a pass, [rows, ...]; here its logits."""
+        """Return the values to compare, [rows, ...]; here logits."""
         found: np.ndarray = session.forward(tree).logits.copy()
         return found
 
@@ -93,7 +92,6 @@ class SessionCheck:
         self.max_difference = max(self.max_difference, difference)
 
     def passes(self) -> None:
-        """Check rows after a prefill, a commit, a rollback and a restore."""
         self.prefill_in_chunks()
         self.commit_of_a_chain()
         if self._tree is not None:
@@ -227,7 +225,7 @@ class SessionCheck:
         """Prepare a new session; subclasses override it."""
 
     def _holds(self, when: str, session: Session, text: Sequence[int]) -> None:
-        """Check that a session scores like one that has read exactly `text`."""
+        """Check that a session scores as after reading exactly `text`."""
         assert session.length == len(text), f"the length is that of the text {when}"
         for kind, tree in (("chain", self._chain), ("tree", self._tree)):
             if tree is not None:

@@ -1,7 +1,7 @@
 """Answer prompts in turns with and without drafting.
 
-llama-server takes part if it is on the PATH, with the same GGUF file in its own process. Counts and
-times cover decoding alone, from an answer's first token, which comes from the prefill, to its last.
+llama-server takes part if it is on the PATH, with the same GGUF file. Its counts and times are of
+decoding alone: from the answer's first token, which the prefill gives, to the last.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Side:
 
 
 def own_sides(engine: Engine, sampling: SamplingParams = GREEDY) -> list[Side]:
-    """Return the engine's two ways: with drafting, and plain."""
+    """Return an engine with its drafters, and without."""
     return [Side(name, partial(decode, engine, name, sampling)) for name in (DRAFTING, PLAIN)]
 
 
@@ -94,7 +94,7 @@ class BenchPlan:
 
     @property
     def context_length(self) -> int:
-        """Tokens of the longest prompt and answer, plus room for draft tokens."""
+        """Tokens of the longest prompt and answer, and of some drafts."""
         longest = max(len(self.warm_up), *(len(task.tokens) for task in self.tasks))
         return min(self.room, longest + max(self.max_tokens, _WARM_UP_TOKENS) + _DRAFT_TOKENS)
 
@@ -121,7 +121,7 @@ class BenchMeasurement:
 @dataclass(frozen=True)
 class SampledMeasurement:
     """A part of the prompts measured again with sampling. how: `sampling` in words, its `source`,
-    and the prompts `per_category`."""
+    prompts `per_category`."""
 
     measured: BenchMeasurement
     how: Mapping[str, Any]
@@ -130,7 +130,7 @@ class SampledMeasurement:
 def make_plan(
     engine: Engine, prompts: Sequence[Prompt], max_tokens: int, repetitions: int
 ) -> BenchPlan:
-    """Tokenize the prompts. Raises ContextFullError if none fits the model."""
+    """Tokenize prompts. Raises ContextFullError if none fits."""
     room = engine.parts.model.config.context_length - engine.parts.min_rows + 1
     tasks, skipped = [], []
     for prompt in prompts:
@@ -149,13 +149,11 @@ def make_plan(
 
 
 def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> BenchMeasurement:
-    """Answer each prompt on all sides, one right after another; the first two alternate in going
-    first. KeyboardInterrupt ends it early with partial results. Another program's side that fails
-    is given up.
+    """Answer each prompt on all sides in succession; the first two alternate in going first.
+    KeyboardInterrupt ends it with partial results; another program's side that fails is given up.
 
-    Repetitions are passes over all prompts: a drafter that sees the same prompt twice in a row
-    takes it for the same conversation and knows the answer. With a single prompt, the warm-up
-    before each pass separates them.
+    Repetitions are passes over all prompts: a drafter that meets a prompt twice in a row takes it
+    for the same conversation and knows the answer. With one prompt, the warm-up separates passes.
     """
     passes: list[list[dict[str, Run]]] = []  # runs by side of each turn
     failures: dict[str, str] = {}
@@ -202,8 +200,7 @@ _END_S = 5.0  # for a server to exit on its own
 
 @dataclass
 class Peer:
-    """Another program and its weights. sides, settings: of its plain and its drafting way; if one
-    is missing, `note` says why."""
+    """Another program. sides, settings: plain and drafting; if one is missing, `note` says why."""
 
     weights: str
     name: str = _SERVER
@@ -223,7 +220,7 @@ class Peer:
 
 @contextmanager
 def open_peer(gguf: Path, weights: str, threads: int, plan: BenchPlan) -> Iterator[Peer]:
-    """Run two servers until the block ends. gguf: their model file; weights: its name."""
+    """Run two servers until the block ends. weights: the GGUF file's name."""
     command = ["-m", str(gguf), "-c", str(plan.context_length), "-np", "1"]
     command += ["-t", str(threads), "-tb", str(threads)]
     with ExitStack() as stack:
@@ -239,8 +236,8 @@ def open_peer(gguf: Path, weights: str, threads: int, plan: BenchPlan) -> Iterat
 
 
 def _start_server(options: Sequence[str], stack: ExitStack) -> tuple[Answer, str]:
-    """Start the server on a local port; return its answer function and version. Raises OSError,
-    RuntimeError if it does not start."""
+    """Return a local server's answer function and version. Raises OSError, RuntimeError if it does
+    not start."""
     program = shutil.which(_SERVER)
     if program is None:
         raise FileNotFoundError(f"{_SERVER} is not on the PATH")

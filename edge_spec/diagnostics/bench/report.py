@@ -1,4 +1,4 @@
-"""Report a benchmark: rates and ratios with intervals, as a JSON document and as a page."""
+"""Report a benchmark's rates and ratios with intervals, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -36,17 +36,16 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Paired:
-    """Measurements of a side and of its base, paired by prompt and time.
+    """A side and its base, measured next to each other.
 
-    values: float64 [4, prompts, repetitions]; tokens and seconds, then those of the base.
+    values: float64 [4, prompts, repetitions]: tokens, seconds, and the base's tokens and seconds.
     """
 
     values: np.ndarray
 
     @property
     def rate(self) -> float:
-        """Tokens a second: all tokens over all seconds, of each prompt's median over
-        repetitions."""
+        """All tokens over all seconds, with each prompt's median over repetitions."""
         tokens, seconds, _, _ = _totals(self.values)
         return float(tokens / seconds)
 
@@ -63,9 +62,9 @@ def joined(strata: Sequence[Paired]) -> Paired:
 def speedup(strata: Sequence[Paired], seed: int = 0) -> Interval:
     """Return the ratio of the overall rates, with a 95 % confidence interval.
 
-    It is a percentile bootstrap (Efron 1979): resamples prompts within each stratum, and for each
-    its repetitions in pairs. The interval covers other prompts of these kinds on this machine, not
-    other machines.
+    It is a percentile bootstrap (Efron 1979): it resamples prompts within each stratum, and each
+    one's repetitions in pairs. It covers other prompts of these kinds on this machine, not other
+    machines.
     """
     generator = np.random.default_rng(seed)
     drawn = sum((_resampled(each, generator) for each in strata), np.zeros((4, 1)))
@@ -74,9 +73,9 @@ def speedup(strata: Sequence[Paired], seed: int = 0) -> Interval:
 
 
 def prompt_speedups(paired: Paired) -> list[Interval]:
-    """Return each prompt's median ratio over its repetitions, with their minimum and maximum. These
-    two enclose the true median with a probability of 1 - 2 ** (1 - repetitions): 75 % for three, 97
-    % for six."""
+    """Return each prompt's median, least and greatest ratio over its repetitions. The true median
+    is between the latter two with a probability of 1 - 2 ** (1 - repetitions): 75% for three, 97%
+    for six."""
     ratios = _ratio(paired.values)
     columns = (np.median(ratios, axis=1), ratios.min(axis=1), ratios.max(axis=1))
     return [Interval(*map(float, row)) for row in zip(*columns, strict=True)]
@@ -90,8 +89,7 @@ def _resampled(paired: Paired, generator: np.random.Generator) -> np.ndarray:
 
 
 def _totals(values: np.ndarray) -> np.ndarray:
-    """Return [4, ...]: medians over repetitions, summed over prompts. values: [4, ..., prompts,
-    reps]."""
+    """Sum over prompts the medians over repetitions: [4, ..., prompts, repetitions] -> [4, ...]."""
     totals: np.ndarray = np.median(values, axis=-1).sum(axis=-1)
     return totals
 
@@ -109,9 +107,9 @@ MIN_OCCURRENCES = 3
 def in_loops(tokens: Sequence[int]) -> np.ndarray:
     """Return which tokens are in loops, [tokens] bool.
 
-    A loop is a stretch in which each token equals the one `period` tokens before it, of at least
-    MIN_OCCURRENCES periods, each of at most MAX_PERIOD tokens. The first occurrence of the passage
-    does not count: nothing predicted it. Takes O(tokens * MAX_PERIOD).
+    In a loop of at least MIN_OCCURRENCES periods of at most MAX_PERIOD tokens, each token equals
+    the one a period before it. The first occurrence does not count: nothing predicted it. Takes
+    O(tokens * MAX_PERIOD).
     """
     text = np.asarray(tokens, np.int64)
     in_loop: np.ndarray = np.zeros(len(text), np.bool_)
@@ -139,7 +137,7 @@ def document(
     peer: Peer | None = None,
     sampled: SampledMeasurement | None = None,
 ) -> Document:
-    """Return the report of at least one answer; docs/cli.md lists the fields."""
+    """Report at least one answer; docs/cli.md lists the fields."""
     answered = measured.answered
     found: Document = {
         "machine": describe_machine(),
@@ -160,7 +158,7 @@ def document(
         found["settings"]["partial"] |= drawn.partial
         if drawn.answered:
             total = _summary(drawn.answered)
-            del total["differing_texts"]  # sampled texts always differ
+            del total["differing_texts"]  # sampled texts differ anyway
             tasks = [each.task for each in drawn.answered]
             greedy = _summary([each for each in answered if each.task in tasks])
             found["sampled"] = {**sampled.how, "total": total, "greedy": greedy}
@@ -175,11 +173,9 @@ def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
 
 
 def _rates(answered: Sequence[Answered], side: str = DRAFTING, base: str = PLAIN) -> Document:
-    """Return the rates of a side and its base, and their ratio, None for fewer than LEAST_ANSWERS
-    of each. For a single prompt it is the median of its repetitions.
-
-    Prompts with untimed answers are left out: other programs do not time the first token.
-    """
+    """Return the rates of a side and its base, and their ratio: None for fewer than LEAST_ANSWERS
+    of each; for one prompt the median over repetitions. Other programs do not time the first token,
+    so prompts with untimed answers are left out."""
     timed = [each for each in answered if all(run.num_tokens for run in each.of(side, base))]
     pairs = [_paired(each, side, base) for each in by_category(timed).values()]
     if not pairs:
@@ -255,7 +251,7 @@ def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
 
 
 def _peer(peer: Peer, measured: BenchMeasurement) -> Document:
-    """Return another program's speedup, and our rate over each of its two ways."""
+    """Return another program's speedup, and our rate over its two."""
     answered = measured.answered
     plain, drafting = (name in answered[0].runs for name in (peer.plain, peer.drafting))
     found = _summary(answered if plain and drafting else [], peer.drafting, peer.plain)

@@ -1,6 +1,6 @@
-"""`edge-spec doctor --run`: check a model on a device against the public session tests, the same
-runtime's CPU, and its own texts without drafting. Each check runs in its own process, since drivers
-may crash or hang."""
+"""`edge-spec doctor --run`: check a model on a device with the public session tests, against the
+same runtime's CPU and its own plain texts. Each check has its own process, since drivers may crash
+or hang."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _silent(what: str, fraction: float) -> None:
 
 @dataclass(frozen=True)
 class DeviceCheck:
-    """A model and its options, which name the runtime."""
+    """A model and its options; the runtime is named."""
 
     model: str
     asked: AskedOptions
@@ -65,8 +65,7 @@ class DeviceCheck:
         return (self.asked.device or "cpu").strip().lower() == "cpu"
 
     def prepare(self, progress: Progress) -> None:
-        """Convert the model if needed, while progress can be shown. Errors are left to the check
-        that opens it."""
+        """Convert the model while progress can be shown; the check that opens it reports errors."""
         with suppress(EdgeSpecError):
             plan, _ = choose_plan(plans_for(Source(self.model, progress), self.asked))
             for each in (plan.target, *plan.drafts):
@@ -100,8 +99,7 @@ def _judge(check: str, is_right: bool, found: str, remedy: str, **numbers: Any) 
 
 
 def check_opening(request: DeviceCheck) -> Iterator[Finding]:
-    """Time loading and the first steps. Raises a library's own error if it cannot load the
-    model."""
+    """Time loading and the first steps. Raises a library's own errors."""
     began = time.perf_counter()
     with request.opened() as model:
         load_s = time.perf_counter() - began
@@ -128,8 +126,8 @@ def check_opening(request: DeviceCheck) -> Iterator[Finding]:
 
 
 def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Finding:
-    """Find heavy operators that a provider silently left to the CPU. placement: from
-    `node_placement`. on_cpu: the CPU was requested."""
+    """Find heavy operators that a provider silently left to the CPU. placement: see
+    `node_placement`."""
     left = {
         operator: count
         for provider, nodes in placement.items()
@@ -145,7 +143,6 @@ def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Fi
 
 
 def check_sessions(request: DeviceCheck) -> Iterator[Finding]:
-    """Run the public session tests, and compare with the same runtime's CPU."""
     with request.opened(context_length=CONTEXT_TOKENS) as model:
         yield _check_promises(model)
         yield from _compare(request, model)
@@ -167,8 +164,8 @@ def _check_promises(model: Model) -> Finding:
 
 
 def _compare(request: DeviceCheck, model: Model) -> Iterator[Finding]:
-    """Compare logits after a short and a long prompt with the CPU's: a device that is consistently
-    wrong passes all tests against itself."""
+    """Compare logits after a short and a long prompt with the CPU's: a consistently wrong device
+    passes tests against itself."""
     room = model.config.context_length - len(_BRANCHES)
     found = {length: _score(model, length) for length in {min(t, room) for t in PROMPTS}}
     wrong = sorted(length for length in found if not np.isfinite(found[length]).all())
@@ -193,7 +190,7 @@ def _compare(request: DeviceCheck, model: Model) -> Iterator[Finding]:
 
 
 def _score(model: Model, prompt_tokens: int, trees: bool = True) -> np.ndarray:
-    """Return the logits of random tokens, the same on every device, [rows, vocab] float32."""
+    """Score random tokens, the same on every device: [rows, vocab] float32."""
     parents = _BRANCHES if trees and model.capabilities.trees else _CHAIN
     rows = len(parents)
     drawn = np.random.RandomState(0).randint(0, model.config.vocab_size, prompt_tokens + rows)
@@ -225,7 +222,7 @@ CHECKS: dict[str, tuple[str, Callable[[DeviceCheck], Iterator[Finding]]]] = {
 
 
 def run_check(name: str, request: str) -> list[dict[str, Any]]:
-    """Run a check in another process; return findings as JSON, also those before an error."""
+    """Run in another process; return findings as JSON, also those before an error."""
     found: list[Finding] = []
     try:
         found.extend(CHECKS[name][1](DeviceCheck.from_json(request)))
@@ -239,7 +236,7 @@ def run_check(name: str, request: str) -> list[dict[str, Any]]:
 def run_checks(
     request: DeviceCheck, progress: Progress, isolate: Callable[..., Any] = isolated
 ) -> Iterator[Finding]:
-    """Run all checks, also after failures; a crash or hang is a finding."""
+    """Run all checks, also after failures; crashes and hangs are findings."""
     step_s = 0.0
     for name, (title, _) in CHECKS.items():
         progress(title, 0.0)

@@ -1,5 +1,4 @@
-"""The examination of `edge-spec doctor`: the machine, edge-spec's caches, and the models and plan
-of a start."""
+"""Examine the machine, the caches, and the models and plan of a start for `edge-spec doctor`."""
 
 from __future__ import annotations
 
@@ -48,10 +47,9 @@ def diagnose(
     hashes: bool = False,
     devices: Callable[[], list[Device]] = list_devices,
 ) -> Report:
-    """Examine everything without fetching, converting or changing anything, or reading weights.
+    """Fetch, convert and change nothing, and read no weights.
 
-    asked: options of the start. hashes: also of files that take seconds. Raises UsageError for
-    invalid options.
+    asked: options of the start. hashes: also of files that take seconds. Raises UsageError.
     """
     report = Report()
     with ThreadPoolExecutor(1) as aside:
@@ -111,8 +109,8 @@ def _diagnose_models(source: Source, asked: AskedOptions, hashes: bool, report: 
 def _is_here(
     source: Source, role: str, hashes: bool, report: Report, in_pair: bool = False
 ) -> bool:
-    """Report on the model's files; return False after a fault. in_pair: they were checked with
-    their target's."""
+    """Report on a model's files; return False after a fault. in_pair: they were checked with the
+    target's."""
     num_found = len(report.findings)
     report.add(role, "model", _check_source(source, role, report))
     if role not in report.examined:
@@ -138,7 +136,7 @@ def _check_source(source: Source, role: str, report: Report) -> Iterator[Finding
 def _opening(
     source: Source, asked: AskedOptions, report: Report
 ) -> tuple[EnginePlan, list[Examined]] | None:
-    """Return the plan of a start, and its target and drafts; None if it would refuse."""
+    """Return the plan, target and drafts of a start; None if it would refuse."""
     role = ROLES[0]
     try:
         plan, _ = choose_plan(plans_for(source, asked))
@@ -155,13 +153,12 @@ def _opening(
 
 
 def _check_choice(plan: EnginePlan) -> Iterator[Finding]:
-    """Report what a start would run the model on, and why."""
     what, _, told = plan.explain()[0].partition(": ")
     yield note(what, told) if plan.target.refusals else ok(what, told)
 
 
 def check_head(path: Path, target: ModelConfig) -> Iterator[Finding]:
-    """Raises an EdgeSpecError for a head that is damaged, unsupported, or another target's."""
+    """Raises an EdgeSpecError for a damaged or unsupported head, or another target's."""
     head = runtimes.open_head(path, target)
     if not isinstance(head, AssistantHead):
         runtimes.load_runtime("ort")  # it runs the head
@@ -169,7 +166,7 @@ def check_head(path: Path, target: ModelConfig) -> Iterator[Finding]:
 
 
 def check_machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
-    """machine: from `describe_machine`."""
+    """machine: see `describe_machine`."""
     versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
     system, _, python = str(machine["system"]).partition(", ")
     yield ok("versions", f"{python}, {versions}")
@@ -194,7 +191,7 @@ def check_disk(cache: Path) -> Iterator[Finding]:
 
 
 def refusal(cache: Path) -> str | None:
-    """Return why the cache cannot be written; None if it can."""
+    """Return why the cache cannot be written, if so."""
     there = _nearest(cache)
     if not there.is_dir():
         return f"{there} is no directory"

@@ -1,5 +1,5 @@
-"""Checks of one model in a plan: intact files, readable headers, a chat template that asks for an
-answer, and an answer that ends."""
+"""Check a model of a plan: its files are intact, its chat template asks for an answer, and answers
+end."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ HASHED_BYTES = 1_000_000_000  # in all; hashing more takes seconds and must be r
 
 @dataclass(frozen=True)
 class Examined:
-    """One model of a plan. prepared: None if a start converts it first. published: declares its
-    text: a manifest, a model file, or what another library's exporter will convert."""
+    """prepared: None if a start converts the model first. published: declares its text: a manifest,
+    a model file, or what another library's exporter will convert."""
 
     role: str
     plan: ModelPlan
@@ -48,7 +48,7 @@ class Examined:
 
     @classmethod
     def of(cls, role: str, plan: ModelPlan, progress: Progress) -> Examined:
-        """Read headers alone. Raises an EdgeSpecError if a start could not open it."""
+        """Read only headers. Raises an EdgeSpecError if a start could not open it."""
         plan.require_devices()
         prepared = plan.find()
         if prepared is None:
@@ -62,7 +62,7 @@ class Examined:
 
     @property
     def config(self) -> ModelConfig | None:
-        """The configuration; None before conversion by another library's exporter."""
+        """None before conversion by another library's exporter."""
         if self.prepared is not None:
             return self.prepared.config
         config = getattr(self.published, "config", None)
@@ -77,8 +77,8 @@ class Examined:
 
 
 def check_files(source: Source, hashes: bool) -> Iterator[Finding]:
-    """Compare sizes and hashes with the manifest, and find unlisted files. hashes: also of files
-    that take seconds. Raises BundleError for the first wrong file."""
+    """Compare sizes and hashes with the manifest; find unlisted files. hashes: also of files that
+    take seconds. Raises BundleError."""
     directory, manifest = source.path, _manifest(source)
     if source.member is not None:
         directory = source.member.directory
@@ -126,7 +126,7 @@ def check_model(model: Examined) -> Iterator[Finding]:
 
 
 def check_ends(model: Examined, vocab_size: int) -> Iterator[Finding]:
-    """Report the tokens that end an answer, and what declares each."""
+    """Report end tokens, and what declares each."""
     for token in model.published.eos_ids:
         if not 0 <= token < vocab_size:
             yield fault("end of text", f"{token} is no token", "Export it again.")
@@ -173,7 +173,6 @@ def check_template(text: ChatFormat, vocab_size: int) -> Iterator[Finding]:
 
 
 def _check_turns(text: ChatFormat) -> Iterator[Finding]:
-    """Try a system message, a question, and several turns."""
     system = "the template leaves it out"
     try:
         if str(_SYSTEM["content"]) in text.template().render((_SYSTEM, CONVERSATION[0])):

@@ -65,8 +65,8 @@ def problem(check: str, error: EdgeSpecError | OSError) -> Finding:
 
 @dataclass
 class Report:
-    """examined: what the findings are about, for JSON. runtime: of the target; None if a start
-    would refuse."""
+    """examined: what the findings are about, for JSON. runtime: the target's; None if a start would
+    refuse."""
 
     findings: list[Finding] = field(default_factory=list)
     examined: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Report:
         return "warnings" if Severity.WARNING in levels else "ok"
 
     def add(self, group: str, check: str, findings: Iterable[Finding]) -> None:
-        """Add a check's findings; an error that it raises becomes one, too."""
+        """Add a check's findings, and an error that it raises."""
         try:
             self.findings.extend(each.of(group) for each in findings)
         except (EdgeSpecError, OSError) as error:
@@ -88,7 +88,7 @@ class Report:
 
 
 def document(report: Report) -> Document:
-    """Return the JSON report. docs/doctor.md lists the fields."""
+    """docs/doctor.md lists the fields."""
     findings = [asdict(finding) for finding in report.findings]
     return {"verdict": report.verdict, "findings": findings, **report.examined}
 

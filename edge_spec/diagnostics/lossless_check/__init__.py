@@ -1,4 +1,4 @@
-"""`edge-spec verify`: check on this machine that speculation does not change a model's output."""
+"""`edge-spec verify`: check that speculation does not change what a model writes here."""
 
 from __future__ import annotations
 

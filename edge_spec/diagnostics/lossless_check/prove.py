@@ -1,4 +1,4 @@
-"""Compare speculative with plain texts token by token, and report the whole proof."""
+"""Compare speculative with plain texts token by token, and report the proof."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _LEAST_EVENTS = 5  # fewer accepted or rejected draft tokens show nothing
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token at which a text left the plain one.
+    """The first token that differs from the plain text.
 
-    margin: by which the plain choice won there, in logits; None if one text only ended. near_tie:
-    within the noise and MOST_NOISE.
+    margin: of the plain choice, in logits; None if one text only ended. near_tie: within the noise
+    and MOST_NOISE.
     """
 
     prompt: str
@@ -57,9 +57,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Texts:
-    """near_ties: greedy choices within the noise; most equal the plain ones. num_recovered: tokens
-    that replaced rejected draft tokens. num_branching: rounds with branching drafts, counted while
-    all draft tokens are verified."""
+    """near_ties: greedy choices within the noise; most equal plain ones. num_recovered:
+    replacements of rejected draft tokens. num_branching: rounds with branching drafts while all
+    draft tokens are verified."""
 
     num_prompts: int = 0
     num_tokens: int = 0
@@ -77,13 +77,13 @@ class Texts:
 
     @property
     def passed(self) -> bool | None:
-        """None if the texts are equal but too little happened to show anything."""
+        """None if equal texts show nothing, because too little happened."""
         equal = all(each.near_tie for each in self.differing)
         return None if equal and self.missing else equal
 
     @property
     def num_rejected(self) -> int:
-        """Rejections; a branching round counts as one, since at most one branch can match."""
+        """Rejections; of two branches, one is always rejected."""
         return self.num_recovered + self.num_branching
 
     @property
@@ -93,8 +93,8 @@ class Texts:
 
 @dataclass(frozen=True)
 class TextComparison:
-    """params: greedy, or only a temperature and a seed. noise: change of a margin, in logits, that
-    a pass's width may cause."""
+    """params: greedy, or only a temperature and a seed. noise: how far a pass's width may change a
+    margin, in logits."""
 
     engine: Engine
     params: SamplingParams
@@ -102,10 +102,10 @@ class TextComparison:
     noise: float
 
     def compare(self, what: str, tasks: Sequence[Task], progress: Progress) -> Texts:
-        """Compare each prompt's answer with the plain one, generated right before it.
+        """Compare each prompt's answer with the plain one, generated right before.
 
-        For every other task all draft tokens are verified from the first on. The others use the
-        engine's settings, which may skip drafts that do not pay.
+        In every other task, all draft tokens are verified from the first on. The others use the
+        engine's settings, which may skip what does not pay.
         """
         found = Texts()
         with self.engine.verifying_all_draft_tokens() as exercised:
@@ -152,8 +152,8 @@ class TextComparison:
         )
 
     def _margin(self, before: Sequence[int], position: int, won: int, lost: int) -> float:
-        """Return the margin in logits, which equals that in log probabilities. In a seeded choice
-        (sampling.py) the largest log(probability) / temperature - log(E) wins."""
+        """Return the margin in logits, which log probabilities share. In a seeded choice
+        (sampling.py), the largest log(probability) / temperature - log(E) wins."""
         scores = [self._log_probability(before, token) for token in (won, lost)]
         if self.params.seed is not None:
             key = Draws(self.params.seed, Purpose.POSITION).at(position)
@@ -162,7 +162,7 @@ class TextComparison:
         return abs(scores[0] - scores[1])
 
     def _log_probability(self, before: Sequence[int], token: int) -> float:
-        """Return a token's log probability in plain decoding."""
+        """Score a token as plain decoding does."""
         forced = SamplingParams(logit_bias={token: _FORCED})
         with self.engine.without_drafting():
             result = self.engine.generate(before, max_tokens=1, sampling=forced, logprobs=0)
@@ -182,9 +182,9 @@ _SEEDED = SamplingParams(temperature=0.7, seed=1)
 
 @dataclass(frozen=True)
 class Proof:
-    """seeded, sampling: None without draws, and in exact mode for models that sample by plain steps
-    alone. lossless: the promise. numerics: how rows depend on their pass's width. skipped: ids of
-    prompts too long for the context."""
+    """seeded, sampling: None without draws, and for a model that samples by plain steps alone in
+    exact mode. lossless: the promise. numerics: how rows depend on their pass's width. skipped: ids
+    of prompts too long for the context."""
 
     model: str
     runtime: str
@@ -207,8 +207,8 @@ class Proof:
 
     @property
     def passed(self) -> bool | None:
-        """None if nothing failed but a part shows nothing: too few draft tokens were accepted or
-        rejected. Allowed near ties are no failure."""
+        """None if nothing failed but a part shows nothing: too few accepted or rejected draft
+        tokens. Allowed near ties are no failure."""
         found = {part.passed for part in self.parts.values()}
         return False if False in found else None if None in found else True
 
@@ -218,7 +218,7 @@ class Proof:
 
     @property
     def not_exercised(self) -> tuple[str, ...]:
-        """What else speculation does that this proof does not cover."""
+        """What speculation does beyond this proof."""
         found = ["several conversations at once: one was answered at a time"]
         if not any(part.num_branching for part in (self.greedy, self.seeded) if part is not None):
             found.insert(0, "branches: no verified draft tokens branched")
@@ -233,10 +233,8 @@ class Proof:
 
 
 def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: Progress) -> Proof:
-    """Compare an engine with its own plain decoding; it stays usable.
-
-    Raises UsageError for an engine without drafters, ContextFullError if no prompt fits.
-    """
+    """Compare an engine with its own plain decoding; it stays usable. Raises UsageError without
+    drafters, ContextFullError if no prompt fits."""
     if engine.drafter == "none":
         raise UsageError(
             "without a drafter there is nothing to verify",
@@ -284,7 +282,7 @@ def _measure(engine: Engine) -> BatchInvariance:
 
 
 def document(proof: Proof, device: str) -> Document:
-    """Return the JSON report; docs/lossless.md lists the fields."""
+    """docs/lossless.md lists the fields."""
     machine = describe_machine()
     versions = machine.pop("versions")
     return {
@@ -382,8 +380,8 @@ def _summary(proof: Proof) -> str:
 
 
 def checks(proof: Proof) -> list[tuple[str, str, str]]:
-    """Return name, mark and figures of each check. A mark is "pass", "ties" (texts differ at
-    allowed near ties), "fail", or "inconclusive"."""
+    """Return name, mark and figures of each check. Marks: "pass", "ties" (texts differ at allowed
+    near ties), "fail", "inconclusive"."""
     found = []
     for name, part in proof.parts.items():
         if isinstance(part, Sampling):

@@ -1,11 +1,11 @@
-"""Compare the distribution of speculative texts with the exact one of plain decoding. The tests'
-rate of false alarms holds for any number of draws and any probabilities.
+"""Compare the distribution of speculative texts with plain decoding's exact one. The rate of false
+alarms holds for any number of draws and any probabilities.
 
 Of n draws of k texts, let p be each text's probability and f its share. Relative entropy is D = sum
-of f ln(f / p). Correct draws reach n D >= t with a probability of at most exp(k - 1 - t) (t / (k -
+of f ln(f / p); correct draws reach n D >= t with a probability of at most exp(k - 1 - t) (t / (k -
 1))^(k - 1) (Agrawal 2020, for t > k - 1). Total variation is half the sum of |f - p|. Its mean is
-at most half the sum of sqrt(p (1 - p) / n), because E|f - p| is at most the standard deviation, and
-it exceeds its mean by e with a probability of at most exp(-2 n e^2) (McDiarmid 1989).
+at most half the sum of sqrt(p (1 - p) / n), since E|f - p| is at most the standard deviation; it
+exceeds the mean by e with a probability of at most exp(-2 n e^2) (McDiarmid 1989).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Fit:
         return self.passed_within(0.0, 0.0)
 
     def passed_within(self, change: float, distance: float) -> bool:
-        """Return True if the draws may come from probabilities q, each within a factor exp(change)
-        of p, and all within `distance` in total variation.
+        """Return True if draws may come from probabilities q, each within a factor exp(change) of
+        p, all within `distance` in total variation.
 
         D of p exceeds D of q by the sum of f ln(q / p), which is at most the sum of (q - p)^2 / p
         and of (f - q) ln(q / p).
@@ -70,7 +70,7 @@ class Fit:
 
 
 def fit(counts: Mapping[Cell, int], probabilities: Mapping[Cell, float]) -> Fit:
-    """counts: draws of each text. probabilities: of each possible text, positive."""
+    """counts: of each text drawn. probabilities: positive, of each possible text."""
     num_draws = sum(counts.values())
     p = np.array(list(probabilities.values()))
     f = np.array([counts.get(text, 0) for text in probabilities]) / num_draws
@@ -107,8 +107,8 @@ class Sampling:
     """How draws of `num_tokens` tokens fit their exact probabilities.
 
     noise_bound: how far other pass widths may move the distribution, in total variation.
-    noise_factor: how far a text's log probability. told_apart: probability of texts whose tokens
-    are all known, without LAST_PLACE.
+    noise_factor: how far a text's log probability. told_apart: probability of texts without
+    LAST_PLACE.
     """
 
     num_tokens: int
@@ -128,15 +128,14 @@ class Sampling:
 
     @property
     def passed(self) -> bool | None:
-        """None if the draws show nothing."""
         if not self.within_noise:
             return False
         return None if self.missing else True
 
     @property
     def missing(self) -> str:
-        """Why the draws show nothing: too few accepted or rejected draft tokens, or enough noise to
-        hide a wrong rule; else ""."""
+        """Why draws show nothing: too few accepted or rejected draft tokens, or noise that may hide
+        a wrong rule; "" if they do."""
         least = max(1, round(_LEAST_SHARE * self.fit.num_draws))
         accepted, rejected = self.origins[Origin.ACCEPTED], self.origins[Origin.RECOVERED]
         allowed = self.fit.total_variation_bound + self.noise_bound
@@ -151,16 +150,16 @@ class Sampling:
 @dataclass(frozen=True)
 class Reference:
     """What may be drawn. If noise may swap the last token that top-k keeps, its competitors count
-    as one token, LAST_PLACE, which ends the text.
+    as one, LAST_PLACE, which ends the text.
 
-    competitors: these tokens, by the text before them.
+    competitors: by the text before them.
     """
 
     probabilities: dict[Cell, float]
     competitors: dict[Cell, frozenset[int]]
 
     def cell(self, text: Cell) -> Cell:
-        """Return the text, cut after its first competitor, which becomes LAST_PLACE."""
+        """Cut the text at its first competitor, as LAST_PLACE."""
         for i, token in enumerate(text):
             if token in self.competitors.get(text[:i], ()):
                 return (*text[:i], LAST_PLACE)
@@ -174,11 +173,11 @@ def check_sampling(
     progress: Progress,
     prompts: Sequence[Sequence[int]] = (),
 ) -> Sampling:
-    """Draw texts with all draft tokens verified, whether or not that pays. Drawing uses no seed, so
-    that drafts are sampled, too, except in exact mode.
+    """Draw with all draft tokens verified, whether or not that pays, and without a seed, so that
+    drafts are sampled, too (except in exact mode).
 
     Half of the texts follow unpredictable words, half follow text that the target began after them
-    or after one of `prompts`. noise: of a logit's distance to the largest.
+    or one of `prompts`. noise: of a logit's distance to the largest.
     """
     words = engine.encode(" ".join(Random(0).choices(_WORDS, k=_NUM_WORDS)))
     agreed = _agreed(engine, [words, *prompts], progress)
@@ -212,8 +211,8 @@ def _draw(engine: Engine, prompt: Sequence[int]) -> Sequence[Token]:
 
 
 def _agreed(engine: Engine, prompts: Sequence[Sequence[int]], progress: Progress) -> list[int]:
-    """Return a prompt with the beginning of the target's answer after which draft tokens are most
-    often accepted, but not always. These draws do not count."""
+    """Return a prompt and the beginning of its answer after which draft tokens are most often
+    accepted, but not always. These draws do not count."""
     candidates: list[list[int]] = []
     for prompt in prompts:
         begun = list(prompt[: engine.context_length // 2])
@@ -236,8 +235,8 @@ def _agreed(engine: Engine, prompts: Sequence[Sequence[int]], progress: Progress
 
 
 def _reference(engine: Engine, prompt: Sequence[int], noise: float) -> Reference:
-    """Compute the probabilities of all texts (usually TOP_K ** NUM_TOKENS), with a plain step for
-    each prefix."""
+    """Compute all texts' probabilities (usually TOP_K ** NUM_TOKENS), with a plain step per
+    prefix."""
     competitors: dict[Cell, frozenset[int]] = {}
 
     def walk(path: Cell, probability: float) -> Iterator[tuple[Cell, float]]:
@@ -269,7 +268,7 @@ def _likeliest(engine: Engine, before: Sequence[int]) -> Sequence[Alternative]:
 
 
 def _last_place(likeliest: Sequence[Alternative], least: float, change: float) -> frozenset[int]:
-    """Return the tokens whose membership in the top k may depend on `change` in their differences.
+    """Return the tokens whose place in the top k `change` in their differences may decide.
 
     likeliest: the largest first. least: log probability of the last one kept.
     """
@@ -281,7 +280,7 @@ def _last_place(likeliest: Sequence[Alternative], least: float, change: float) -
 
 
 def missing_events(num_accepted: int, num_rejected: int, least: int) -> str:
-    """Say what happened less than `least` times; "" if both are enough."""
+    """Say what happened less than `least` times; "" if nothing."""
     counts = {"accepted": num_accepted, "rejected": num_rejected}
     return " and ".join(
         f"{count} of at least {least} draft tokens were {what}"
