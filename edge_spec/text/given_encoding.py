@@ -36,7 +36,7 @@ def fresh_characters(*texts: str) -> Iterator[str]:
 
 
 def touches(given: Sequence[int], start: int, end: int) -> bool:
-    """Return True if a place (sorted) is in start <= place < end."""
+    """Return True if any of the sorted places is in range(start, end)."""
     at = bisect_left(given, start)
     return at < len(given) and given[at] < end
 

@@ -55,7 +55,7 @@ class SourceEnd:
 
     @property
     def lacks_language(self) -> bool:
-        """Whether no token sets a translator's answer language."""
+        """Whether no token tells a translator the language of its answer."""
         return bool(self.languages) and self.tokens[-1] not in self.languages.values()
 
     def as_templates_have_it(self, tokenizer: tokenizers.Tokenizer) -> SourceEnd:
@@ -111,13 +111,13 @@ class SourceEnd:
         return self.languages[name]
 
     def some(self, name: str = "") -> str:
-        """List some of the languages, those with similar names first."""
+        """List a few languages, similar names first."""
         names: Sequence[str] = get_close_matches(name, self.languages, _LISTED) or [*self.languages]
         return ", ".join(sorted(names[:_LISTED]))
 
 
 class _Shared:
-    """Makes the library's tokenizer weakly referenceable, as its own class only is since 0.23.1."""
+    """Supports weak references, which the library's own class only does since 0.23.1."""
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self.library = library
@@ -127,7 +127,7 @@ _open: WeakValueDictionary[bytes, _Shared] = WeakValueDictionary()
 
 
 def _share(json: str, num_tokens: int | None) -> _Shared:
-    """Return one shared, immutable tokenizer per text, since a target and its draft often have the
+    """Return one shared, immutable tokenizer per text, as a target and its draft often have the
     same: reading a large vocabulary takes a third of a second. Raises ModelFileError."""
     text = f"{num_tokens} {json}"
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
@@ -191,8 +191,6 @@ class Tokenizer:
         return self._whole(self._encoded, text)
 
     def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
-        """Implements `TextCodec.encode_given`. Raises like `encode`."""
-
         def encoded(text: str) -> list[int]:
             return encode_given(self._tokenizer, text, given, control)
 
@@ -217,8 +215,6 @@ class Tokenizer:
             return text
 
     def piece(self, token: int) -> bytes:
-        """Return a token's bytes within a text, maybe part of a character; none for a special
-        token."""
         return self._pieces(token)
 
     @cached_property
@@ -247,38 +243,32 @@ class Tokenizer:
         return ByteStream(self.piece, self._first_piece)
 
     def _first_piece(self, token: int) -> bytes:
-        """Return a token's bytes at the beginning of a text, where a space may be dropped."""
+        """Return the token's bytes at the beginning of a text, where a space may be dropped."""
         text = self._decoded([token])
         return self.piece(token) if _UNREADABLE in text else text.encode()
 
     def vocabulary(self) -> dict[str, int]:
-        """Return ids by spelling, special tokens included."""
         tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return tokens
 
     def added_tokens(self) -> dict[str, tuple[int, bool]]:
-        """Return each added token's id, and whether it is special, by its text."""
         added = self._tokenizer.get_added_tokens_decoder().items()
         return {one.content: (token, one.special) for token, one in added}
 
     @property
     def reads_variants(self) -> bool:
-        """Whether added tokens have other spellings, such as in lower case."""
         if not changes_text(self._tokenizer.normalizer):
             return False
         return any(one.normalized for one in self._tokenizer.get_added_tokens_decoder().values())
 
     def token_text(self, token: int) -> str:
-        """Return a token's spelling, also a special one's."""
         return self._tokenizer.id_to_token(token) or ""
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of a spelling, also a special token's."""
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
     def special_text(self, token: int) -> str:
-        """Return a special token's spelling, which decoded text lacks; "" for others."""
         return self._specials.get(token, "")
 
     @cached_property
@@ -294,7 +284,7 @@ def _is_given_up(error: BaseException) -> bool:
 
 
 def _is_of_file(error: BaseException) -> bool:
-    """Return False for errors that no damaged file causes, as with another library version."""
+    """Return False for errors of our code or another library version."""
     of_code = (AttributeError, ImportError, TypeError)
     return _is_given_up(error) or (isinstance(error, Exception) and not isinstance(error, of_code))
 

@@ -1,4 +1,4 @@
-"""The parts that an answer may have, and a reader that splits it while it is generated."""
+"""The parts that an answer may have, and their incremental reader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ThoughtForm:
 
     @property
     def lead(self) -> str:
-        """What opens the text after a thought, such as the name of a channel."""
+        """What opens the text after a thought, such as a channel's name."""
         return self.ending.partition(self.closing)[2].strip()
 
     @property
@@ -232,7 +232,6 @@ SWITCHES = ("enable_thinking", "thinking")  # template variables that turn thoug
 
 
 def speaks_of_thoughts(form: str) -> bool:
-    """Return True if a grammar closes the thought itself."""
     return any(closing.strip() in form for _, closing in TAGS[:-1])  # the last one ends any message
 
 

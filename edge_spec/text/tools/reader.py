@@ -67,7 +67,7 @@ class CallSteps(AnswerReader):
             self._add(PartKind.TEXT, text)
 
     def _begin_call(self, name: str, id: str | None = None) -> None:
-        """id: as written; replaced if the answer already used it."""
+        """id: as written; replaced if the answer used it before."""
         if not id or id in self._ids:
             id = new_id()
         self._ids.add(id)
@@ -200,7 +200,6 @@ class CallReader(CallSteps):
             yield from self._read_untagged()
 
     def _read_next(self) -> Steps[None]:
-        """Read text and the next calls; drop tags left over after calls."""
         starts = _STARTS if self._reads_untagged else ()
         starts = tuple(each for each in starts if each not in self._markers)
         while True:
@@ -221,7 +220,6 @@ class CallReader(CallSteps):
             self._show(len(marker))
 
     def _read_start(self) -> Steps[None]:
-        """Handle a fence, a foreign tag or a brace."""
         if not self._is_in_code and (yield from self._read_untagged()):
             return
         length = 1
@@ -233,7 +231,6 @@ class CallReader(CallSteps):
         self._show(length)
 
     def _read_untagged(self) -> Steps[bool]:
-        """Read calls without the format's tags, if any."""
         own = tuple(each for each in _TAGS if each in self._markers)
         others = tuple(each for each in (*_TAGS, *_PYTHON_TAGS) if each not in own)
         openings: list[Head] = [[("", *_FENCES), others], [_FENCES, own]]
@@ -244,7 +241,6 @@ class CallReader(CallSteps):
         return is_call
 
     def _read_calls(self, openings: Sequence[str]) -> Steps[bool]:
-        """Read calls after one of these openings, if any."""
         form = self._form
         for opening in openings:
             self._begin(is_sure=not form.is_bare)
@@ -429,7 +425,6 @@ class CallReader(CallSteps):
         self._add_arguments("}" if names else "{}")
 
     def _goes_on(self, *, is_first: bool) -> Steps[bool]:
-        """Return True at an argument's name, False at the end of the call."""
         comma = self._keyed.comma.strip()
         while True:
             self._take((yield from self._after_space()))
@@ -448,7 +443,6 @@ class CallReader(CallSteps):
             self._take(1)  # nothing else belongs between arguments
 
     def _read_key(self) -> Steps[str | None]:
-        """Return the argument's name, if any."""
         colon, ending, mark = self._keyed.colon, self._ends[0], ""
         sign = colon.strip()[0]
         marks = (sign,) if ending.startswith(sign) else (sign, ending)
