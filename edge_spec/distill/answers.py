@@ -71,7 +71,6 @@ class ConversationFile:
 
 
 def _parse(line: bytes) -> tuple[int, Conversation | None] | None:
-    """Return None for a damaged or incomplete line."""
     with suppress(OverflowError, TypeError, ValueError):
         task, start, is_held_out, tokens = json.loads(line)
         found = Conversation(np.array(tokens, np.int32), int(start), bool(is_held_out))

@@ -209,7 +209,7 @@ def document(path: Path) -> dict[str, Any]:
 
 
 def _example(arrays: dict[str, np.ndarray], target: ModelConfig, is_held_out: bool) -> Example:
-    """Raises ValueError, KeyError unless it is an answer of this target."""
+    """Raises ValueError, KeyError for another target's answer."""
     prompt, tokens, states = (arrays[name] for name in ("prompt", "tokens", "states"))
     text = np.concatenate([prompt, tokens]).astype(np.int32)
     if states.shape != (len(tokens), target.hidden_size) or text.max() >= target.vocab_size:
@@ -308,7 +308,6 @@ class Learner:
             self._release = None
 
     def _write(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
-        """Store an answer unless the folder was removed meanwhile."""
         try:
             if self._folder.is_forgotten:
                 self._report, self._head = None, None

@@ -150,7 +150,7 @@ def _before_message(engine: Engine) -> str:
 
 
 def _write_message(engine: Engine, text: str, params: SamplingParams, stop: Event) -> str | None:
-    """Return a message of sufficient length that the target ended itself."""
+    """Return a message that the target ended itself, if it is long enough."""
     question = Question(engine.encode(text), False, params)
     written = answer(engine, question, _PROMPT_TOKENS, stop)
     if written is None or written.tokens[-1] not in engine.parts.text.eos_ids:

@@ -130,8 +130,8 @@ class Teacher:
 
 
 def _drafted_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
-    """Return the rows before drafted tokens, [windows, rows + positions] bool; and their indices by
-    position, [anchors]."""
+    """Return the rows from which draft tokens are predicted, [windows, rows + positions] bool; and
+    by position their indices, [anchors]."""
     width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
     wanted = torch.zeros(batch.states.shape[:2], dtype=torch.bool)
     places = range(1, batch.written.shape[2] + 1)
@@ -282,8 +282,8 @@ class Eagle3Trainee(Trainee):
         return self._linear(torch.cat(each, dim=-1), "fc")
 
     def _read(self, tokens: np.ndarray, stream: Tensor) -> Tensor:
-        """Return the attention's input: tokens with features or states. Nothing is learned after
-        -1, no token."""
+        """Return the attention's input: tokens with features or states. -1 is no token; what
+        follows it is not learned."""
         ids, places = np.unique(np.maximum(tokens, 0), return_inverse=True)
         embedded = torch.as_tensor(self._tables.embed(ids))
         token = embedded[torch.as_tensor(places.reshape(tokens.shape))]
@@ -313,8 +313,8 @@ class Eagle3Trainee(Trainee):
 
 
 def _anchor_rows(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return each window's anchor rows, its last ones, [windows, most anchors] int64, padded with
-    the last row; and which are no padding."""
+    """Return each window's anchor rows, [windows, most anchors] int64; and a mask of those that are
+    no padding, which repeats the last row. A window's anchors are its last rows."""
     counts = batch.anchors.sum(axis=1, keepdims=True)
     places = np.arange(counts.max())
     last = batch.anchors.shape[1] - 1
@@ -323,7 +323,6 @@ def _anchor_rows(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _of_rows(made: Tensor, rows: Tensor) -> Tensor:
-    """[windows, rows, size] -> [windows, most anchors, size]."""
     return made.gather(1, rows[:, :, None].expand(-1, -1, made.shape[2]))
 
 

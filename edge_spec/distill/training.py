@@ -304,7 +304,7 @@ class Training:
                 self._trainee.parameters[name].copy_(torch.as_tensor(values))
 
     def _digest(self, lesson: Lesson, request: DistillRequest) -> str:
-        """Digest all that decides the training; pass times do not."""
+        """Return a digest of all that decides the training, which pass times do not."""
         decides = [request.kind, request.positions, self._seed]
         answered = [each.conversation.num_answered for each in lesson.examples]
         decides += [self._epochs, self._rows, *answered]

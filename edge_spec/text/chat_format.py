@@ -192,7 +192,6 @@ class ChatFormat:
         return prompt[next(ends, -1) + 1 :]
 
     def _markup(self, tokens: Sequence[int]) -> str:
-        """Decode tokens, special ones included."""
         stream, special = self.tokenizer.stream(), self.tokenizer.special_text
         return "".join(stream.push(token) or special(token) for token in tokens)
 
@@ -296,8 +295,8 @@ def with_every_end(text: ChatFormat, vocab_size: int) -> ChatFormat:
 
 
 def _turn_end(text: ChatFormat) -> int | None:
-    """Return the first control token that the chat template writes after an answer; None without
-    one, if it also begins a message, or if the template refuses."""
+    """Return the control token that the template writes after an answer; None without one, if it
+    also begins a message, or if the template refuses."""
     if text.chat_template is None:
         return None
     with suppress(EdgeSpecError):

@@ -182,8 +182,8 @@ class ChatTemplate:
         eos_token: str = "",
         special_tokens: SpecialTokens = MappingProxyType({}),
     ) -> None:
-        """special_tokens: by name, such as pad_token; override the others. Empty tokens are not
-        passed on."""
+        """special_tokens: by name, such as pad_token; they override the others. Empty ones are
+        dropped."""
         if source is None:
             raise UnsupportedModelError(
                 "this model has no chat template",
@@ -299,7 +299,6 @@ def _in_parts(message: Message) -> Message:
 
 
 def _variables(options: PromptOptions) -> dict[str, Any]:
-    """Raises UsageError."""
     own = options.get("template_kwargs") or {}
     if not isinstance(own, Mapping) or not all(isinstance(name, str) for name in own):
         raise UsageError(

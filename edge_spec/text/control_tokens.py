@@ -56,7 +56,6 @@ class ControlTokens:
 
     @cached_property
     def _around(self) -> str:
-        """What the template writes around short messages; "" if it refuses them."""
         try:
             return self._template.render(CONVERSATION).partition(FOLLOW_UP)[0]
         except EdgeSpecError:
@@ -117,7 +116,6 @@ class ControlTokens:
         return bool(self._symbols.search(text)) or text.strip() in self._names
 
     def _hidden(self, texts: Sequence[str]) -> dict[str, str]:
-        """Map each replaced character to its placeholder."""
         found = set().union(*texts)
         fresh = fresh_characters(*texts, *self._template.literals)
         letters = set().union(*self._names)

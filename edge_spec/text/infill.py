@@ -229,6 +229,5 @@ class Infill:
 
 
 def _stepped(num_cut: int, room: int) -> int:
-    """Round the number of tokens to cut up to a whole step."""
     step = max(1, min(_STEP_TOKENS, room // 8))
     return -(-num_cut // step) * step

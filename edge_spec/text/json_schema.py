@@ -195,7 +195,7 @@ class _Checker:
         return {"anyOf": [found, {"type": "null"}]} if is_null else found
 
     def _keywords(self, raw: Mapping[Any, Any], path: str) -> dict[str, Any]:
-        """Return the enforceable keywords. Null means unset, as many programs write it."""
+        """Return the enforceable keywords. Many programs write null for unset ones."""
         given: dict[str, Any] = {}
         for keyword, value in _with_tags(raw).items():
             is_unset = value is None and keyword != "const"
@@ -242,7 +242,6 @@ class _Checker:
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _target(self, ref: str) -> Any:
-        """Return None if there is no such part."""
         if not re.match(r"#(/|$)", ref):
             return None
         found: Any = self._schema
@@ -440,7 +439,6 @@ def _without_lookahead(pattern: str) -> str:
 
 @lru_cache(maxsize=256)
 def _fault_of(pattern: str) -> str:
-    """Return llguidance's error, or ""."""
     library = open_llguidance()
     schema = json.dumps({"type": "string", "pattern": pattern})
     try:

@@ -160,7 +160,7 @@ def _systems(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Me
 
 
 def _in_a_row(messages: Sequence[Message]) -> list[bool]:
-    """For each message but the first: does the user or assistant continue?"""
+    """Return for each message but the first whether the user or assistant continues speaking."""
     return [
         before["role"] == after["role"] and after["role"] in ("user", "assistant")
         for before, after in pairwise(messages)

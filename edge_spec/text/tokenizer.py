@@ -243,7 +243,6 @@ class Tokenizer:
         return ByteStream(self.piece, self._first_piece)
 
     def _first_piece(self, token: int) -> bytes:
-        """Return the token's bytes at the beginning of a text, where a space may be dropped."""
         text = self._decoded([token])
         return self.piece(token) if _UNREADABLE in text else text.encode()
 

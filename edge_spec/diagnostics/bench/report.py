@@ -173,9 +173,12 @@ def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
 
 
 def _rates(answered: Sequence[Answered], side: str = DRAFTING, base: str = PLAIN) -> Document:
-    """Return the rates of a side and its base, and their ratio: None for fewer than LEAST_ANSWERS
-    of each; for one prompt the median over repetitions. Other programs do not time the first token,
-    so prompts with untimed answers are left out."""
+    """Return the rates of a side and its base, and their ratio.
+
+    The ratio is None for fewer than LEAST_ANSWERS of each; for one prompt it is the median over
+    repetitions. Prompts with untimed answers are left out, since other programs do not time the
+    first token.
+    """
     timed = [each for each in answered if all(run.num_tokens for run in each.of(side, base))]
     pairs = [_paired(each, side, base) for each in by_category(timed).values()]
     if not pairs:
@@ -238,7 +241,6 @@ def _named(interval: Interval | None) -> Document:
 
 
 def _ratio_of(figures: Document, name: str) -> Document:
-    """Rename a ratio's fields; None if missing."""
     return {key.replace("speedup", name): figures.get(key) for key in _SPEEDUP}
 
 

@@ -152,7 +152,7 @@ class TextComparison:
         )
 
     def _margin(self, before: Sequence[int], position: int, won: int, lost: int) -> float:
-        """Return the margin in logits, which log probabilities share. In a seeded choice
+        """Return the margin in logits, equal to that of log probabilities. In a seeded choice
         (sampling.py), the largest log(probability) / temperature - log(E) wins."""
         scores = [self._log_probability(before, token) for token in (won, lost)]
         if self.params.seed is not None:

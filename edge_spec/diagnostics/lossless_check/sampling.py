@@ -268,7 +268,7 @@ def _likeliest(engine: Engine, before: Sequence[int]) -> Sequence[Alternative]:
 
 
 def _last_place(likeliest: Sequence[Alternative], least: float, change: float) -> frozenset[int]:
-    """Return the tokens whose place in the top k `change` in their differences may decide.
+    """Return the tokens that may enter or leave the top k if their differences change by `change`.
 
     likeliest: the largest first. least: log probability of the last one kept.
     """

@@ -232,6 +232,7 @@ SWITCHES = ("enable_thinking", "thinking")  # template variables that turn thoug
 
 
 def speaks_of_thoughts(form: str) -> bool:
+    """Return True if a grammar closes the thought itself."""
     return any(closing.strip() in form for _, closing in TAGS[:-1])  # the last one ends any message
 
 

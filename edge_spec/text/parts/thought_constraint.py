@@ -120,7 +120,6 @@ class ThoughtConstraint:
         return state, len(path)
 
     def _next(self, state: _State, token: int) -> _State | None:
-        """Return None if the token is not allowed."""
         if state.place is _Place.AFTER:
             return replace(state, following=(*state.following, token))
         if state.place is _Place.ENDING:
@@ -164,7 +163,7 @@ class ThoughtConstraint:
         return self._ending(after[len(space) :] if after.startswith(space) else after.lstrip())
 
     def _within_budget(self, state: _State) -> _State:
-        """End a thought without budget, once its last character is complete."""
+        """End the thought once its budget is spent and its last character complete."""
         if self._budget is None or state.count < self._budget:
             return state
         _, length = codecs.utf_8_decode(state.tail, "replace", False)
@@ -179,7 +178,6 @@ class ThoughtConstraint:
         return _State(_Place.ENDING, left=left) if left else _State(_Place.AFTER)
 
     def _encoded(self, text: str) -> tuple[int, ...]:
-        """Encode a text that follows other text."""
         encode = self._codec.encode
         before, whole = encode("a"), encode(f"a{text}")
         if whole[: len(before)] != before:  # the letter merged with the text
@@ -199,7 +197,7 @@ class ThoughtConstraint:
         return self._inner is None or self._inner.num_allowed(following) == len(following)
 
     def _allowed_within(self, state: _State) -> np.ndarray:
-        """Allow all tokens. If the answer is constrained, exclude stop tokens and tokens that
+        """Allow everything; before a constrained answer, neither stop tokens nor tokens that
         contain its beginning."""
         begun = overlap(state.tail.decode("latin-1"), self._closing.decode("latin-1"))
         allowed = self._within.get(begun)

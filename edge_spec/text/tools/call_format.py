@@ -208,7 +208,6 @@ class _ValueRules:
     rules; the rest is left to %json."""
 
     def __init__(self, keyed: Keyed, prefix: str, definitions: Mapping[str, Any]) -> None:
-        """prefix: of rule names."""
         self.rules: list[str] = []
         self._keyed = keyed
         self._prefix = prefix
@@ -266,7 +265,7 @@ class _ValueRules:
         return _one_of(found)
 
     def _text(self, schema: Any) -> str:
-        """Return the rule of a string that ends where its closing first occurs."""
+        """Return the rule of a string, which ends at its first closing."""
         schema = schema if isinstance(schema, Mapping) else {}
         quote, closing = self._keyed.quote, self._keyed.closing
         if self._keyed.is_python:

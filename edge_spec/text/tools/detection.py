@@ -95,14 +95,13 @@ class _Probes:
 
     @cached_property
     def _listing(self) -> tuple[Tools, Sequence[Message]]:
-        """Tools as a prompt shows them: as such, or in a system message."""
+        """Return how a prompt shows tools: as tools, or in a system message."""
         system = with_tools({"role": "system", "content": ""}, _TOOLS)
         ways: list[tuple[Tools, Sequence[Message]]] = [(_TOOLS, ()), ((), (system,))]
         listed = (way for way in ways if _LISTED in self._render([*way[1], _USER], way[0]))
         return next(listed, _UNLISTED)
 
     def _text(self, *answer: Message, **options: Any) -> str:
-        """Render a conversation with tools; "" if the template refuses."""
         tools, system = self._listing
         return self._render([*system, _USER, *answer], options.pop("tools", tools), **options)
 

@@ -26,13 +26,11 @@ from edge_spec.text.tools.reader import CallReader, CallSteps
 
 
 def _tags(tag: str, gap: str = "\n") -> CallFormat:
-    """JSON objects, each in a tag."""
     opening, closing = f"<{tag}>{gap}", f"{gap}</{tag}>"
     return CallFormat(opening, _NAMED, f"{closing}\n{opening}", closing)
 
 
 def _list(opening: str, closing: str, call: str = "", between: str = ", ") -> CallFormat:
-    """JSON objects in an array."""
     return CallFormat(opening, call or _NAMED, between, closing)
 
 
@@ -296,7 +294,6 @@ class HarmonyReader(CallSteps):
 
 
 def _recipient(header: str) -> str | None:
-    """Return a message's recipient; None for the user."""
     found = [each for each in _RECIPIENT.findall(header) if each not in _SPEAKERS]
     return found[-1] if found else None
 

@@ -80,7 +80,6 @@ class CallSteps(AnswerReader):
             self._add(PartKind.CALL, text)
 
     def _find(self, *heads: Head) -> Steps[re.Match[str] | None]:
-        """Return the first head that begins the held text."""
         patterns = [_patterns(tuple(head)) for head in heads]
         while True:
             for whole, _ in patterns:
@@ -496,7 +495,7 @@ class CallReader(CallSteps):
 
 
 def _is_in_text(text: str) -> bool:
-    """Return True if JSON that begins so breaks off in a string."""
+    """Return True if the beginning of JSON breaks off in a string."""
     if not text.lstrip().startswith(("[", "{")):
         return False
     return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
