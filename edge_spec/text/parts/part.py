@@ -132,7 +132,7 @@ class StopCutter:
     """Holds text back while it may begin a stop string; cuts at the first one.
 
     A stop string may contain the name of a special token, which the text lacks, so `push` gets that
-    name. The text ends once it matches the part before the name.
+    name. If the text ends in the part before it, it stops there, whatever follows the name.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

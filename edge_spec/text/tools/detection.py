@@ -141,8 +141,7 @@ class _Probes:
         return None
 
     def _takes_text(self) -> bool:
-        """Return True if text before calls, also with a thought, is accepted and shown before
-        them."""
+        """Return False if text before calls (or a thought with it) is refused or shown last."""
         message, *results = _conversation(_TEXT)
         thought = dict.fromkeys(THOUGHTS, _SAID)
         texts = [self._text(each, *results) for each in (message, {**message, **thought})]
