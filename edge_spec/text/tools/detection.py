@@ -141,7 +141,7 @@ class _Probes:
         return None
 
     def _takes_text(self) -> bool:
-        """Return False if text before calls (or a thought with it) is refused or shown last."""
+        """Return False if text is refused before calls or shown after them, also with a thought."""
         message, *results = _conversation(_TEXT)
         thought = dict.fromkeys(THOUGHTS, _SAID)
         texts = [self._text(each, *results) for each in (message, {**message, **thought})]
