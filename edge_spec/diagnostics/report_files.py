@@ -1,4 +1,4 @@
-"""What reports are made of: tables, the machine, and the files and errors that they name."""
+"""Parts of reports: tables, machines, hashes, errors."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 from edge_spec.storage.measurements import known_sha256
 
-Document = dict[str, Any]  # of a report, as JSON has it
+Document = dict[str, Any]  # a report as JSON
 
 
 class Table(NamedTuple):
-    """styles: of the rows in a terminal, such as "red"; those without one are plain."""
+    """styles: of rows in a terminal, such as "red"; further rows are plain."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     styles: Sequence[str] = ()
 
 
-Page = Iterator[str | Table]  # a report for people: its title, then its parts
+Page = Iterator[str | Table]  # a report as text: its title, then its parts
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
@@ -29,8 +29,7 @@ def machine_line(machine: Mapping[str, Any]) -> str:
 
 
 def files_sha256(path: Path) -> str:
-    """Return the sha256 of a model's file; of all names and hashes, for a directory. Raises
-    OSError."""
+    """Return the sha256 of a file; of all names and hashes for a directory. Raises OSError."""
     if path.is_file():
         return known_sha256(path)
     files = sorted(each for each in path.rglob("*") if each.is_file())
@@ -39,5 +38,4 @@ def files_sha256(path: Path) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return one line of a library's own error, in which anything may be."""
     return " ".join(f"{type(error).__name__}: {error}".split())

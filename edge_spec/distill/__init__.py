@@ -1,6 +1,6 @@
-"""`edge-spec distill`: trains a drafter for a model on what the model itself writes, here.
+"""`edge-spec distill`: train a drafter on the model's own answers.
 
-The model answers prompts (`answers`), what its layers compute of the answers is kept on disk
-(`features`), and a small network learns from it what comes next (`training`), measured on held-out
-conversations. With `--learn` the same happens with a user's own answers (`idle_learning`).
+The model answers prompts (`answers`), its hidden states are stored on disk (`features`), and a
+small network learns from them what comes next (`training`), evaluated on held-out conversations.
+`--learn` does the same with a user's own answers (`idle_learning`).
 """

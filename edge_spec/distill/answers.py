@@ -1,4 +1,4 @@
-"""Have the target write conversations, and keep each on disk as soon as it is written."""
+"""Let the target write conversations, each stored on disk when it is finished."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from edge_spec.distill.prompts import Conversation, Tasks
 from edge_spec.errors import UsageError
 
 ANSWERS_FILE = "answers.jsonl"
-_TICK_S = 0.5  # within which an interrupt is noticed on every system
+_TICK_S = 0.5  # delay of noticing an interrupt, on every system
 _SHARE_SCORED, _LEAST_SCORED = 50, 4096
 
 
 class ConversationFile:
-    """The conversations of tasks 0, 1, ... of one run, a line of JSON each, as they were finished;
-    a task may have none. A kill loses those that were being written; damage loses those after it
-    as well. Raises OSError."""
+    """One run's conversations of tasks 0, 1, ..., a JSON line each, as they were finished; a task
+    may have none. A kill loses unfinished ones, damage also those after it. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._done: dict[int, Conversation | None] = {}
@@ -55,8 +54,8 @@ class ConversationFile:
         return task in self._done
 
     def first(self, num_answered: int) -> list[Conversation]:
-        """Return the first tasks' conversations with up to `num_answered` tokens of answers,
-        whichever was finished first, and none after a task that is not done."""
+        """Return conversations in task order, up to `num_answered` answer tokens or the first
+        unfinished task."""
         found: list[Conversation] = []
         task = 0
         while num_answered > 0 and task in self._done:
@@ -72,7 +71,6 @@ class ConversationFile:
 
 
 def _parse(line: bytes) -> tuple[int, Conversation | None] | None:
-    """Return a task and its conversation; None for a line that is damaged or was not finished."""
     with suppress(OverflowError, TypeError, ValueError):
         task, start, is_held_out, tokens = json.loads(line)
         found = Conversation(np.array(tokens, np.int32), int(start), bool(is_held_out))
@@ -84,9 +82,9 @@ def _parse(line: bytes) -> tuple[int, Conversation | None] | None:
 def write_answers(
     machine: Machine, tasks: Tasks, folder: Path, num_tokens: int, progress: Progress
 ) -> list[Conversation]:
-    """Return conversations with `num_tokens` tokens of answers, or all that the tasks give. folder:
-    keeps each as soon as it is written, and is continued. Raises UsageError where the tasks give
-    too little, an EdgeSpecError, OSError."""
+    """Return conversations with `num_tokens` answer tokens, or all of the tasks'. folder: stores
+    finished ones, and is resumed. Raises UsageError if the tasks yield too little, an
+    EdgeSpecError, OSError."""
     file = ConversationFile(folder)
 
     def is_enough() -> bool:
@@ -118,7 +116,7 @@ def _write_all(
     file: ConversationFile,
     is_enough: Callable[[], bool],
 ) -> None:
-    """Do the tasks in their order, one a writer at a time, until the finished ones are enough."""
+    """Run tasks in order, one per writer, until enough are finished."""
     free, stop = list(writers), Event()
     working: dict[Future[Conversation | None], tuple[int, Writer]] = {}
     with ThreadPoolExecutor(len(writers)) as pool:
@@ -151,9 +149,9 @@ def choose_scored(
     vocabulary: int | None,
     eos_ids: Sequence[int],
 ) -> np.ndarray:
-    """Return the tokens that a drafter scores, [tokens] int64 ascending: the end of a text, those
-    that answers have most often, then those of prompts, then the lowest ones: vocabularies begin
-    with what is frequent. vocabulary: how many, if asked."""
+    """Return the token ids that a drafter scores, [tokens] int64 ascending: the end tokens, then
+    the most frequent ones in answers, then in prompts, then the lowest ids, since vocabularies
+    begin with frequent tokens. vocabulary: how many; None: `default_scored`."""
     size = config.vocab_size
     wanted = min(size, vocabulary or default_scored(config))
     answers, prompts = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -170,12 +168,12 @@ def choose_scored(
 
 
 def default_scored(config: ModelConfig) -> int:
-    """Return how many tokens a drafter scores, a multiple of 1,024: few for a small model."""
+    """Return a multiple of 1,024; few for a small model."""
     rows = config.num_parameters // (_SHARE_SCORED * config.hidden_size)
     return max(_LEAST_SCORED, rows // 1024 * 1024)
 
 
 def coverage(conversations: Iterable[Conversation], token_ids: np.ndarray) -> float:
-    """Return the share of answered tokens that are scored."""
+    """Return the scored share of answer tokens."""
     answers = np.concatenate([each.tokens[each.start :] for each in conversations])
     return float(np.isin(answers, token_ids).mean())

@@ -1,6 +1,7 @@
-"""The machines that write answers and read features: this one, or those of a Ray cluster (Moritz et
-al. 2018). Each opens the model once and writes several conversations at a time. What a task gives
-does not depend on where it is done, if all machines compute alike.
+"""Machines that write answers and read features: this one, or a Ray cluster's (Moritz et al. 2018).
+
+Each opens the model once and writes several conversations at a time. Results do not depend on which
+machine runs a task, if all compute alike.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from edge_spec.loader import load_asked
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
 
-CONVERSATIONS = 8  # that a machine writes at a time
+CONVERSATIONS = 8  # per machine at a time
 _CONNECT_S = 5.0
 _POLL_S = 0.5
-_CONVERSATIONS_A_TASK = 8  # whose features are read by one task
+_CONVERSATIONS_A_TASK = 8  # per task that reads features
 
-Writer = Callable[[int, Event], Conversation | None]  # does what `Tasks.conversation` does
+Writer = Callable[[int, Event], Conversation | None]  # runs `Tasks.conversation`
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ThisMachine:
 
     @contextmanager
     def writers(self) -> Iterator[Sequence[Writer]]:
-        """Yield conversations that share passes, where the runtime lets them; else one."""
+        """Yield writers that share passes if the runtime supports that; else one."""
         with ExitStack() as opened:
             engines = [self.engine]
             if isinstance(self.engine.parts.model, SharesPasses):
@@ -54,20 +55,19 @@ class ThisMachine:
     def read_features(
         self, conversations: Sequence[Conversation], request: FeatureRequest
     ) -> Generator[np.ndarray]:
-        """Yield [rows, layers, hidden_size] float16 of each conversation, in their order."""
         return read_rows(self.engine.parts.model, conversations, request)
 
 
 @dataclass(frozen=True)
 class _Refused:
-    """An error of another machine, which Ray cannot send as it is."""
+    """Another machine's error, in a form that Ray can send."""
 
     message: str
     remedy: str
 
 
 class _RemoteMachine:
-    """A machine of the cluster, in a process of Ray there."""
+    """A Ray process on a machine of the cluster."""
 
     def __init__(self, model: str, asked: AskedOptions, tasks: Tasks) -> None:
         self._model, self._asked, self._tasks = model, asked, tasks
@@ -75,7 +75,7 @@ class _RemoteMachine:
         self._opened = ExitStack()  # until the process ends
 
     def run(self, work: str, *given: Any) -> Any:
-        """Return what the method `work` returns, or its refusal."""
+        """Call the method `work`."""
         try:
             return getattr(self, work)(*given)
         except EdgeSpecError as error:
@@ -102,21 +102,23 @@ class _RemoteMachine:
 
 
 class MachineLostError(Exception):
-    """A machine is gone; what it was asked is as it was before."""
+    """A machine was lost; its task is undone."""
 
 
 @dataclass(eq=False)
 class Cluster:
-    """A Ray cluster, with the model open on all of its machines until the block ends. A machine
-    that is lost loses its tasks to the others. Raises UsageError for what is no address,
-    DeviceError where nobody answers there, where a machine cannot open the model or has another
-    one, and where all machines are lost."""
+    """A Ray cluster whose machines hold the model open until the block ends. Others take over a
+    lost machine's tasks.
+
+    Raises UsageError for an invalid address, DeviceError if nobody answers, if a machine has
+    another model or cannot open it, and if all machines are lost.
+    """
 
     address: str
     model: str
     asked: AskedOptions
     tasks: Tasks
-    _machines: list[Any] = field(default_factory=list)  # that are not known to be lost
+    _machines: list[Any] = field(default_factory=list)  # not known to be lost
 
     def __enter__(self) -> Cluster:
         require_answer(self.address)
@@ -171,8 +173,8 @@ class Cluster:
         return found
 
     def _ask(self, number: int, stop: Event, work: str, *given: Any) -> Any:
-        """Have a machine do the work, another one where it is lost. number: spreads work evenly.
-        Returns None after a stop."""
+        """Run `work` on a machine, again if it is lost; None after a stop. number: spreads work
+        evenly."""
         while True:
             machines = tuple(self._machines)
             if not machines:
@@ -188,12 +190,12 @@ class Cluster:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        listed: Any = ray.nodes  # Ray declares no types of it
+        listed: Any = ray.nodes  # Ray does not declare its types
         nodes = [each for each in listed() if each["Alive"] and each["Resources"].get("CPU", 0)]
         made = ray.remote(_RemoteMachine)
         for node in nodes:
             options = made.options(
-                num_cpus=0,  # one on each machine, whatever else runs there
+                num_cpus=0,  # one per machine, whatever else runs there
                 max_concurrency=CONVERSATIONS + 1,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
             )
@@ -215,8 +217,7 @@ class Cluster:
             )
 
     def _wait(self, machine: Any, task: Any, stop: Event, where: str = "") -> Any:
-        """Return what a task gives; None after a stop. Raises MachineLostError, and DeviceError for
-        what it refused."""
+        """Return None after a stop. Raises MachineLostError, and DeviceError for a refusal."""
         import ray
         from ray.exceptions import ObjectLostError, RayActorError, RayError
 
@@ -226,7 +227,7 @@ class Cluster:
                     return None
             value = ray.get(task)
         except (ObjectLostError, RayActorError) as error:
-            with suppress(ValueError):  # another of its tasks was first
+            with suppress(ValueError):  # another of its tasks noticed first
                 self._machines.remove(machine)
             raise MachineLostError from error
         except RayError as error:
@@ -240,8 +241,8 @@ class Cluster:
 
 
 def require_answer(address: str) -> None:
-    """Raises UsageError for what is no HOST:PORT, DeviceError where nobody answers: Ray would wait
-    for minutes."""
+    """Raises UsageError unless the address is HOST:PORT, DeviceError if nobody answers; Ray would
+    wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host or int(port) > 65535:
         raise UsageError(
@@ -257,7 +258,7 @@ def require_answer(address: str) -> None:
 
 
 def _quiet(what: str, fraction: float) -> None:
-    """Tells nobody: what is printed elsewhere is not seen."""
+    """Ignore progress: nobody sees what another machine prints."""
 
 
 Machine = ThisMachine | Cluster

@@ -1,4 +1,4 @@
-"""Read what a target computes of conversations, keep it in float16, and cut it into batches."""
+"""Read a target's hidden states for conversations, store them in float16, and form batches."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _READING = "Reading what the model computes"
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A conversation with what the target computed of its tokens. features: [rows, layers,
-    hidden_size] float16 of the tokens from `first` on, but for the last, which nothing follows."""
+    """features: [rows, layers, hidden_size] float16 of the conversation's tokens from `first` on,
+    except the last, which nothing follows."""
 
     conversation: Conversation
     first: int
@@ -35,15 +35,15 @@ class Example:
 
     @property
     def anchors(self) -> np.ndarray:
-        """Rows from which drafting may begin: the target chose the answer's first token in the
-        first of them, and the first draft token is the second."""
+        """Rows from which drafting may begin. In the first, the target chose the answer's first
+        token; the first draft token is the second."""
         start = self.conversation.start - 1 - self.first
         return np.arange(start, len(self.features))
 
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """layers: of the features, as `core.features` counts them. of_answers: without prompts'."""
+    """layers: numbered as in `core.features`. of_answers: without prompts."""
 
     layers: tuple[int, ...]
     of_answers: bool
@@ -61,7 +61,7 @@ def to_half(values: np.ndarray) -> np.ndarray:
 
 
 def require_features(model: Model, name: str) -> None:
-    """Raises UnsupportedModelError where the runtime does not give them."""
+    """Raises UnsupportedModelError if the runtime provides no features."""
     session = model.open_session()
     try:
         if not isinstance(session, GivesFeatures):
@@ -83,8 +83,8 @@ def read_features(
     folder: Path,
     progress: Progress,
 ) -> list[Example]:
-    """Return an example of each conversation, those with the same prompt one after another. folder:
-    keeps the features, and is continued. Raises an EdgeSpecError, OSError."""
+    """Return examples sorted by prompt. folder: stores the features, and is resumed. Raises an
+    EdgeSpecError, OSError."""
     conversations = sort_by_prompt(conversations)
     shape = (-1, len(request.layers), hidden_size)
     sizes = [len(each.tokens) - 1 - request.first_token(each) for each in conversations]
@@ -111,7 +111,7 @@ def read_features(
 def read_rows(
     model: Model, conversations: Sequence[Conversation], request: FeatureRequest
 ) -> Generator[np.ndarray]:
-    """Yield [rows, layers, hidden_size] float16 of each conversation, in their order."""
+    """Yield [rows, layers, hidden_size] float16 of each conversation, in order."""
     if not conversations:
         return
     session = model.open_session()
@@ -121,7 +121,7 @@ def read_rows(
         pieces.append(to_half(rows))
 
     def read(tokens: np.ndarray) -> None:
-        if len(tokens):  # an answer of one token has none that anything follows
+        if len(tokens):  # an answer of one token has no rows
             session.prefill(tokens.tolist())
 
     prompt: np.ndarray | None = None
@@ -132,7 +132,7 @@ def read_rows(
         for each in conversations:
             asked = each.tokens[: each.start]
             pieces.clear()
-            # Read by itself, so that numbers are the same wherever the reading began.
+            # A separate prefill, so that results do not depend on where reading resumed.
             if prompt is None or not np.array_equal(asked, prompt):
                 session.rollback(0)
                 read(asked)
@@ -147,7 +147,7 @@ def read_rows(
 
 
 def sort_by_prompt(conversations: Sequence[Conversation]) -> list[Conversation]:
-    """Return answers to one prompt after each other, so that it is read once."""
+    """Group answers by prompt, so that each prompt is read once."""
     prompts = [each.tokens[: each.start].tobytes() for each in conversations]
     first_at = {prompt: index for index, prompt in reversed(list(enumerate(prompts)))}
     order = sorted(range(len(prompts)), key=lambda index: first_at[prompts[index]])
@@ -155,7 +155,6 @@ def sort_by_prompt(conversations: Sequence[Conversation]) -> list[Conversation]:
 
 
 def _digest(conversations: Sequence[Conversation], request: FeatureRequest) -> str:
-    """Return a digest of what the file holds."""
     content = hashlib.sha256(repr((request.layers, request.of_answers)).encode())
     for each in conversations:
         content.update(f"{each.start} {len(each.tokens)} ".encode() + each.tokens.tobytes())
@@ -176,14 +175,14 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Windows side by side, padded with zeros.
+    """Windows stacked and padded with zeros.
 
     features: [windows, rows, layers, hidden_size] float32, without the last layer's.
     states: [windows, rows + positions, hidden_size] float32, after the target's final norm.
     next_tokens: [windows, rows] int64, the token after each row.
-    written: [windows, rows, positions] int64, the tokens after that one; -1 where there are none.
-    anchors: [windows, rows] bool, from which drafting may begin.
-    is_row: [windows, rows] bool; else it is padding.
+    written: [windows, rows, positions] int64, the tokens after that one; -1 beyond the end.
+    anchors: [windows, rows] bool, where drafting may begin.
+    is_row: [windows, rows] bool; False for padding.
     """
 
     features: np.ndarray
@@ -195,7 +194,7 @@ class Batch:
 
 
 def windows_of(examples: Sequence[Example], num_rows: int) -> list[Window]:
-    """Return windows of at most `num_rows` rows, without those that hold no anchor."""
+    """Return windows of at most `num_rows` rows, with an anchor each."""
     return [
         Window(each, begin, min(begin + num_rows, len(each.features)))
         for each in examples
@@ -207,7 +206,7 @@ def windows_of(examples: Sequence[Example], num_rows: int) -> list[Window]:
 def shuffle_batches(
     windows: Sequence[Window], rows_a_batch: int, seed: int, epoch: int
 ) -> list[list[Window]]:
-    """Return the same batches for one seed and epoch, of windows of like lengths."""
+    """Return batches of similarly long windows, reproducible by seed and epoch."""
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(windows))
     lengths = np.array([len(windows[i]) for i in order])
@@ -217,7 +216,7 @@ def shuffle_batches(
 
 
 def in_batches(windows: Sequence[Window], rows_a_batch: int) -> Iterator[list[Window]]:
-    """Yield batches of about `rows_a_batch` rows each, padding included."""
+    """Yield batches of about `rows_a_batch` rows with padding."""
     batch: list[Window] = []
     for window in windows:
         widest = max(map(len, [*batch, window]))
@@ -230,7 +229,7 @@ def in_batches(windows: Sequence[Window], rows_a_batch: int) -> Iterator[list[Wi
 
 
 def batch_of(windows: Sequence[Window], num_positions: int) -> Batch:
-    """num_positions: of draft tokens."""
+    """num_positions: draft tokens."""
     count, width = len(windows), max(map(len, windows))
     num_layers, size = windows[0].example.features.shape[1:]
     batch = Batch(
@@ -260,16 +259,16 @@ def batch_of(windows: Sequence[Window], num_positions: int) -> Batch:
 def save_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], note: object = None, mode: int = 0o644
 ) -> None:
-    """note: what JSON can hold. Raises StorageError where there is no space, OSError."""
+    """note: for JSON. Raises StorageError if the disk is full, OSError."""
     stored: dict[str, Any] = {**arrays, "note": np.array(json.dumps(note))}
     with atomic_file(path, mode) as work, work.open("wb") as file:
         np.savez(file, **stored)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], Any]:
-    """Return the arrays and the note. Raises ValueError for a file that is not whole, OSError."""
+    """Return the arrays and the note. Raises ValueError for a damaged file, OSError."""
     try:
-        with path.open("rb") as file, np.load(file) as stored:  # which refuses pickles
+        with path.open("rb") as file, np.load(file) as stored:  # np.load refuses pickles
             arrays = dict(stored)
         return arrays, json.loads(str(arrays.pop("note")))
     except (AttributeError, BadZipFile, EOFError, KeyError, TypeError) as error:

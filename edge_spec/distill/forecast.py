@@ -1,10 +1,8 @@
-"""Forecast what a drafter gains: how many of its tokens would be accepted in texts that the target
-wrote by itself, and what a draft token costs.
+"""Forecast a drafter's speedup from acceptance in the target's texts and the time of a draft token.
 
-Accepted draft tokens are the target's own text. So drafts from every position of a text, each after
-the target's own tokens, show what would be accepted where all before was right. But one that begins
-just after a rejected draft token begins at a harder position than most: steps are counted as they
-would be decoded, each from where the one before it ended.
+Accepted draft tokens are the target's own text, so drafts from every position of a text, after the
+target's tokens, show what would be accepted. Drafting right after a rejected token is harder than
+on average, so steps are counted as in decoding, each from where the last one ended.
 """
 
 from __future__ import annotations
@@ -30,23 +28,23 @@ from edge_spec.models import runtimes
 from edge_spec.scheduler.cost import RowCosts
 
 _REPETITIONS = 9
-# More than a processor's caches hold: what a step finds there after the target's pass.
+# Larger than a processor's caches, which the target's pass fills before a step.
 _FLUSHED_VALUES = 1 << 24
-_CHAIN = 3  # draft tokens after each other, of which the first finds nothing in the caches
+_CHAIN = 3  # draft tokens in a row; only the first starts with cold caches
 _CONTEXT = 64  # tokens before a step
 
 
 class Acceptance(NamedTuple):
-    """of_position: by position, if all before it were accepted. tokens_a_step: with 1, 2, ... draft
-    tokens a step, the target's own token included."""
+    """of_position: acceptance of each position, if all before were accepted. tokens_a_step: with 1,
+    2, ... draft tokens, including the target's own token."""
 
     of_position: tuple[float, ...]
     tokens_a_step: tuple[float, ...]
 
 
 def measure_acceptance(drafts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Acceptance:
-    """drafts: of each text, what was drafted from each position and what the target wrote, both
-    [positions, draft tokens] int; -1 after the text's end."""
+    """drafts: for each text, the draft tokens from each position and what the target wrote, both
+    [positions, draft tokens] int; -1 after the end."""
     right = np.concatenate([drafted == written for drafted, written in drafts])
     there = np.concatenate([written >= 0 for _, written in drafts])
     reached = np.ones(len(right), bool)
@@ -74,16 +72,16 @@ def _tokens_a_step(drafts: Sequence[tuple[np.ndarray, np.ndarray]], count: int) 
 
 
 class Forecast(NamedTuple):
-    """The best chain: how many draft tokens, and its speedup over plain decoding."""
+    """The best chain length, and its speedup over plain decoding."""
 
     num_draft_tokens: int
     speedup: float
 
 
 def best_chain(acceptance: Acceptance, costs: RowCosts, draft_token_s: float) -> Forecast:
-    """Return the number of draft tokens that pays most by the measured times of passes here."""
+    """Return the chain length with the largest speedup for the measured pass times."""
     widest = len(acceptance.tokens_a_step) + 1
-    # A plain step may be widened as well: that one row was measured slower than two is no gain.
+    # Plain steps may use wider passes, too, so one row measured slower than two is no gain.
     plain_s = min(costs.at(rows) for rows in range(1, widest + 1))
     found = [
         Forecast(count, tokens * plain_s / (costs.at(count + 1) + count * draft_token_s))
@@ -93,7 +91,7 @@ def best_chain(acceptance: Acceptance, costs: RowCosts, draft_token_s: float) ->
 
 
 def time_head(path: Path, source: TensorRows) -> float:
-    """Return the seconds of a draft token of the head in `path`. source: the target's weights."""
+    """Return the seconds per draft token. source: the target's weights."""
     target = source.config
     head = runtimes.open_head(path, target)
     backend = head_backend(path, "", target.hidden_size, keeps=False)
@@ -119,8 +117,8 @@ def time_head(path: Path, source: TensorRows) -> float:
 
 
 def _median_s(step: Callable[[], object], count: int = 1) -> float:
-    """Return the seconds of a step, of `count` in a row, after other work has taken the caches, as
-    a pass of the target does: the median of several rows."""
+    """Return the median seconds per step with cold caches, as after a pass of the target. count:
+    steps per measurement."""
     other = np.zeros(_FLUSHED_VALUES, np.float32)
     times = []
     for _ in range(_REPETITIONS):

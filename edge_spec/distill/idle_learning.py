@@ -1,9 +1,9 @@
-"""`--learn`: train a head on an engine's answers while it writes none.
+"""`--learn`: train a head on an engine's answers while it is idle.
 
-The engine keeps its answers with the states that chose them. A process of its own trains Medusa
-heads on them, as `edge-spec distill` does, and is killed when an answer begins. The head drafts if
-it is forecast to pay on held-out answers. Only its user can read a model's folder in the cache,
-`learnt/NAME-DIGEST`.
+The engine stores its answers with the hidden states that chose their tokens. A separate process
+trains Medusa heads on them as `edge-spec distill` does; it is killed when an answer begins. A head
+drafts if it is forecast to pay on held-out answers. A model's folder in the cache,
+`learnt/NAME-DIGEST`, is readable by its user only.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from edge_spec.scheduler.profile import stored_weights
 from edge_spec.storage.atomic import as_storage_error, atomic_directory, cache_directory, try_hold
 
 DIRECTORY = "learnt"  # in the cache
-MAX_BYTES = 200_000_000  # of all answers of a model; the oldest go first
-LEAST_TOKENS, LEAST_ANSWERS = 1000, 4  # that are new, for a head to be trained
-_MORE = 0.1  # of what the head before has learnt from: so much new text makes another one
+MAX_BYTES = 200_000_000  # of a model's answers; the oldest are removed first
+LEAST_TOKENS, LEAST_ANSWERS = 1000, 4  # new ones required for a training
+_MORE = 0.1  # share of new text that justifies another training
 _NAME = re.compile(r"(\d{8})-(\d+)\.npz")
 _log = logging.getLogger(__name__)
 
 
 class KeptAnswer(NamedTuple):
-    number: int  # they are numbered as they come
+    number: int  # in the order of arrival
     num_tokens: int
 
     @property
@@ -64,8 +64,8 @@ class KeptAnswer(NamedTuple):
 
 
 class HeadReport(NamedTuple):
-    """until: the number of the first answer that the head has not seen. learnt_tokens: how many
-    it was trained on. speedup: forecast, over plain decoding."""
+    """until: number of the first answer that the head has not seen. learnt_tokens: tokens in
+    training. speedup: forecast over plain decoding."""
 
     until: int
     learnt_tokens: int
@@ -78,7 +78,7 @@ class HeadReport(NamedTuple):
 
 @dataclass(frozen=True)
 class LearntFolder:
-    """The answers of one model and the head that was trained on them."""
+    """One model's answers, and the head trained on them."""
 
     path: Path
     max_bytes: int = MAX_BYTES
@@ -104,30 +104,30 @@ class LearntFolder:
         return self.path / "answers"
 
     def make(self) -> None:
-        """Make it where it is missing. Raises StorageError."""
+        """Raises StorageError."""
         with as_storage_error(self.path, refusals=True):
             self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
             self._answers.mkdir(exist_ok=True)
 
     def forget(self) -> int:
-        """Remove it; return how many bytes it had. Raises OSError."""
+        """Remove the folder; return its size in bytes. Raises OSError."""
         found, path = self.num_bytes, self.path
         path.rename(path.with_name(f".{path.name}-{uuid4().hex}"))
-        for each in path.parent.glob(f".{path.name}-*"):  # what a kill has left, too
+        for each in path.parent.glob(f".{path.name}-*"):  # leftovers of a kill, too
             shutil.rmtree(each)
         return found
 
     def answers(self) -> list[KeptAnswer]:
-        """Return what is kept, by number. Reads no file."""
+        """Return the stored answers by number, without reading files."""
         with suppress(FileNotFoundError):
             found = (_NAME.fullmatch(path.name) for path in self._answers.iterdir())
             return sorted(KeptAnswer(int(each[1]), int(each[2])) for each in found if each)
         return []
 
     def add(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
-        """Keep an answer, and remove the oldest ones beyond the bound. states: [tokens,
-        hidden_size], in which the tokens were chosen. Raises FileNotFoundError where all was
-        forgotten, StorageError, OSError."""
+        """Store an answer; remove the oldest ones beyond the limit. states: [tokens, hidden_size]
+        that chose the tokens. Raises FileNotFoundError if the folder was removed, StorageError,
+        OSError."""
         answers = self.answers()
         number = answers[-1].number + 1 if answers else 0
         arrays = {"prompt": np.array(prompt, np.int64), "tokens": tokens, "states": to_half(states)}
@@ -140,8 +140,7 @@ class LearntFolder:
                 left -= size
 
     def examples(self, answers: Sequence[KeptAnswer], target: ModelConfig) -> Iterator[Example]:
-        """Yield what a training reads of each answer, and remove what is damaged or of another
-        target."""
+        """Yield examples; remove answers that are damaged or another target's."""
         for each in answers:
             path = self._file(each)
             try:
@@ -153,7 +152,7 @@ class LearntFolder:
                 path.unlink(missing_ok=True)
 
     def report(self) -> HeadReport | None:
-        """Return the report of the head; None where there is none that can be read."""
+        """Return None without a readable report."""
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             found = json.loads((self.head / "report.json").read_bytes())
             learnt, speedup = found["tokens"]["learnt"], found["forecast"]["speedup"]
@@ -161,12 +160,12 @@ class LearntFolder:
         return None
 
     def unfinished(self) -> int | None:
-        """Return the number of the first answer that an unfinished training does not see."""
+        """Return the number of the first answer that an unfinished training excludes."""
         names = (path.stem.rpartition("-")[2] for path in self.training.glob("training-*.npz"))
         return next((int(name) for name in names if name.isdecimal()), None)
 
     def has_work(self) -> bool:
-        """Return whether a training is unfinished, or enough is new for another one."""
+        """Return True if a training is unfinished or enough answers are new."""
         answers, report = self.answers(), self.report()
         if {each.is_held_out for each in answers} != {True, False}:
             return False
@@ -181,7 +180,7 @@ class LearntFolder:
 
 
 def folder_of(name: str, *parts: str) -> LearntFolder:
-    """Return the folder of a model. parts: all that the states of its answers depend on."""
+    """parts: all that a model's hidden states depend on."""
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     return LearntFolder(cache_directory() / DIRECTORY / f"{name}-{digest}")
 
@@ -194,7 +193,7 @@ def kept_folders() -> list[Path]:
 
 
 def document(path: Path) -> dict[str, Any]:
-    """Return what `edge-spec learn status --json` prints of a model's folder."""
+    """Return an entry of `edge-spec learn status --json`."""
     folder = LearntFolder(path)
     answers, report = folder.answers(), folder.report()
     return {
@@ -210,7 +209,7 @@ def document(path: Path) -> dict[str, Any]:
 
 
 def _example(arrays: dict[str, np.ndarray], target: ModelConfig, is_held_out: bool) -> Example:
-    """Raises ValueError, KeyError for what is no answer of this target."""
+    """Raises ValueError, KeyError for another target's answer."""
     prompt, tokens, states = (arrays[name] for name in ("prompt", "tokens", "states"))
     text = np.concatenate([prompt, tokens]).astype(np.int32)
     if states.shape != (len(tokens), target.hidden_size) or text.max() >= target.vocab_size:
@@ -219,18 +218,18 @@ def _example(arrays: dict[str, np.ndarray], target: ModelConfig, is_held_out: bo
     return Example(conversation, len(prompt) - 1, states[:, None])
 
 
-QUIET_S = 8.0  # after an answer, before learning begins
-MOST_S_A_DAY = 1800.0  # of one core, of one engine: at 10 W, 5 Wh
-_MOST_S = 2 * MOST_S_A_DAY  # of one process, after which it is taken to hang
+QUIET_S = 8.0  # pause after an answer before learning
+MOST_S_A_DAY = 1800.0  # of one core for an engine: 5 Wh at 10 W
+_MOST_S = 2 * MOST_S_A_DAY  # for one process, which then counts as hung
 _KEPT_EVERY_S = 10.0
-_EPOCHS, _LEAST_STEPS = 8, 300  # a step reads an answer at least
+_EPOCHS, _LEAST_STEPS = 8, 300  # a step reads at least one answer
 _LOOKED_EVERY_S = 2.0
-_LEAST_TOKENS = 8  # of an answer that anything can be learnt from
+_LEAST_TOKENS = 8  # of an answer worth learning from
 _SHARES = "a head that learns here shares"
 
 
 def require_learnable(asked: AskedOptions) -> None:
-    """Raises UsageError where other drafters were asked for, MissingDependencyError."""
+    """Raises UsageError if other drafters were requested, MissingDependencyError."""
     if asked.draft not in (None, (), [], "none") or asked.drafter != "auto":
         raise UsageError(
             "--learn trains who drafts, and other drafters were asked for",
@@ -240,8 +239,8 @@ def require_learnable(asked: AskedOptions) -> None:
 
 
 def start_learning(models: OpenModels) -> Learner:
-    """Raises UnsupportedModelError, UsageError for a model or a runtime that nothing can be learnt
-    of, StorageError where nothing can be kept."""
+    """Raises UnsupportedModelError, UsageError without support by the model or runtime,
+    StorageError."""
     target, placed = models.target, models.prepared
     name, runtime = placed.target.name, placed.target.runtime.name
     if target.config.encoder is not None:
@@ -259,11 +258,11 @@ def start_learning(models: OpenModels) -> Learner:
 
 
 class Learner:
-    """Keeps answers and opens trained heads, except where another process already learns from the
-    model: then it only drafts with what is learnt."""
+    """Stores answers and opens trained heads; if another process learns from the model, only the
+    latter."""
 
     def __init__(self, models: OpenModels) -> None:
-        """Raises StorageError where nothing can be kept."""
+        """Raises StorageError."""
         placed = models.prepared
         source, target = placed.source, placed.target
         self._placed, self._models = placed, models
@@ -275,7 +274,7 @@ class Learner:
         self._report: HeadReport | None = None
         self._head: MedusaNetwork | None = None
         self._is_taking = self._release is not None
-        self._spent_s = defaultdict[str, float](float)  # of learning, by days
+        self._spent_s = defaultdict[str, float](float)  # learning time by day
         self._writer = ThreadPoolExecutor(1, "edge-spec-learn")
         self._process = IdleProcess(self._learn, self._may_begin, quiet_s=QUIET_S)
         self._take_head()
@@ -309,7 +308,6 @@ class Learner:
             self._release = None
 
     def _write(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
-        """Keep an answer, unless it was forgotten while it was on its way."""
         try:
             if self._folder.is_forgotten:
                 self._report, self._head = None, None
@@ -349,7 +347,7 @@ class Learner:
             self._take_head()
 
     def _take_head(self) -> None:
-        """Open the head if it is a new one and pays; a damaged one does not draft."""
+        """Open a new head if it pays; a damaged one does not draft."""
         report = self._folder.report()
         if report == self._report:
             return
@@ -366,27 +364,26 @@ class Learner:
 
 
 def learn_while_idle(assignment: str) -> None:
-    """Train a head, on one core and with the lowest priority, and write it. Raises an
-    EdgeSpecError, OSError."""
+    """Train a head on one core with the lowest priority. Raises an EdgeSpecError, OSError."""
     give_way(LOWEST)
     given = json.loads(assignment)
     folder = LearntFolder(Path(given["folder"]))
     try:
         train_head(folder, given, _Watch(folder, given["most_s"]))
     except KeyboardInterrupt:
-        pass  # the machine is needed: what was learnt is kept
+        pass  # the machine is needed; progress is saved
     except OSError:
         if not folder.is_forgotten:
             raise
     finally:
         if folder.is_forgotten:
-            shutil.rmtree(folder.path, ignore_errors=True)  # what was written meanwhile
+            shutil.rmtree(folder.path, ignore_errors=True)  # files written meanwhile
 
 
 def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) -> None:
-    """given: `model`, whose output matrix the head shares, `passes_s`, seconds of its passes by
-    rows, and `eos_ids`. Raises an EdgeSpecError, OSError, and what `progress` raises."""
-    from edge_spec.distill.training import Lesson, train  # here: it imports PyTorch
+    """given: `model`, whose output matrix the head shares; `passes_s`, seconds of passes by rows;
+    `eos_ids`. Raises an EdgeSpecError, OSError, and what `progress` raises."""
+    from edge_spec.distill.training import Lesson, train  # lazy: imports PyTorch
 
     weights = open_tables(Source(given["model"], lambda what, fraction: None), _SHARES)
     answers = folder.answers()
@@ -395,7 +392,7 @@ def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) 
     seen = [each for each in answers if each.number < until]
     examples = list(folder.examples(seen, weights.config))
     if {each.conversation.is_held_out for each in examples} != {True, False}:
-        shutil.rmtree(folder.training, ignore_errors=True)  # of answers that are gone
+        shutil.rmtree(folder.training, ignore_errors=True)  # its answers were removed
         return
     learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
     request = DistillRequest(kind="medusa", epochs=max(_EPOCHS, _LEAST_STEPS // len(learnt)))
@@ -405,7 +402,7 @@ def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) 
     lesson = Lesson(
         *(examples, weights, ids, passes_s, timed, folder.training),
         threads=1,
-        # By its number alone: an answer that was removed meanwhile does not begin it anew.
+        # Named by number alone, so that a removed answer does not restart it.
         name=f"{until:08}",
         save_every_s=_KEPT_EVERY_S,
     )
@@ -417,8 +414,8 @@ def train_head(folder: LearntFolder, given: dict[str, Any], progress: Progress) 
 
 
 class _Watch:
-    """Interrupts a training once the machine is needed, and ends one of forgotten answers. most_s:
-    of processor time."""
+    """Interrupts a training when the machine is needed, and aborts it when its answers were
+    removed. most_s: processor time."""
 
     def __init__(self, folder: LearntFolder, most_s: float) -> None:
         self._folder, self._most_s = folder, most_s

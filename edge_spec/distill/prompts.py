@@ -1,8 +1,8 @@
-"""Ask a target questions, so that it writes what its drafter is trained on.
+"""Prompts whose answers a drafter is trained on.
 
-Prompts come from a file, or from the target: an instruct model writes a user's message when its
-chat template has begun one (Xu et al. 2024, Magpie). A model that programs is asked to write,
-change and explain code, and some of everything else.
+They come from a file or from the target: an instruct model writes a user's message once its chat
+template has begun one (Xu et al. 2024, Magpie). A code model is asked to write, change and explain
+code, and a few other things.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from edge_spec.diagnostics.bench.report import in_loops
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
 
-VERSION = 2  # raise it where a task gives another conversation
-HELD_OUT = 10  # of this many prompts, one is measured on
-_MOST_ANSWERS = 8  # of one prompt, the first greedy, the others drawn
-_PROMPT_TOKENS = 192  # of one that the target writes
+VERSION = 2  # increase it if a task yields another conversation
+HELD_OUT = 10  # one in this many prompts is held out
+_MOST_ANSWERS = 8  # per prompt; the first is greedy, the others sampled
+_PROMPT_TOKENS = 192  # of a prompt that the target writes
 _LEAST_WORDS = 3
-_TEMPERATURE = 0.8  # of prompts that the target writes, and of further answers
+_TEMPERATURE = 0.8  # for prompts that the target writes, and for further answers
 _MARK = "edge-spec-mark"
-# What a user's message begins with: most begin freely.
+# How a user's message begins; most begin freely.
 _BEGINNINGS = (
     *("", "", "", "", "Write", "How", "What is", "Explain"),
     *("", "", "", "", "A ", "Who", "Translate", "Write a Python function"),
@@ -46,8 +46,8 @@ _BEGINNINGS = (
 
 @dataclass(frozen=True, eq=False)
 class Conversation:
-    """A prompt and the target's answer to it. start: of the answer among the tokens, at least 1.
-    is_held_out: measured on, never trained on."""
+    """A prompt and the target's answer. start: of the answer among the tokens, at least 1.
+    is_held_out: for evaluation only."""
 
     tokens: np.ndarray  # [tokens] int32
     start: int
@@ -59,25 +59,25 @@ class Conversation:
 
 
 class Question(NamedTuple):
-    prompt: Sequence[int]  # tokens
+    prompt: Sequence[int]
     is_held_out: bool
     sampling: SamplingParams = SamplingParams()
 
 
 class Tasks(ABC):
-    """Numbered questions, the same for a number whenever and wherever it is asked."""
+    """Numbered questions, reproducible on every machine."""
 
     max_tokens: int  # of an answer
-    count: int | None = None  # of tasks; None: without end
+    count: int | None = None  # number of tasks; None: unlimited
 
     @property
     def identity(self) -> str:
-        """Return a digest that changes with the tasks, some of which quote Python's library."""
+        """Digest of the tasks, which may quote Python's standard library."""
         return _digest(repr((VERSION, sys.version_info[:3], self)))
 
     @abstractmethod
     def question(self, engine: Engine, task: int, stop: Event) -> Question | None:
-        """Return None where there is nothing worth answering, or after a stop."""
+        """Return None if nothing is worth answering, or after a stop."""
 
     def conversation(self, engine: Engine, task: int, stop: Event) -> Conversation | None:
         question = self.question(engine, task, stop)
@@ -85,7 +85,7 @@ class Tasks(ABC):
 
 
 class GivenPrompts(Tasks):
-    """A user's prompts, each answered several times, in turns; held-out ones once, greedily."""
+    """A user's prompts, answered several times in rounds; held-out ones once, greedily."""
 
     def __init__(self, prompts: Sequence[str], max_tokens: int) -> None:
         """Raises UsageError for fewer than two prompts: some are held out."""
@@ -94,8 +94,8 @@ class GivenPrompts(Tasks):
                 "one prompt is too little to learn from and to measure on",
                 remedy="Give at least two prompts, better some hundreds.",
             )
-        # Sorted by their digests, so that their order in the file does not matter. The second of
-        # each ten is held out, so that the first few have some of both.
+        # Sorted by digest, so that the order in the file does not matter. The second of each ten is
+        # held out, so that even a few prompts contain both kinds.
         self.prompts = tuple(sorted(set(prompts), key=_digest))
         self.max_tokens = max_tokens
         self.count = len(self.prompts) * _MOST_ANSWERS
@@ -144,13 +144,13 @@ def require_own_prompts(engine: Engine) -> None:
 
 
 def _before_message(engine: Engine) -> str:
-    """Return what the chat template writes before a user's message; "" where it leaves it out."""
+    """Return what the chat template writes before a user's message; "" if it drops that."""
     text = engine.parts.text.rendered([{"role": "user", "content": _MARK}], ())
     return text.partition(_MARK)[0] if _MARK in text else ""
 
 
 def _write_message(engine: Engine, text: str, params: SamplingParams, stop: Event) -> str | None:
-    """Return a message that the target ends itself, if it is long enough."""
+    """Return a message that the target ended itself, if it is long enough."""
     question = Question(engine.encode(text), False, params)
     written = answer(engine, question, _PROMPT_TOKENS, stop)
     if written is None or written.tokens[-1] not in engine.parts.text.eos_ids:
@@ -165,8 +165,8 @@ def _text_of(engine: Engine, conversation: Conversation) -> str:
 
 
 def answer(engine: Engine, question: Question, max_tokens: int, stop: Event) -> Conversation | None:
-    """Return the answer up to where it repeats itself; None after a stop, or for a prompt that does
-    not fit the context."""
+    """Return the answer up to its first loop; None after a stop, or if the prompt exceeds the
+    context."""
     prompt = question.prompt
     if len(prompt) + 1 > engine.context_length or not prompt:
         return None
@@ -179,7 +179,7 @@ def answer(engine: Engine, question: Question, max_tokens: int, stop: Event) -> 
             return None
     written = [token.id for token in generation.result.tokens]
     loops = in_loops(written)
-    if loops.any():  # every drafter foretells them, `suffix` for nothing
+    if loops.any():  # every drafter predicts loops, `suffix` at no cost
         written = written[: int(loops.argmax())]
     if not written:
         return None
@@ -198,8 +198,8 @@ _MOST_CHARACTERS = 1600
 
 @dataclass(frozen=True)
 class PackagedTasks(Tasks):
-    """Requests to a model that programs, of packaged parts and functions of Python's own library.
-    Every fourth answer is drawn."""
+    """Coding requests made of packaged parts and Python's standard library. Every fourth answer is
+    sampled."""
 
     max_tokens: int
     seed: int = 0
@@ -212,7 +212,7 @@ class PackagedTasks(Tasks):
         return Question(engine.parts.text.prompt_of(self.prompt(task)), is_held_out, sampling)
 
     def prompt(self, task: int) -> str:
-        """Return the same text for the same number, on every machine with the same Python."""
+        """Return a task's prompt, the same for the same version of Python."""
         random, parts = np.random.default_rng([self.seed, task]), _parts()
         kind = str(random.choice(list(_KINDS), p=list(_KINDS.values())))
         language = _draw(random, parts["languages"])
@@ -241,18 +241,18 @@ def _parts() -> dict[str, list[str]]:
 
 @cache
 def library_functions() -> tuple[str, ...]:
-    """Return functions of Python's own library: code of many kinds, which nobody has to fetch."""
+    """Return functions of Python's standard library: varied code without a download."""
     folder = Path(sysconfig.get_path("stdlib"))
     found: dict[str, None] = {}
     for module in sorted(sys.stdlib_module_names):
         path = folder / f"{module}.py"
-        if path.is_file():  # else it is a package, or compiled
+        if path.is_file():  # else a package or a compiled module
             found.update(dict.fromkeys(functions_of(path.read_text("utf-8"))))
     return tuple(found)
 
 
 def functions_of(source: str) -> Iterator[str]:
-    """Yield the functions and methods of a file that are neither tiny nor long, dedented."""
+    """Yield a file's medium-sized functions and methods, dedented."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

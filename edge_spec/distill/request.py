@@ -1,4 +1,4 @@
-"""What a user asks of a training, and what each kind of drafter reads and needs of its target."""
+"""The options of `edge-spec distill`, and what each kind of drafter needs of its target."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DistillRequest:
-    """The options of `edge-spec distill`. Raises UsageError for options that do not go together and
-    for an `out` that cannot be written, MissingDependencyError without PyTorch or onnxruntime, and
-    without Ray where a cluster is named."""
+    """The options of `edge-spec distill`. Raises UsageError for conflicting options and an
+    unwritable `out`, MissingDependencyError without PyTorch or onnxruntime, or Ray if requested."""
 
     out: Path | None = option(
         None, "Directory of the drafter; without it, the cache, where the model finds it by itself."
@@ -70,7 +69,7 @@ class DistillRequest:
 
 
 def _require_writable(directory: Path) -> None:
-    """Make the directory, if need be. Raises UsageError, now rather than when all is trained."""
+    """Raises UsageError now instead of after the training."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=directory):
@@ -82,7 +81,7 @@ def _require_writable(directory: Path) -> None:
 
 
 def require_trainer() -> None:
-    """Raises MissingDependencyError without PyTorch, or without what computes drafters."""
+    """Raises MissingDependencyError without PyTorch, or onnxruntime, which runs drafters."""
     for module, name, extra in (
         ("torch", "PyTorch", "distill"),
         ("onnxruntime", "onnxruntime", "cpu,distill"),
@@ -96,24 +95,24 @@ def require_trainer() -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of drafter learns from, and how fast.
+    """How a kind of drafter is trained.
 
-    drafter: its name in `--drafter`. layers: the features that it reads, the state after the
-    target's final norm, from which the teacher is computed, last; raises an EdgeSpecError for
-    targets that have none for it. of_answers: it reads no features of prompts, and shares only
-    tables with its target, of which it else begins as a layer.
+    drafter: its name in `--drafter`. layers: features to read; the last is the state after the
+    target's final norm, which the teacher needs; raises an EdgeSpecError for unsuitable targets.
+    of_answers: it reads no prompt features and shares only tables; otherwise it starts as a layer
+    of its target.
     """
 
     drafter: str
     layers: Callable[[ModelConfig], tuple[int, ...]]
     of_answers: bool
-    rate: float  # of learning, at most
+    rate: float  # maximum learning rate
     epochs: int
-    rows: int  # of a training step
+    rows: int  # per training step
 
 
 def _eagle3_layers(config: ModelConfig) -> tuple[int, ...]:
-    """Return the inputs of layers that SafeAILab's code reads, and the final state."""
+    """Return the layer inputs that SafeAILab's code reads, and the final state."""
     count = config.num_layers
     layers = (2, count // 2, count - 3)
     if not layers[0] < layers[1] < layers[2]:

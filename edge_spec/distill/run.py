@@ -1,4 +1,4 @@
-"""`edge-spec distill`: answers, features, training, proof, and the drafter in its place."""
+"""Run `edge-spec distill`: answers, features, training, proof."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 if TYPE_CHECKING:
     from edge_spec.distill.training import Lesson
 
-KEPT_DAYS = 7  # of unfinished work
+KEPT_DAYS = 7  # for unfinished work
 DIRECTORY = "distill"  # in the cache
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
 def work_folder(source: Source, tasks: str) -> Iterator[Path]:
-    """Yield the folder of this model and these tasks, which a later training of both continues, as
-    a line says after an interrupt or on a full disk. Folders that nobody has used for KEPT_DAYS are
-    removed, and so is an empty one. Raises UsageError where another process works in it."""
+    """Yield the folder of a model's tasks, which a later training resumes; a log line says so after
+    an interrupt or on a full disk. Remove it if empty, and others unused for KEPT_DAYS. Raises
+    UsageError if another process uses it."""
     parent = cache_directory() / DIRECTORY
     key = hashlib.sha256(f"{source.identity} {tasks}".encode()).hexdigest()[:16]
     folder = parent / f"{source.name}-{key}"
@@ -77,12 +77,12 @@ def work_folder(source: Source, tasks: str) -> Iterator[Path]:
         raise
     finally:
         with suppress(OSError):
-            folder.rmdir()  # where nothing was begun
+            folder.rmdir()  # if nothing was begun
         release()
 
 
 def forget_training(folder: Path) -> None:
-    """Remove all but the answers, which a drafter of another kind can be trained on."""
+    """Remove all but the answers, which other kinds of drafters can learn from."""
     for path in folder.iterdir():
         if path.name != ANSWERS_FILE:
             with suppress(OSError):
@@ -90,7 +90,6 @@ def forget_training(folder: Path) -> None:
 
 
 def _remove_old(parent: Path) -> None:
-    """Remove folders that were not used for KEPT_DAYS, except those that a process works in."""
     for folder in parent.iterdir():
         with suppress(OSError):  # another process may be removing it
             is_old = time.time() - folder.stat().st_mtime > KEPT_DAYS * 86400
@@ -100,13 +99,13 @@ def _remove_old(parent: Path) -> None:
                 release()
 
 
-_OF_CODE = "code"  # in the names of models that program: Qwen2.5-Coder, StarCoder, Codestral
+_OF_CODE = "code"  # in names of code models: Qwen2.5-Coder, StarCoder, Codestral
 _PROOF = Extent(count=8, max_tokens=48, draws=0)
 
 
 @dataclass(frozen=True)
 class Distilled:
-    """The drafter at `path`, and its report, which `--json` prints."""
+    """The drafter at `path`, and the report that `--json` prints."""
 
     path: Path
     report: dict[str, Any]
@@ -115,21 +114,23 @@ class Distilled:
 def distill(
     model: str, asked: AskedOptions, request: DistillRequest, progress: Progress
 ) -> Distilled:
-    """Train a drafter for a model, show that it changes no text, and write it to `request.out`, or
-    where the model finds it by itself. Finished work stays in the cache until then, where the same
-    call continues it. asked: how the model is opened. Raises an EdgeSpecError, KeyboardInterrupt.
+    """Train a drafter, prove that it changes no text, and write it to `request.out`, or where the
+    model finds it.
+
+    Until then the cache holds finished work, which the same call resumes. asked: how the model is
+    opened. Raises an EdgeSpecError, KeyboardInterrupt.
     """
     if asked.draft or asked.drafter != "auto":
         raise UsageError("the drafter is what is trained", remedy="Leave --draft, --drafter out.")
-    asked = replace(asked, draft=["none"])  # one that was trained before drafts by itself
+    asked = replace(asked, draft=["none"])  # no earlier drafter may draft
     source, kind = Source(model, progress), KINDS[request.kind]
     tasks = _choose_tasks(request, source)
     if request.ray is not None:
         require_answer(request.ray)
     out = request.out or place_of(source, request.kind)
     weights = _open_weights(source, request.kind)
-    kind.layers(weights.config)  # raises, before anything is begun
-    from edge_spec.distill.trainees import training_device  # here: they import PyTorch
+    kind.layers(weights.config)  # raises before any work begins
+    from edge_spec.distill.trainees import training_device  # lazy: imports PyTorch
     from edge_spec.distill.training import train
 
     with work_folder(source, tasks.identity) as folder, as_storage_error(folder / ANSWERS_FILE):
@@ -142,7 +143,7 @@ def distill(
             with load_asked(model, with_it, progress, keeps_answers=False) as engine:
                 proof = prove(engine, read_prompts(OWN_PROMPTS), _PROOF, progress)
             if proof.passed is False:
-                forget_training(folder)  # the same would come of it again
+                forget_training(folder)  # a rerun would give the same result
                 raise UnsupportedModelError(
                     f"texts with the drafter differ from those of {model}: it was not written",
                     remedy="Run edge-spec verify on the model, and report what it finds.",
@@ -169,7 +170,7 @@ def _prepare(
     folder: Path,
     progress: Progress,
 ) -> tuple[str, Lesson]:
-    """Return the model's name, and what its drafter learns from. folder: keeps what is finished."""
+    """Return the model's name and the lesson. folder: stores finished work."""
     from edge_spec.distill.training import Lesson
 
     config, kind = weights.config, KINDS[request.kind]
@@ -186,7 +187,7 @@ def _prepare(
             examples = read_features(read, answers, features, size, folder, progress)
         learnt = [each for each in answers if not each.is_held_out]
         ids = choose_scored(learnt, config, request.vocabulary, engine.parts.text.eos_ids)
-        # Not those of the model's profile, which may be of a day when the machine was busy.
+        # Not from the model's profile, which may have been measured on a busy machine.
         passes_s = median_seconds(quick_passes(engine.parts.model))
         timed = partial(time_head, source=weights)
         lesson = Lesson(examples, weights, ids, passes_s, timed, folder, asked.threads)
@@ -194,7 +195,7 @@ def _prepare(
 
 
 def _choose_tasks(request: DistillRequest, source: Source) -> Tasks:
-    """Raises UsageError for prompts that cannot be read, or too few of them."""
+    """Raises UsageError for unreadable or too few prompts."""
     if request.prompts is not None:
         prompts = [each.text for each in read_prompts(request.prompts)]
         return GivenPrompts(prompts, request.max_tokens)
@@ -204,8 +205,8 @@ def _choose_tasks(request: DistillRequest, source: Source) -> Tasks:
 
 
 def _open_weights(source: Source, kind: str) -> TensorRows:
-    """Raises UsageError for a target without tables that a drafter shares, UnsupportedModelError
-    where the drafter is made of layers that only a library reads."""
+    """Raises UsageError without tables to share, UnsupportedModelError if the drafter would start
+    as a layer that only llama.cpp can read."""
     tables = open_tables(source, "a trained drafter shares")
     if KINDS[kind].of_answers:
         return tables
@@ -220,7 +221,6 @@ def _open_weights(source: Source, kind: str) -> TensorRows:
 
 
 def _require_trainable(engine: Engine, tasks: Tasks) -> None:
-    """Raises UnsupportedModelError, UsageError."""
     if engine.parts.model.config.encoder is not None:
         raise UnsupportedModelError(
             f"{engine.name} has an encoder, and no drafter is trained for such a model",

@@ -1,5 +1,5 @@
-"""The drafters while they are trained, in PyTorch: Medusa heads (Cai et al. 2024, Medusa-1) and
-an EAGLE-3 head (Li et al. 2025). Each makes states of a batch, which an output matrix scores."""
+"""Drafters in training, in PyTorch: Medusa heads (Cai et al. 2024, Medusa-1) and an EAGLE-3 head
+(Li et al. 2025). Each computes states, which an output matrix scores."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from edge_spec.errors import DeviceMemoryError
 from edge_spec.loader.head import StoredTables
 from edge_spec.storage.atomic import as_storage_error
 
-Tensor = Any  # torch.Tensor: the library's types are not there where it is not installed
-# What `torch.cpu` calls instructions that multiply bfloat16, of x86 and of ARM.
+Tensor = Any  # torch.Tensor; PyTorch's types are missing where it is not installed
+# Names in `torch.cpu` of x86's and ARM's instructions that multiply bfloat16.
 _BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
-DISCOUNT = 0.8  # of each further position in the loss (Li et al. 2025, EAGLE-3)
+DISCOUNT = 0.8  # per further position in the loss (Li et al. 2025, EAGLE-3)
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether the processor or GPU does: two to four times as fast as float32."""
+    """Return True if bfloat16 products are native: 2 to 4 times as fast as float32."""
     if torch.get_default_device().type == "cuda":
         return bool(torch.cuda.is_bf16_supported(False))
     told: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -40,15 +40,15 @@ def multiplies_bfloat16() -> bool:
 
 
 def fast_products() -> Any:
-    """Round what is multiplied within the block to bfloat16, where that is faster, and nothing else
-    (Micikevicius et al. 2018, mixed precision)."""
+    """In the block, round only the factors of products to bfloat16, if that is faster (Micikevicius
+    et al. 2018, mixed precision)."""
     device = torch.get_default_device().type
     return torch.autocast(device, torch.bfloat16, enabled=multiplies_bfloat16())
 
 
 @contextmanager
 def training_device() -> Iterator[None]:
-    """Make PyTorch's tensors on the GPU, if any. Raises DeviceMemoryError."""
+    """Create tensors on the GPU, if any. Raises DeviceMemoryError."""
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         with device:
@@ -59,11 +59,11 @@ def training_device() -> Iterator[None]:
             remedy="Set CUDA_VISIBLE_DEVICES to nothing: it is then done on the CPU.",
         ) from error
     finally:
-        torch.cuda.empty_cache()  # what follows opens the model there
+        torch.cuda.empty_cache()  # the model is opened there next
 
 
 class Trainee(ABC):
-    """A drafter that learns. Its parameters are float32, by the names that it is stored by."""
+    """A drafter in training. parameters: float32, by their names on disk."""
 
     parameters: dict[str, Tensor]
     num_positions: int
@@ -75,12 +75,12 @@ class Trainee(ABC):
 
     @property
     def matrix(self) -> Tensor:
-        """[scored tokens, hidden_size], which scores states while it learns."""
+        """[scored tokens, hidden_size], for scoring states."""
         return self._teacher.matrix
 
     @abstractmethod
     def drafter(self) -> Drafter:
-        """Return the files of the drafter as it is now."""
+        """Return the drafter in its current state."""
 
     def scores(self, batch: Batch) -> list[Tensor]:
         """Return logits by position, [anchors, scored tokens]."""
@@ -90,15 +90,15 @@ class Trainee(ABC):
         return scores
 
     def drafts(self, batch: Batch) -> np.ndarray:
-        """Return the likeliest tokens, [anchors, positions], of a greedy chain after the target's
-        own tokens. Called without gradients."""
+        """Return a greedy chain, [anchors, positions], after the target's own tokens. Call without
+        gradients."""
         best = [logits.argmax(dim=-1).cpu().numpy() for logits in self.scores(batch)]
         found: np.ndarray = self._teacher.token_ids[np.stack(best, axis=1)]
         return found
 
 
 def make_trainee(teacher: Teacher, source: TensorRows, request: DistillRequest) -> Trainee:
-    """source: with all weights for a kind that begins as a layer of its target."""
+    """source: with all weights for a kind that starts as a layer of its target."""
     if request.kind == "medusa":
         return MedusaTrainee(teacher, request.positions)
     return Eagle3Trainee(teacher, source, request.positions, request.seed)
@@ -106,8 +106,8 @@ def make_trainee(teacher: Teacher, source: TensorRows, request: DistillRequest) 
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """Computes what the target would choose, over the tokens that are scored. output: [scored
-    tokens, hidden_size] rows of its output matrix. token_ids: [scored tokens]."""
+    """The target's distribution over scored tokens. output: [scored tokens, hidden_size] rows of
+    its output matrix. token_ids: [scored tokens]."""
 
     config: ModelConfig
     output: np.ndarray
@@ -118,7 +118,7 @@ class Teacher:
         return torch.as_tensor(self.output)
 
     def probabilities(self, batch: Batch) -> list[Tensor]:
-        """Return probabilities by position, [anchors, scored tokens], renormalised over these."""
+        """Return probabilities by position, [anchors, scored tokens], renormalized."""
         wanted, rows = _drafted_rows(batch)
         logits = functional.linear(torch.as_tensor(batch.states)[wanted], self.matrix).float()
         logits = logits * self.config.logit_scale
@@ -130,8 +130,8 @@ class Teacher:
 
 
 def _drafted_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
-    """Return the rows after which something is drafted, [windows, rows + positions] bool; and by
-    position, [anchors], which of these it is."""
+    """Return the rows from which draft tokens are predicted, [windows, rows + positions] bool; and
+    by position their indices, [anchors]."""
     width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
     wanted = torch.zeros(batch.states.shape[:2], dtype=torch.bool)
     places = range(1, batch.written.shape[2] + 1)
@@ -142,8 +142,8 @@ def _drafted_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 
 def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
-    """Return the cross entropy to the target's own distribution, whose gradient is that of the
-    forward KL divergence, where the target wrote a token that is scored."""
+    """Return the cross entropy to the target's distribution where the target wrote a scored token;
+    its gradient is the forward KL divergence's."""
     is_scored = np.zeros(teacher.config.vocab_size + 1, bool)  # -1, no token, is not scored either
     is_scored[teacher.token_ids] = True
     expected = teacher.probabilities(batch)
@@ -165,8 +165,8 @@ def as_arrays(parameters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 class MedusaTrainee(Trainee):
-    """Head k is z + SiLU(A z + b), and begins as the target's own choice. The output matrix stays
-    the target's."""
+    """Head k is z + SiLU(A z + b), initially the target's own choice, with the target's output
+    matrix."""
 
     def __init__(self, teacher: Teacher, num_heads: int) -> None:
         hidden = teacher.config.hidden_size
@@ -203,16 +203,17 @@ class MedusaTrainee(Trainee):
         return states + functional.silu(functional.linear(states, weight, bias))
 
 
-_SPREAD = 0.02  # of what begins at random
+_SPREAD = 0.02  # of random initial values
 _FEATURES = 3
 
 
 class Eagle3Trainee(Trainee):
-    """One decoder layer over the inputs of three of the target's, each normed first, as in
-    EAGLE-3.1, so that it learns the same in fewer steps. Begins as the target's last layer over its
-    last feature, and the target's output matrix. It is trained as it drafts: after the first
-    position it reads its own last state in the place of features, beside the tokens that the target
-    wrote (training-time test, section 3.2).
+    """One decoder layer over the inputs of three target layers, each normed first as in EAGLE-3.1,
+    which takes fewer steps.
+
+    It starts as the target's last layer over the last feature, with the target's output matrix. It
+    trains as it drafts: after the first position it reads its own last state instead of features,
+    with the tokens that the target wrote (training-time test, section 3.2).
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class Eagle3Trainee(Trainee):
         self.parameters = _eagle3_beginning(teacher, source, np.random.default_rng(seed))
         self._teacher = teacher
         self._tables = StoredTables(source)
-        # Trained as it will be read: without a scaling that config.json cannot express.
+        # Trained as it will be loaded: without a scaling that config.json cannot express.
         scaled = rope_scaling_config(teacher.config) is not None
         scaling = teacher.config.rope_scaling if scaled else None
         self._rope = Rope(teacher.config.rope_theta, scaling)
@@ -232,7 +233,7 @@ class Eagle3Trainee(Trainee):
         return self.parameters["lm_head.weight"]
 
     def states(self, batch: Batch) -> list[Tensor]:
-        """Rows before the first anchor have keys and values alone, for later rows."""
+        """Rows before the first anchor only provide keys and values."""
         rows, is_anchor = _anchor_rows(batch)
         features = self._joined(torch.as_tensor(batch.features))
         read = self._read(batch.next_tokens, features)
@@ -269,20 +270,20 @@ class Eagle3Trainee(Trainee):
         return functional.linear(x, self.parameters[name + ".weight"])
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
-        """Divide the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
+        """RMSNorm of the last axis (Zhang & Sennrich 2019)."""
         epsilon = self._teacher.config.norm_epsilon
         scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + epsilon)
         return x * scale * self.parameters[name + ".weight"]
 
     def _joined(self, features: Tensor) -> Tensor:
-        """[windows, rows, hidden_size] of [windows, rows, layers, hidden_size]. Late layers have
-        larger features than early ones, and a text's first token much larger ones."""
+        """[windows, rows, layers, hidden_size] -> [windows, rows, hidden_size]. Normed, since
+        features grow with depth, and are much larger for a text's first token."""
         each = [self._normed(features[:, :, at], f"fc_norm.{at}") for at in range(_FEATURES)]
         return self._linear(torch.cat(each, dim=-1), "fc")
 
     def _read(self, tokens: np.ndarray, stream: Tensor) -> Tensor:
-        """Return what the attention reads: tokens beside features, or states in their place. -1 is
-        no token, and nothing is learnt of what follows it."""
+        """Return the attention's input: tokens with features or states. -1 is no token; what
+        follows it is not learned."""
         ids, places = np.unique(np.maximum(tokens, 0), return_inverse=True)
         embedded = torch.as_tensor(self._tables.embed(ids))
         token = embedded[torch.as_tensor(places.reshape(tokens.shape))]
@@ -290,7 +291,7 @@ class Eagle3Trainee(Trainee):
         return torch.cat([token, self._normed(stream, "midlayer.hidden_norm")], dim=-1)
 
     def _heads(self, read: Tensor, name: str, positions: Tensor) -> Tensor:
-        """Return [windows, heads, rows, head_dim], every query head with its own keys and values.
+        """Return [windows, heads, rows, head_dim]; each query head has its own keys and values.
         name: q, k or v. positions: [windows, rows]."""
         config = self._teacher.config
         made = self._linear(read, f"midlayer.self_attn.{name}_proj").float()
@@ -303,7 +304,7 @@ class Eagle3Trainee(Trainee):
         return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
 
     def _after_attention(self, stream: Tensor, mixed: Tensor) -> Tensor:
-        """mixed: [windows, rows, query heads * head_dim] of the values that were attended to."""
+        """mixed: [windows, rows, query heads * head_dim]."""
         stream = stream + self._linear(mixed, "midlayer.self_attn.o_proj")
         inner = self._normed(stream, "midlayer.post_attention_layernorm")
         gate = functional.silu(self._linear(inner, "midlayer.mlp.gate_proj"))
@@ -312,8 +313,8 @@ class Eagle3Trainee(Trainee):
 
 
 def _anchor_rows(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return which rows of each window are its anchors, [windows, most anchors] int64: its last
-    ones; and which of these are none but padding, which repeats the last row, as False."""
+    """Return each window's anchor rows, [windows, most anchors] int64; and a mask of those that are
+    no padding, which repeats the last row. A window's anchors are its last rows."""
     counts = batch.anchors.sum(axis=1, keepdims=True)
     places = np.arange(counts.max())
     last = batch.anchors.shape[1] - 1
@@ -322,7 +323,6 @@ def _anchor_rows(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _of_rows(made: Tensor, rows: Tensor) -> Tensor:
-    """[windows, most anchors, size] of [windows, rows, size]."""
     return made.gather(1, rows[:, :, None].expand(-1, -1, made.shape[2]))
 
 
@@ -332,8 +332,8 @@ def _attend(
     sees: Tensor,
     own: list[tuple[Tensor, Tensor]],
 ) -> Tensor:
-    """Return [windows, most anchors, query heads * head_dim]. Anchors see the first position's rows
-    up to theirs, `of_text`, and of those between their own row."""
+    """Return [windows, most anchors, query heads * head_dim]. Anchors attend to the first position
+    up to their row, `of_text`, and to their own row at further positions."""
     keys, values = of_text
     scores = (queries @ keys.transpose(-1, -2)).float().masked_fill(~sees, -torch.inf)
     beside = [(queries * each).sum(-1, keepdim=True) for each, _ in own]
@@ -373,20 +373,20 @@ def _eagle3_beginning(
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
-# A trained drafter on disk, as its users read it: safetensors and config.json.
+# A trained drafter on disk, as other libraries read it: safetensors and config.json.
 _TYPES = {"float32": "F32", "float16": "F16", "int64": "I64", "bool": "BOOL"}
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True, eq=False)
 class Drafter:
-    """The files of a drafter. config: config.json."""
+    """A drafter's files. config: config.json."""
 
     tensors: Mapping[str, np.ndarray]
     config: dict[str, Any]
 
     def write(self, directory: Path) -> None:
-        """Write float32 as float16 where it fits. Raises StorageError where there is no space,
+        """Write float32 as float16 where it fits. Raises StorageError if the disk is full,
         OSError."""
         tensors = {name: _to_half(values) for name, values in self.tensors.items()}
         _write_safetensors(directory / "model.safetensors", tensors)
@@ -434,8 +434,7 @@ def layer_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def rope_scaling_config(config: ModelConfig) -> dict[str, Any] | None:
-    """Return `rope_scaling` of config.json; None without scaling, or for a kind that config.json
-    cannot express."""
+    """Return `rope_scaling` of config.json; None if there is none, or none that it can express."""
     scaling = config.rope_scaling
     if scaling is None or scaling.kind == "factors":  # listed one by one, as in GGUF files
         return None

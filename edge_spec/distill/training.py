@@ -1,4 +1,4 @@
-"""Train a drafter in PyTorch: the same steps, whether or not it is interrupted between them."""
+"""Train a drafter in PyTorch; interrupts between steps do not change the result."""
 
 from __future__ import annotations
 
@@ -47,27 +47,29 @@ from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.machine import describe_machine
 from edge_spec.storage.atomic import scratch_beside
 
-_WINDOW = 512  # rows of one text that a training step reads
-_LEAST_STEPS = 40  # of an epoch,
-_LEAST_ROWS = 32  # but for steps of fewer rows
+_WINDOW = 512  # rows of one text in a training step
+_LEAST_STEPS = 40  # per epoch,
+_LEAST_ROWS = 32  # unless steps would have fewer rows
 _EVALUATIONS = 8
-_PATIENCE = 4  # evaluations without a better forecast, after which a training ends
+_PATIENCE = 4  # evaluations without a better forecast that end a training
 _BETAS, _CLIP, _WARM_UP, _LEAST_RATE = (0.9, 0.95), 0.5, 0.04, 0.1
-# Batches differ in size, so that the holes between what glibc keeps of them would grow to several
-# times what a step needs.
+# Batches differ in size, so glibc's free memory would fragment to several times what a step needs.
 _STEPS_UNTIL_RETURNED = 32
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """What a drafter learns from.
+    """What a drafter learns from, and how.
 
-    weights: the target's; all of them for a kind that starts as a layer of it. token_ids: scored,
-    ascending. passes_s: seconds of the target's passes here, by rows. time_drafter: measures the
-    seconds of a draft token of the drafter in a directory. folder: keeps the unfinished training.
-    threads: None: PyTorch's choice. name: of the training; "": made of all that decides it.
-    save_every_s: besides each evaluation.
+    - weights: the target's; all of them for a kind that starts as a layer of it.
+    - token_ids: scored, ascending.
+    - passes_s: seconds of the target's passes here, by rows.
+    - time_drafter: measures a draft token's seconds for the drafter in a directory.
+    - folder: stores the unfinished training.
+    - threads: None: PyTorch's choice.
+    - name: of the training; "": derived from all that decides it.
+    - save_every_s: besides each evaluation.
     """
 
     examples: Sequence[Example]
@@ -82,15 +84,15 @@ class Lesson:
 
     @property
     def divided(self) -> tuple[list[Example], list[Example]]:
-        """Return the examples that are learnt from, and those that are held out."""
+        """Training examples, and held-out ones."""
         held_out = [each for each in self.examples if each.conversation.is_held_out]
         return [each for each in self.examples if not each.conversation.is_held_out], held_out
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Measurements on held-out conversations after `step` steps. loss: mean of training since the
-    evaluation before."""
+    """Results on held-out conversations after `step` steps. loss: mean since the last
+    evaluation."""
 
     step: int
     loss: float
@@ -101,8 +103,8 @@ class Evaluation:
 
 @dataclass(eq=False)
 class TrainingState:
-    """step: number of finished steps. arrays: parameters, the optimizer's and the best ones, by
-    names such as "best/NAME". losses: since the last evaluation."""
+    """step: number of finished steps. arrays: current parameters, the optimizer's and the best ones
+    ("best/NAME"). losses: since the last evaluation."""
 
     step: int = 0
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -114,13 +116,13 @@ class TrainingState:
         return max(self.history, key=lambda each: each.speedup, default=None)
 
     def save(self, path: Path) -> None:
-        """Raises StorageError where there is no space, OSError."""
+        """Raises StorageError if the disk is full, OSError."""
         history = [asdict(each) for each in self.history]
         save_arrays(path, self.arrays, [self.step, history, self.losses])
 
 
 def load_state(path: Path) -> TrainingState | None:
-    """Return None where there is none, or a damaged one, which is logged."""
+    """Return None without a state; log a damaged one."""
     try:
         arrays, (step, told, losses) = load_arrays(path)
         history = [
@@ -137,8 +139,8 @@ def load_state(path: Path) -> TrainingState | None:
 def train(
     lesson: Lesson, request: DistillRequest, progress: Progress
 ) -> tuple[Drafter, dict[str, Any]]:
-    """Return the drafter and its report; continues the training that is kept, if it is the same.
-    Raises an EdgeSpecError, OSError."""
+    """Return the drafter and its report; resume the stored training if it is the same. Raises an
+    EdgeSpecError, OSError."""
     if lesson.threads is not None:
         torch.set_num_threads(lesson.threads)
     output = StoredTables(lesson.weights).output_rows(lesson.token_ids)
@@ -168,7 +170,7 @@ def _report(training: Training, lesson: Lesson) -> dict[str, Any]:
             "passes": {rows: 1e3 * seconds for rows, seconds in lesson.passes_s.items()},
             "draft_token": 1e3 * training.draft_token_s,
         },
-        # JSON has no number for what was not measured.
+        # JSON has no NaN.
         "history": [
             asdict(each) | {"loss": None if math.isnan(each.loss) else each.loss}
             for each in state.history
@@ -178,8 +180,8 @@ def _report(training: Training, lesson: Lesson) -> dict[str, Any]:
 
 
 def time_untrained(lesson: Lesson, trainee: Trainee, name: str) -> float:
-    """Return the seconds of a draft token, timed before the drafter has learnt, which is the same
-    arithmetic. name: of its directory, which a later call finds after a kill."""
+    """Return the seconds per draft token before training, which does not change the arithmetic.
+    name: of the directory, so that a later call finds it after a kill."""
     with scratch_beside(lesson.folder / "untrained") as work:
         path = work / name
         path.mkdir()
@@ -188,7 +190,7 @@ def time_untrained(lesson: Lesson, trainee: Trainee, name: str) -> float:
 
 
 class Training:
-    """Trains on examples and judges by held-out ones."""
+    """Trains on examples and evaluates on held-out ones."""
 
     def __init__(
         self,
@@ -218,7 +220,7 @@ class Training:
         self._saved_s = time.monotonic()
 
     def run(self, progress: Progress) -> None:
-        """Leave the best parameters in the trainee. An interrupt keeps the steps so far. Raises
+        """Leave the best parameters in the trainee. An interrupt saves the steps so far. Raises
         StorageError, OSError."""
         state = self.state
         learnt, held_out = (windows_of(each, _WINDOW) for each in self._lesson.divided)
@@ -255,7 +257,7 @@ class Training:
         with fast_products():
             loss = loss_of(self._trainee, self._teacher, batch)
         self._optimizer.zero_grad()
-        if loss.requires_grad:  # else nothing of the batch is scored
+        if loss.requires_grad:  # else the batch contains no scored token
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self._parameters, _CLIP)
             for group in self._optimizer.param_groups:
@@ -302,7 +304,7 @@ class Training:
                 self._trainee.parameters[name].copy_(torch.as_tensor(values))
 
     def _digest(self, lesson: Lesson, request: DistillRequest) -> str:
-        """Return a digest of all that decides the training, except for what passes take."""
+        """Return a digest of all that decides the training, which pass times do not."""
         decides = [request.kind, request.positions, self._seed]
         answered = [each.conversation.num_answered for each in lesson.examples]
         decides += [self._epochs, self._rows, *answered]
@@ -311,7 +313,7 @@ class Training:
 
 
 def rate_at(step: int, total: int) -> float:
-    """Return the share of the largest rate, which rises at first, then falls as a cosine."""
+    """Return the share of the maximum rate: a linear rise, then a cosine."""
     warm = max(1, int(total * _WARM_UP))
     if step < warm:
         return (step + 1) / warm

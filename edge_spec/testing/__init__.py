@@ -1,7 +1,7 @@
-"""Parts for tests of drafters, runtimes and applications; nothing here is used at run time.
+"""Tools for tests of drafters, runtimes and applications; nothing here is used at run time.
 
-`ScriptedModel` is an exact model for tests of drafters, `check_session` the test that every
-runtime has to pass, `check_sharing` that of runtimes whose sessions share passes.
+`ScriptedModel` is an exact model. Every runtime must pass `check_session`, and those whose sessions
+share passes also `check_sharing`.
 """
 
 from edge_spec.testing.scripted import NextLogits, ScriptedModel, ScriptedSession, random_logits

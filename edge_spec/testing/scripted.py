@@ -21,7 +21,7 @@ NextLogits = Callable[[tuple[int, ...]], np.ndarray]
 
 
 def random_logits(vocab_size: int, order: int = 2, scale: float = 2.0) -> NextLogits:
-    """Logits that are a fixed pseudo-random function of the last `order` tokens."""
+    """Return a function whose logits depend pseudo-randomly on the last `order` tokens."""
 
     def next_logits(tokens: tuple[int, ...]) -> np.ndarray:
         seed = [token + 1 for token in tokens[-order:]]
@@ -31,7 +31,7 @@ def random_logits(vocab_size: int, order: int = 2, scale: float = 2.0) -> NextLo
 
 
 def smallest_config(architecture: str, vocab_size: int, context_length: int) -> ModelConfig:
-    """Describe a model that has no weights: all other sizes are 1."""
+    """Describe a model without weights: all other sizes are 1."""
     return ModelConfig(
         architecture=architecture,
         num_layers=1,
@@ -48,7 +48,7 @@ def smallest_config(architecture: str, vocab_size: int, context_length: int) -> 
 
 
 class ScriptedModel:
-    """A model whose next-token logits are a function of all tokens so far; exact for trees."""
+    """A model whose logits are a function of all tokens so far; exact for trees."""
 
     def __init__(self, next_logits: NextLogits, vocab_size: int, context_length: int = 512) -> None:
         self.next_logits = next_logits
@@ -71,7 +71,7 @@ class ScriptedModel:
 
 
 class ScriptedSession:
-    """`committed` is what the cache would hold."""
+    """`committed` is what the KV cache would hold."""
 
     def __init__(self, model: ScriptedModel) -> None:
         self.committed: list[int] = []

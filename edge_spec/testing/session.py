@@ -1,4 +1,4 @@
-"""The tests that every runtime has to pass, and those of shared passes."""
+"""Tests that every runtime must pass, and those of shared passes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from edge_spec.scheduler.batch_invariance import (
 
 @dataclass(frozen=True)
 class SessionReport:
-    max_difference: float  # of a logit, between two ways to score the same row
+    max_difference: float  # in a logit, between two ways to score the same row
     batch_invariance: BatchInvariance
 
 
 def check_session(model: Model, tolerance: float) -> SessionReport:
-    """Hold a runtime's sessions to what `edge_spec.core.model.Session` promises.
+    """Check that a runtime's sessions keep the promises of `edge_spec.core.model.Session`.
 
-    The same row, scored in different ways, may differ by `tolerance` in a logit: 1e-3 suits
-    float32, whose sums differ by up to 1e-4 from one processor and width to another. Needs a
-    context of 32 tokens or more; a short one keeps the check fast. Raises AssertionError that names
-    the broken promise.
+    Two ways to score a row may differ by `tolerance` in a logit: 1e-3 suits float32, whose sums
+    differ by up to 1e-4 between processors and widths. Needs a context of at least 32 tokens; a
+    short one keeps the check fast. Raises AssertionError that names the broken promise.
     """
     check = SessionCheck(model, tolerance)
     check.passes()
@@ -42,7 +41,7 @@ def check_session(model: Model, tolerance: float) -> SessionReport:
 
 
 def _branching(tokens: Sequence[int]) -> TokenTree:
-    """Build a tree of 7 tokens: three paths of different lengths, which leave rows 0 and 1."""
+    """Build a tree of 7 tokens: three paths of different lengths, branching at rows 0 and 1."""
     parents = np.array([-1, 0, 1, 1, 0, 4, 5], np.int32)
     return TokenTree(np.array(tokens, np.int32), parents, np.ones(7, np.float32))
 
@@ -52,8 +51,8 @@ def _path(tree: TokenTree, row: int) -> list[int]:
 
 
 class SessionCheck:
-    """Compares each row of a pass with what the tokens of its path give by themselves. Each public
-    method holds one promise, on sessions of its own."""
+    """Compares each row of a pass with plain decoding of its path. Public methods each check one
+    promise on their own sessions."""
 
     def __init__(self, model: Model, tolerance: float) -> None:
         self.max_difference = 0.0
@@ -61,7 +60,7 @@ class SessionCheck:
         self._tolerance = tolerance
         vocab_size = model.config.vocab_size
         self.prompt = np.random.default_rng(1).integers(0, vocab_size, 12).tolist()
-        if model.config.encoder is not None:  # three tokens are its source, the others an answer
+        if model.config.encoder is not None:  # three tokens are its source, the rest its answer
             self.prompt[2:4] = [model.config.encoder.start_id] * 2
         tokens = np.random.default_rng(2).integers(0, vocab_size, 6).tolist()
         self._draft_tokens = tokens
@@ -70,8 +69,7 @@ class SessionCheck:
         self._alone: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
 
     def alone(self, text: Sequence[int], path: Sequence[int]) -> np.ndarray:
-        """Return what the last token of `path` gives after `text`: logits [vocab] of plain
-        steps."""
+        """Return plain decoding's logits [vocab] for the last token of `path` after `text`."""
         if (tuple(text), tuple(path)) not in self._alone:
             session = self._opened(text)
             for end, token in enumerate(path, start=1):
@@ -82,7 +80,7 @@ class SessionCheck:
         return self._alone[tuple(text), tuple(path)]
 
     def score(self, session: Session, tree: TokenTree) -> np.ndarray:
-        """Return what the rows of a pass give: [rows, ...]."""
+        """Return the values to compare, [rows, ...]; here logits."""
         found: np.ndarray = session.forward(tree).logits.copy()
         return found
 
@@ -94,7 +92,6 @@ class SessionCheck:
         self.max_difference = max(self.max_difference, difference)
 
     def passes(self) -> None:
-        """Check rows after a prefill, a commit, a rollback and a restore."""
         self.prefill_in_chunks()
         self.commit_of_a_chain()
         if self._tree is not None:
@@ -139,7 +136,7 @@ class SessionCheck:
         session.close()
 
     def most_rows_dropped(self) -> None:
-        """Check the widest pass that drafts, twice: all of its rows but the first are dropped."""
+        """Check the widest verifying pass, twice, with all rows but the first dropped."""
         width = min(self._model.capabilities.verified_rows, self._model.config.context_length // 3)
         wrong = (self.prompt * width)[: width - 1]
         session, text = self._opened(self.prompt), list(self.prompt)
@@ -225,10 +222,10 @@ class SessionCheck:
         return session
 
     def _prepare(self, session: Session) -> None:
-        """Set a new session up for what is compared."""
+        """Prepare a new session; subclasses override it."""
 
     def _holds(self, when: str, session: Session, text: Sequence[int]) -> None:
-        """Check that a session scores as one that has read `text` and nothing else."""
+        """Check that a session scores as after reading exactly `text`."""
         assert session.length == len(text), f"the length is that of the text {when}"
         for kind, tree in (("chain", self._chain), ("tree", self._tree)):
             if tree is not None:
@@ -243,18 +240,18 @@ class SessionCheck:
             self.same(f"row {row} of {what}", found[row], self.alone(text, _path(tree, row)))
 
 
-_HELD = (12, 1, 5, 9)  # tokens of each conversation at first
+_HELD = (12, 1, 5, 9)  # initial tokens of each conversation
 _ROUNDS = 5
-_MOST_ROWS = 5  # of one tree
+_MOST_ROWS = 5  # in one tree
 
 
 def check_sharing(model: Model, tolerance: float) -> float:
-    """Hold a model to what `edge_spec.core.runtime_protocols.SharesPasses` promises: random trees
-    of some of four conversations, in passes that they share and in passes of their own, whose
-    branches are committed. Returns the largest difference of a logit.
+    """Check the promises of `edge_spec.core.runtime_protocols.SharesPasses`; return the largest
+    difference in a logit.
 
-    Logits may differ by `tolerance`. Needs a context of 48 tokens or more. Raises AssertionError
-    that names the broken promise.
+    Compares shared and separate passes of random trees from four conversations, with branches
+    committed. Logits may differ by `tolerance`. Needs a context of at least 48 tokens. Raises
+    AssertionError that names the broken promise.
     """
     assert isinstance(model, SharesPasses), "the model has no passes that sessions share"
     most = min(model.prepare_sharing(len(_HELD)), len(_HELD))

@@ -1,4 +1,4 @@
-"""Joins a model's tokenizer, chat template and end tokens: what stands between text and tokens."""
+"""Convert between text and tokens with a model's tokenizer, chat template and end tokens."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from edge_spec.text.token_pieces import TokenPieces
 if TYPE_CHECKING:
     from edge_spec.text.tools.formats import ToolForm
 
-_TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
-# Sources of ends that no file states.
+_TAIL_TOKENS = 32  # the end of a prompt, in which a thought may be opened
+# Sources of end tokens that no file declares.
 BY_NAME, BY_TEMPLATE = "its name", "the chat template"
-# Of an answer, a turn or a message; then what ends a completion between a prefix and a suffix: its
-# padding, and the beginnings of another file or repository.
+# End of an answer, turn or message; then those that end an infill: padding, and the beginnings of
+# another file or repository.
 END_NAMES = frozenset(
     (
         *("<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>"),
@@ -52,8 +52,8 @@ END_NAMES = frozenset(
 )
 _END, _TAG, _BEGIN = "<|end|>", "</s>", "<s>"
 _EOS_OF_PLAMO = "<|plamo:eos|>"
-# Vocabularies with these tokens have the other one within answers: as the end of a part of them
-# (of a thought, say), or as a tag of HTML.
+# In vocabularies with the first tokens, the other one occurs within answers: as the end of a part
+# such as a thought, or as an HTML tag.
 _WITHIN = (
     ({"<|return|>", "<|call|>"}, _END),
     ({"<|calls|>", "<|flush|>"}, _END),
@@ -63,10 +63,7 @@ _WITHIN = (
 
 
 class OpenedTemplate:
-    """A chat template of one model, with what it takes and what only it may write.
-
-    Raises UnsupportedModelError where there is no template, or none that compiles.
-    """
+    """A compiled chat template with its traits and control tokens. Raises UnsupportedModelError."""
 
     def __init__(
         self,
@@ -83,12 +80,11 @@ class OpenedTemplate:
 
     @cached_property
     def thought(self) -> ThoughtForm | None:
-        """Returns how the model writes its thoughts; None where it has none."""
+        """How the model marks thoughts; None if it has none."""
         template = self.template
         return thought_form(template.source, template.render, self._codec.added_tokens())
 
     def render(self, messages: Sequence[Message], tools: Tools, options: PromptOptions) -> str:
-        """Returns the prompt of plain messages, fitted to the template."""
         try:
             messages, tools = fitted(messages, tools, self.traits)
         except RecursionError:
@@ -103,31 +99,31 @@ class OpenedTemplate:
             prompt = self.template.render(messages, tools, **switched)
         except EdgeSpecError:
             prompt = self.template.render(messages, tools, **options)
-        # A thought of no tokens that the template opens all the same is ended, as templates with a
-        # switch write an empty one.
+        # Close an empty thought that the template opens regardless of the switch, as templates with
+        # a switch do.
         if budget == 0 and (form := self.thought) and form.is_opened_by(prompt):
             prompt += form.ending_after(prompt)
         return prompt
 
 
 class MessagePrompt(list[int]):
-    """Tokens after which a message begins, and so a text, where others are gone on with: whether it
-    begins with the space that many tokenizers put before a text is no part of what it says."""
+    """A prompt at whose end a message begins: a leading space that the tokenizer adds there is not
+    part of the text."""
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """Turns text and messages into one model's tokens, and its tokens into text."""
+    """Encodes text and messages for one model, and decodes its tokens."""
 
     tokenizer: TextCodec
     chat_template: str | None
-    eos_ids: tuple[int, ...]  # the first is the one that the chat template knows, if it is stated
+    eos_ids: tuple[int, ...]  # if declared, the one that the chat template knows comes first
     bos_id: int | None
     sampling: RecommendedSampling = NOTHING_STATED
-    parse_special: bool = False  # whether control tokens are read in messages, too
-    named_templates: Mapping[str, str] = field(default_factory=dict)  # beside `chat_template`
-    special_tokens: SpecialTokens = field(default_factory=dict)  # as templates are given them
-    end_sources: Mapping[int, str] = field(default_factory=dict)  # what states each of eos_ids
+    parse_special: bool = False  # whether control tokens in messages are recognized, too
+    named_templates: Mapping[str, str] = field(default_factory=dict)  # besides `chat_template`
+    special_tokens: SpecialTokens = field(default_factory=dict)  # as passed to templates
+    end_sources: Mapping[int, str] = field(default_factory=dict)  # what declares each of eos_ids
 
     def chat_prompt(
         self,
@@ -135,12 +131,11 @@ class ChatFormat:
         tools: Tools = (),
         **options: Unpack[PromptOptions],
     ) -> list[int]:
-        """The tokens that ask for the assistant's next message; a string is one of the user.
+        """Return the tokens that ask for the assistant's next message; a string is a user message.
 
-        Messages and tools are fitted to the template (`fitted`). Control tokens are the template's
-        alone, unless `parse_special`: what is given stays text. options: `PromptOptions`. Raises
-        UsageError for malformed messages and options, UnsupportedModelError for messages that the
-        template refuses all the same.
+        Messages and tools are adapted to the template (`fitted`). What they contain stays text,
+        unless `parse_special`. Raises UsageError for malformed input, UnsupportedModelError if the
+        template still refuses the messages.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -158,22 +153,20 @@ class ChatFormat:
     def rendered(
         self, messages: Sequence[Message], tools: Tools = (), **options: Unpack[PromptOptions]
     ) -> str:
-        """The text of these tokens. Raises as `chat_prompt` does."""
+        """Return the text of the prompt. Raises like `chat_prompt`."""
         return self._for(tools).render(_plain(messages), tools, options)
 
     def answer_form(
         self, prompt: Sequence[int], tools: Tools = (), **options: Unpack[PromptOptions]
     ) -> AnswerForm | None:
-        """Returns the parts that the answer to a prompt may have, None where it is all text.
-
-        prompt, tools and options: as `chat_prompt` was given them. Raises as `chat_prompt` does.
-        """
+        """Return the parts that the answer to a prompt may have; None if it is all text. Takes the
+        arguments of `chat_prompt`, and raises like it."""
         thought = self._for(tools).thought
         calls = self.tool_form() if tools else None
         if calls is None and thought is not None and thought.lead:
             from edge_spec.text.tools.formats import HARMONY
 
-            # Where thoughts have headers, text and calls have, too: one reader knows them all.
+            # Models that write headers before thoughts write them before text and calls, too.
             calls = HARMONY if thought.opening.startswith(HARMONY.markers) else None
         budget = thought_budget(options.get("reasoning"))
         form = AnswerForm(budget=budget, calls=calls, tools=tools)
@@ -195,17 +188,15 @@ class ChatFormat:
         )
 
     def _last_turn(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Returns what follows the last end of a turn."""
         ends = (place for place in reversed(range(len(prompt))) if prompt[place] in self.eos_ids)
         return prompt[next(ends, -1) + 1 :]
 
     def _markup(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens with special ones written out."""
         stream, special = self.tokenizer.stream(), self.tokenizer.special_text
         return "".join(stream.push(token) or special(token) for token in tokens)
 
     def tool_form(self) -> ToolForm:
-        """Returns the form in which the model calls tools. Raises as `template` does."""
+        """Return the model's tool-call format. Raises like `template`."""
         from edge_spec.text.tools.formats import GENERIC
 
         native = self._with_tools.traits.native_tools
@@ -213,43 +204,40 @@ class ChatFormat:
 
     @property
     def knows_tools(self) -> bool:
-        """Says whether the chat template does. Raises UnsupportedModelError as `template` does."""
+        """Whether the chat template supports tools. Raises like `template`."""
         return self._with_tools.traits.native_tools is not None
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
-        """Returns the names that `template_kwargs` may have here. Raises as `template` does."""
+        """The names that `template_kwargs` may have. Raises like `template`."""
         return self._without_tools.template.variables | self._with_tools.template.variables
 
     def prompt_of(self, text: str, **options: Unpack[PromptOptions]) -> list[int]:
-        """The tokens that ask for an answer to `text`, or, where the model has no chat template,
-        those of the text itself, to be continued. options: `PromptOptions`."""
+        """Return `chat_prompt`'s tokens, or, without a chat template, those of the text to
+        continue."""
         if self.chat_template is None:
             return self.tokenizer.encode(text)
         return self.chat_prompt(text, **options)
 
     def template(self) -> ChatTemplate:
-        """Raises UnsupportedModelError where there is none, or none that compiles."""
+        """Raises UnsupportedModelError without a template, or with one that does not compile."""
         return self._without_tools.template
 
     @property
     def control_tokens(self) -> ControlTokens:
-        """Returns those of conversations without tools. Raises as `template` does."""
+        """The control tokens of conversations without tools. Raises like `template`."""
         return self._without_tools.control_tokens
 
     @cached_property
     def pieces(self) -> TokenPieces:
-        """Returns what each token is by itself."""
         return TokenPieces(self.tokenizer)
 
     @cached_property
     def infill(self) -> Infill:
-        """Returns what asks for a text between a prefix and a suffix. Raises UnsupportedModelError
-        for a model that was not trained for it."""
+        """Raises UnsupportedModelError if the model was not trained for infilling."""
         return Infill(self.tokenizer, self.special_tokens, self.eos_ids)
 
     def _for(self, tools: Tools) -> OpenedTemplate:
-        """Returns the template for tools where there are tools and the model has one."""
         return self._with_tools if tools else self._without_tools
 
     @cached_property
@@ -267,7 +255,7 @@ class ChatFormat:
         return OpenedTemplate(source, tokens, self.tokenizer, ends)
 
     def _tokens_by_id(self) -> SpecialTokens:
-        """Returns the tokens that templates name most, which the model's files need not name."""
+        """The tokens that templates use most, which model files often do not name."""
         found = (BY_NAME, BY_TEMPLATE)
         stated = (token for token in self.eos_ids if self.end_sources.get(token) not in found)
         ids = {"bos_token": self.bos_id, "eos_token": next(stated, None)}
@@ -289,10 +277,8 @@ def _too_deep() -> UsageError:
 
 
 def with_every_end(text: ChatFormat, vocab_size: int) -> ChatFormat:
-    """Returns the same with the ends that are found added to those that are stated, which stay
-    first: the chat template knows the very first one. Tokens that the model does not score are
-    none.
-    """
+    """Add end tokens found by name or from the template, after the declared ones: the chat template
+    knows the very first. Drop tokens outside the logits."""
     sources = {id: text.end_sources.get(id, "") for id in text.eos_ids if id < vocab_size}
     ids = {name: text.tokenizer.token_id(name) for name in (*END_NAMES, _BEGIN, _EOS_OF_PLAMO)}
     known = {name: id for name, id in ids.items() if id is not None and id < vocab_size}
@@ -309,8 +295,8 @@ def with_every_end(text: ChatFormat, vocab_size: int) -> ChatFormat:
 
 
 def _turn_end(text: ChatFormat) -> int | None:
-    """Returns the first control token that the chat template writes after an answer; None where it
-    writes none, or the one that begins a message, or does not take these messages."""
+    """Return the control token that the template writes after an answer; None without one, if it
+    also begins a message, or if the template refuses."""
     if text.chat_template is None:
         return None
     with suppress(EdgeSpecError):
@@ -321,7 +307,7 @@ def _turn_end(text: ChatFormat) -> int | None:
 
 
 def _first_control(text: ChatFormat, rendered: str) -> int | None:
-    """Counts tokens that look like one, too: some tokenizers do not call them special."""
+    """Some tokenizers do not mark control tokens as special, so their look counts, too."""
     for token in text.tokenizer.encode(rendered):
         is_control = text.tokenizer.special_text(token) or CONTROL_TEXT.fullmatch(
             text.tokenizer.token_text(token)

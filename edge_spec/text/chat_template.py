@@ -1,9 +1,8 @@
-"""Runs chat templates, which are Jinja programs that come with a model, in jinja2's immutable
-sandbox, for a limited time.
+"""Run models' chat templates (Jinja programs) in jinja2's immutable sandbox.
 
-The sandbox keeps a template from what it must not touch, not from running for ever. It is ended
-between two steps of Python. Products and powers that would make a single step long, such as
-`'x' * 10**10`, are refused; beyond that, a template may use as much memory as it fills in its time.
+The sandbox limits access, not time, so a template is interrupted between two Python bytecodes after
+`_SECONDS`. Products and powers that would make one step long, such as `'x' * 10**10`, are refused.
+Memory is only limited by what can be filled in that time.
 """
 
 from __future__ import annotations
@@ -29,21 +28,18 @@ from edge_spec.text.parts.answer_form import Reasoning
 from edge_spec.text.plain_messages import THOUGHTS, Message, Tools, plain_messages
 
 _MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
-_MAX_CHARACTERS = 10_000_000  # of a product
-_MAX_BITS = 4096  # of an integer
+_MAX_CHARACTERS = 10_000_000  # in a product
+_MAX_BITS = 4096  # in an integer
 _Result = TypeVar("_Result")
 
 
 class LimitError(BaseException):
-    """Says what a template did too much of; the text completes "the chat template ...".
-
-    No Exception, so that nothing within a template's run catches it.
-    """
+    """A template exceeded a limit; the text completes "the chat template ...". Not an Exception, so
+    that nothing in the running template catches it."""
 
 
 class AnswerMarks(Extension):
-    """Ignores the tags that tell a trainer which text the assistant wrote: what is between
-    `generation` and `endgeneration` is rendered as it is."""
+    """Render the content of `generation` tags, which mark the assistant's text for trainers."""
 
     tags = {"generation"}  # noqa: RUF012 -- as jinja2 declares it
 
@@ -54,8 +50,8 @@ class AnswerMarks(Extension):
 
 
 class UndefinedValue(Undefined):
-    """What a template names that it was not given. A special token that the model does not have
-    adds nothing to a text; transformers refuses to add it."""
+    """An undefined variable. Adding a missing special token adds nothing, where transformers
+    refuses."""
 
     def _added(self, other: Any) -> Any:
         is_token = (self._undefined_name or "").endswith("_token")
@@ -65,7 +61,7 @@ class UndefinedValue(Undefined):
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Compiles and renders with what transformers gives a template."""
+    """Gives templates what transformers gives them."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -79,13 +75,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _write_json
 
     def compile_within(self, seconds: float, source: str) -> Template:
-        """Raises LimitError, and whatever jinja2 and Python's compiler raise."""
+        """Raises LimitError, and what jinja2 and Python's compiler raise."""
         if len(source) > _MAX_SOURCE_CHARACTERS:
             raise LimitError(f"has more than {_MAX_SOURCE_CHARACTERS:,} characters")
         return _run_within(seconds, lambda: self.from_string(source))
 
     def render_within(self, seconds: float, template: Template, given: Mapping[str, Any]) -> str:
-        """Raises LimitError, and whatever the template does."""
+        """Raises LimitError, and what the template raises."""
         return _run_within(seconds, lambda: template.render(given))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -105,7 +101,7 @@ def _write_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Writes JSON as transformers does, not escaped for HTML: so models were trained with it."""
+    """Write JSON as transformers does, without HTML escapes: models were trained on it."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -117,11 +113,11 @@ def _is_long(value: Any, times: Any) -> bool:
 
 
 class _Interruption(BaseException):
-    """Raised in a thread by another one."""
+    """Raised in one thread by another."""
 
 
 def _run_within(seconds: float, run: Callable[[], _Result]) -> _Result:
-    """Returns what `run` returns. Raises LimitError at the next step of Python after the time."""
+    """Raises LimitError at the next bytecode after the time."""
     thread, lock, is_over = threading.get_ident(), threading.Lock(), False
 
     def interrupt() -> None:
@@ -148,34 +144,34 @@ def _run_within(seconds: float, run: Callable[[], _Result]) -> _Result:
         raise LimitError(f"ran for more than {seconds:.0f} s") from None
 
 
-# Of the wall clock, for one run of a template: published ones take milliseconds.
+# Wall-clock time for one run; published templates take milliseconds.
 _SECONDS = 10.0
 _SHOWN = 500  # characters of a template's own error
 _MAX_PATTERN_CHARACTERS = 100
-# Ends the text of a message that is continued. A template that strips it of its last space would
-# strip the text of its own.
+# Marks the end of the message to continue. A template that strips this trailing space would also
+# strip the message's own.
 _MARK = "edge-spec-goes-on-from-here "
 _PROBE = "probe-content"
 _TAKEN = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 
 class PromptOptions(TypedDict, total=False):
-    """Options of a prompt, as transformers' `apply_chat_template` has them."""
+    """Options of a prompt, as in transformers' `apply_chat_template`."""
 
-    # By name, such as "enable_thinking": what else the template is given.
+    # Further template variables by name, such as "enable_thinking".
     template_kwargs: Mapping[str, Any] | None
-    # Whether the prompt ends where the assistant begins; None: unless a message is continued.
+    # Whether the prompt opens the assistant's message. None: yes, unless a message is continued.
     add_generation_prompt: bool | None
-    # Whether the prompt ends with the last message's content; a name: with that part of it, such as
-    # "reasoning_content".
+    # Whether the prompt ends with the last message's content. A string names another field to
+    # continue, such as "reasoning_content".
     continue_final_message: bool | str
-    # Whether the model thinks before it answers: "auto", as its template has it, "off", or the
-    # number of tokens after which a thought is ended.
+    # Whether the model thinks before it answers: "auto" (as its template does), "off", or the
+    # maximum number of tokens of a thought.
     reasoning: Reasoning | None
 
 
 class ChatTemplate:
-    """Raises UnsupportedModelError for a template that does not compile or run."""
+    """Raises UnsupportedModelError if the template does not compile or run."""
 
     def __init__(
         self,
@@ -184,8 +180,8 @@ class ChatTemplate:
         eos_token: str = "",
         special_tokens: SpecialTokens = MappingProxyType({}),
     ) -> None:
-        """special_tokens: by name, such as pad_token, which go before the others. One that is empty
-        is not given to the template at all."""
+        """special_tokens: by name, such as pad_token; they override the others. Empty ones are
+        dropped."""
         if source is None:
             raise UnsupportedModelError(
                 "this model has no chat template",
@@ -199,7 +195,7 @@ class ChatTemplate:
         environment.globals |= {name: token for name, token in tokens.items() if token}
         try:
             self._template = environment.compile_within(_SECONDS, source)
-        except (Exception, LimitError) as error:  # of jinja2 or Python's compiler
+        except (Exception, LimitError) as error:  # from jinja2 or Python's compiler
             raise UnsupportedModelError(
                 f"the model's chat template does not compile: {_cut(error)}",
                 remedy="Use `generate --raw`, or a model with a valid template.",
@@ -207,14 +203,14 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Returns the names that the template reads and does not set."""
+        """The names that the template reads without setting them."""
         from jinja2.meta import find_undeclared_variables
 
         return frozenset(find_undeclared_variables(self._environment.parse(self.source)))
 
     @cached_property
     def literals(self) -> tuple[str, ...]:
-        """Returns the texts in the template, in its expressions and between them."""
+        """The literal texts inside and outside of expressions."""
         tree = self._environment.parse(self.source)
         constants = [each.value for each in tree.find_all(nodes.Const)]
         data = [each.data for each in tree.find_all(nodes.TemplateData)]
@@ -223,12 +219,10 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], tools: Tools = (), **options: Unpack[PromptOptions]
     ) -> str:
-        """Returns the prompt that asks for the assistant's next message, or for the rest of the
-        last message.
+        """Return the prompt for the assistant's next message, or for the rest of the last one.
 
-        Raises UsageError for messages and options that are malformed or nested too deeply, and for
-        a last message that cannot be continued. Tools that the template does not mention are in no
-        prompt.
+        Raises UsageError for malformed or too deeply nested input, and for a last message that
+        cannot be continued. Tools that the template does not mention are dropped.
         """
         plain = plain_messages(messages)
         variables = _variables(options)
@@ -272,7 +266,7 @@ class ChatTemplate:
                 f"the chat template {error}",
                 remedy="Use `generate --raw`, or a model with another template.",
             ) from None
-        except Exception as error:  # it is a program, and may fail in any way
+        except Exception as error:  # a template is a program and may fail in any way
             raise UnsupportedModelError(
                 f"the model's chat template refuses these messages: {_cut(error)}",
                 remedy="Check the order of roles, or use `generate --raw`.",
@@ -283,8 +277,7 @@ class ChatTemplate:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Says whether a content has to be a list of parts, as in templates of models that see
-        pictures: of a text, they show nothing."""
+        """Whether content must be a list of parts, as in templates of vision models."""
         message = {"role": "user", "content": _PROBE}
         return not self._shows(message) and self._shows(_in_parts(message))
 
@@ -304,7 +297,6 @@ def _in_parts(message: Message) -> Message:
 
 
 def _variables(options: PromptOptions) -> dict[str, Any]:
-    """Returns what a template is given beside messages and tools. Raises UsageError."""
     own = options.get("template_kwargs") or {}
     if not isinstance(own, Mapping) or not all(isinstance(name, str) for name in own):
         raise UsageError(
@@ -322,7 +314,6 @@ def _variables(options: PromptOptions) -> dict[str, Any]:
 
 
 def _cut(error: BaseException) -> str:
-    """Its text may be the template's, of any length."""
     text = str(error)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 

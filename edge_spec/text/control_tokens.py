@@ -1,9 +1,9 @@
-"""Keeps the text of a conversation from becoming tokens that only the chat template may write.
+"""Keep conversation text from becoming control tokens, which only the chat template may write.
 
-A template is a program: it cuts, joins and searches what it is given, so that no look at a message
-alone tells what stands in the prompt. Each character of what is given that a control token may be
-made of is therefore replaced while the template is rendered, by one that nothing given has. Where
-the prompt spells a control token with such a character in it, that is text like any other.
+A template cuts, joins and searches its input, so a message alone does not show what ends up in the
+prompt. Before rendering, each input character that a control token may contain is therefore
+replaced by a placeholder that occurs nowhere else. A control token in the prompt that contains a
+placeholder is plain text.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.given_encoding import fresh_characters, occurrences, pattern_of, touches
 from edge_spec.text.plain_messages import ROLES, Message
 
-# Whatever a tokenizer calls them.
+# Control tokens whether or not the tokenizer marks them as special.
 CONTROL_TEXT = re.compile(r"<[|\uff5c].*[|\uff5c]>")
-# Tokens such as <think> and <tool_call>, not runs of spaces or "```".
+# Matches <think> and <tool_call>, not runs of spaces or "```".
 _TAG = re.compile(r"[<\[{|].*[>\]}|]")
 _STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of a tag
-_SPEAKERS = ("system", "assistant")  # whose text may have tags
+_SPEAKERS = ("system", "assistant")  # whose text may contain tags
 _SYMBOL = r"[^\w\s\"'\\]"  # quotes stay, since templates escape them
-_LONGEST = 100  # characters of what a template looks for
+_LONGEST = 100  # characters of a template literal
 ANSWER, FOLLOW_UP = "First answer.", "Second question."
 CONVERSATION: Sequence[Message] = (
     {"role": "user", "content": "First question."},
     {"role": "assistant", "content": ANSWER},
     {"role": "user", "content": FOLLOW_UP},
 )
-_SIGN = "\u263a"  # before a text, so that a tokenizer puts no space before the text itself
-Render = Callable[..., str]  # called with what is given
+_SIGN = "\u263a"  # precedes a text, so that the tokenizer adds no space to it
+Render = Callable[..., str]  # called with messages first
 
 
 class ControlTokens:
-    """Encodes conversations of one model. Any thread may call.
+    """Encodes conversations for one model. Any thread may call.
 
-    Control tokens are those that the tokenizer calls special, those that end or begin a text, those
-    of the form <|name|>, and others that the template writes around messages. A tag is another
-    added token that the template writes, or one of thoughts and tools, such as <think>: it is read
-    in what the assistant and the system say, as histories have it, and is text in all else. Other
-    added tokens, such as runs of spaces, are text anyway.
+    Control tokens are special tokens, those that end or begin a text, those of the form <|name|>,
+    and others that the template writes around messages. Tags are other added tokens that the
+    template writes, or that mark thoughts and tools, such as <think>: they are recognized only in
+    assistant and system messages, as histories contain them. Other added tokens, such as runs of
+    spaces, are always text.
     """
 
     def __init__(self, codec: TextCodec, template: ChatTemplate, ends: Collection[int]) -> None:
@@ -56,7 +56,6 @@ class ControlTokens:
 
     @cached_property
     def _around(self) -> str:
-        """What the template writes around short messages; "" where it takes other conversations."""
         try:
             return self._template.render(CONVERSATION).partition(FOLLOW_UP)[0]
         except EdgeSpecError:
@@ -64,7 +63,6 @@ class ControlTokens:
 
     @cached_property
     def control(self) -> frozenset[str]:
-        """Returns the texts of the control tokens."""
         return frozenset(
             text
             for text, (token, is_special) in self._added.items()
@@ -76,7 +74,6 @@ class ControlTokens:
 
     @cached_property
     def tags(self) -> frozenset[str]:
-        """Returns the texts of the tags."""
         written = "\0".join(self._template.literals)
         others = self._added.keys() - self.control
         return frozenset(
@@ -91,11 +88,11 @@ class ControlTokens:
 
     @property
     def are_between_messages(self) -> bool:
-        """Says whether the template writes any between messages, else one can imitate others."""
+        """False if messages are separated by plain text, which a message can imitate."""
         return not self._around or any(text in self._around for text in self.control)
 
     def encode(self, render: Render, *given: Any) -> list[int]:
-        """Returns the tokens of `render(*given)`, whose first argument is messages."""
+        """Return the tokens of `render(*given)`; the first argument is the messages."""
         texts = list(_texts_of(given))
         if not any(map(self._may_take_part, texts)):
             return self._codec.encode(render(*given))
@@ -115,11 +112,10 @@ class ControlTokens:
         return self._codec.encode_given(prompt, places, self._ids)
 
     def _may_take_part(self, text: str) -> bool:
-        """Says whether a part of this may become a part of a control token in a prompt."""
+        """Return True if part of the text may end up in a control token."""
         return bool(self._symbols.search(text)) or text.strip() in self._names
 
     def _hidden(self, texts: Sequence[str]) -> dict[str, str]:
-        """Returns the characters of the texts to replace, each with another one."""
         found = set().union(*texts)
         fresh = fresh_characters(*texts, *self._template.literals)
         letters = set().union(*self._names)
@@ -158,8 +154,8 @@ class ControlTokens:
 
     @cached_property
     def _kept(self) -> tuple[Collection[str], Collection[str]]:
-        """Returns what stays as it is, so that a template finds it: in what the assistant and the
-        system say, and in all else. No control token has a part in it."""
+        """Texts to keep, so that templates find them: in assistant and system content, and
+        elsewhere. None can be part of a control token."""
 
         def kept(control: Collection[str], tags: Collection[str]) -> Collection[str]:
             pattern, joined = pattern_of(control), "\0".join(control)
@@ -192,7 +188,7 @@ class ControlTokens:
 
     @cached_property
     def _symbols(self) -> re.Pattern[str]:
-        """Matches what a control token has at least one of."""
+        """Matches at least one character of each control token and tag."""
         if self._codec.reads_variants:
             return re.compile(_SYMBOL)
         texts = self.control | self.tags
@@ -202,8 +198,7 @@ class ControlTokens:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """Returns words that the template may make a control token of, such as the name in
-        <|name|>, unless it has them itself."""
+        """Words that the template may complete to a control token, such as the name in <|name|>."""
         before = {each[at:] for each in self._template.literals for at in range(-_LONGEST, 0)}
         after = {each[:end] for each in self._template.literals for end in range(1, _LONGEST)}
         found = {
@@ -220,7 +215,7 @@ def _has_tags(message: Mapping[str, Any], name: str) -> bool:
 
 
 def _texts_of(value: Any) -> Iterator[str]:
-    """Yields all that is in messages, tools and options, but for roles, which are checked."""
+    """Yield all texts but valid roles."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -242,11 +237,10 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 class PlainText:
-    """Encodes texts within a prompt, in which no control token is read. Any thread may call."""
+    """Encodes texts within a prompt without control tokens. Any thread may call."""
 
     def __init__(self, codec: TextCodec, control: Collection[int]) -> None:
-        """control: tokens that are not read beside those that the tokenizer calls special, and
-        those of the form <|name|>."""
+        """control: unrecognized tokens besides special ones and those of the form <|name|>."""
         self._codec = codec
         self.beginning = codec.encode("")  # of every prompt
         self._control = frozenset(control).union(
@@ -260,7 +254,7 @@ class PlainText:
         return ids[len(self.beginning) :]
 
     def following(self, text: str) -> list[int]:
-        """Returns the tokens of a text that goes on with another one: no space is put before it."""
+        """Encode a text that follows another one, without a leading space."""
         if not self._puts_spaces:
             return self.tokens(text)
         sign = self.tokens(_SIGN)

@@ -1,8 +1,7 @@
-"""Encodes a text in which some added tokens are text like any other, by a tokenizer of the
-`tokenizers` library.
+"""Encode a text in which some added tokens are plain text.
 
-The library reads an added token wherever a text spells it. So the text is cut within those that are
-not to be read, and its pieces are encoded one by one.
+The `tokenizers` library recognizes added tokens wherever a text spells them. So the text is cut
+inside those that must stay text, and its pieces are encoded separately.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any, NamedTuple
 import tokenizers
 
 _NO_STEPS = {"type": "Sequence", "normalizers": []}
-_PRIVATE = range(0xE000, 0x110000)  # most of it means nothing in any text
-_END = ""  # of a token, in a tree of their characters
+_PRIVATE = range(0xE000, 0x110000)  # mostly unassigned code points
+_END = ""  # marks the end of a token in a trie
 _SIGN = "\u263a"
 
 
@@ -31,23 +30,20 @@ class Place(NamedTuple):
 
 
 def fresh_characters(*texts: str) -> Iterator[str]:
-    """Yields those that none of these has: no text can forge what they stand for."""
+    """Yield private-use characters that no text contains."""
     used = set().union(*texts)
     return (each for each in map(chr, _PRIVATE) if each not in used)
 
 
 def touches(given: Sequence[int], start: int, end: int) -> bool:
-    """Says whether one of these places, which are in order, is from `start` up to `end`."""
+    """Return True if any of the sorted places is in range(start, end)."""
     at = bisect_left(given, start)
     return at < len(given) and given[at] < end
 
 
 def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of these, the longest that begins at a place; nothing where there are none.
-
-    Common beginnings are shared: a list of alternatives is tried one after the other, and some
-    vocabularies have thousands of special tokens.
-    """
+    """Match the longest of these texts; nothing if there are none. Built as a trie, since a regex
+    tries alternatives in turn, and some vocabularies have thousands of special tokens."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree
@@ -58,7 +54,7 @@ def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def occurrences(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
-    """Yields where each begins and ends, also those that overlap."""
+    """Yield the span of each match, overlapping ones included."""
     found = pattern.search(text)
     while found:
         yield found.span()
@@ -66,7 +62,7 @@ def occurrences(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]
 
 
 def _written(node: dict[str, Any]) -> str:
-    """Returns the pattern of what may follow. A token is a hundred characters at most."""
+    """Recursion is as deep as a token is long, about 100 characters."""
     branches = [re.escape(each) + _written(after) for each, after in node.items() if each != _END]
     if not branches:
         return ""
@@ -77,7 +73,7 @@ def _written(node: dict[str, Any]) -> str:
 def encode_given(
     tokenizer: tokenizers.Tokenizer, text: str, given: Sequence[int], control: Collection[int]
 ) -> list[int]:
-    """As `TextCodec.encode_given`."""
+    """Implements `TextCodec.encode_given`."""
     cuts: set[int] = set()
     while True:
         ids, places = _encode_pieces(tokenizer, text, sorted(cuts))
@@ -94,9 +90,8 @@ def encode_given(
 def _encode_pieces(
     tokenizer: tokenizers.Tokenizer, text: str, cuts: Sequence[int]
 ) -> tuple[list[int], list[Place]]:
-    """Return the tokens of a text that is cut at these places, and where added tokens were read. A
-    piece that goes on with another one is encoded after a sign, so that no space is put before it.
-    """
+    """Encode a text cut at these places; also return where added tokens were read. A piece after a
+    cut is encoded after a sign, so that it gets no leading space."""
     ids: list[int] = []
     places: list[Place] = []
     sign = _encoded(tokenizer, _SIGN).ids
@@ -104,7 +99,7 @@ def _encode_pieces(
         piece, before = text[start:end], _SIGN if start and sign else ""
         encoded = _encoded(tokenizer, before + piece)
         own = len(sign) if before else 0
-        if encoded.ids[:own] != sign[:own]:  # it is joined to what follows it
+        if encoded.ids[:own] != sign[:own]:  # the sign was merged with the text
             own, before, encoded = 0, "", _encoded(tokenizer, piece)
         ids += encoded.ids[own:]
         move = start - len(before)
@@ -114,13 +109,13 @@ def _encode_pieces(
 
 
 def changes_text(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
-    """Says whether a normalizer does anything: some files have an empty list of them."""
+    """Return False also for an empty list of normalizers, as in some files."""
     return normalizer is not None and json.loads(normalizer.__getstate__()) != _NO_STEPS
 
 
 def without_added_from(tokenizer: tokenizers.Tokenizer, first: int) -> tokenizers.Tokenizer:
-    """Returns one that does not know added tokens from this one on, or the same where it has none
-    of them, or where the others would have other numbers without them."""
+    """Return a tokenizer without added tokens from id `first` on; the same one if there are none,
+    or if other ids would change."""
     added = tokenizer.get_added_tokens_decoder()
     if all(token < first for token in added):
         return tokenizer
@@ -142,7 +137,7 @@ def _encoded(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
 def _places(
     tokenizer: tokenizers.Tokenizer, encoded: tokenizers.Encoding, text: str
 ) -> list[Place]:
-    """Returns where added tokens were read, without the spaces that some take with them."""
+    """Return where added tokens were read, without spaces that some include."""
     added, normalizer = tokenizer.get_added_tokens_decoder(), tokenizer.normalizer
     places = []
     for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
@@ -157,6 +152,6 @@ def _places(
                 normalizer.normalize_str(each).strip(" \u2581")
                 for each in (text[start:end], one.content)
             )
-            if spelled == content:  # or it stands for what the vocabulary does not know
+            if spelled == content:  # else it is the unknown token
                 places.append(Place(start, end, token))
     return places

@@ -1,7 +1,7 @@
-"""Answers of a given form: JSON that fits a schema, a regular expression, a grammar.
+"""Constrain answers to JSON of a schema, a regular expression or a grammar.
 
-A grammar says which tokens may come next, and the target chooses among these alone, whatever was
-drafted: text is as lossless as without one. llguidance, a library, follows the grammars.
+A grammar limits which tokens the target chooses from, whatever was drafted, so constrained text is
+as lossless as free text. The llguidance library evaluates grammars.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from edge_spec.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from edge_spec.text.json_schema import HeldSchema
 
-# As Python's json.dumps writes it. Space that a model may choose is space that small models fill
-# whole answers with, and tokens that cannot be foreseen. Without \u, a name has one spelling, so
-# that none comes a second time in other letters.
+# The style of Python's json.dumps. Small models fill answers with optional whitespace, which is
+# also hard to draft. Without \u, a name has only one spelling, so it cannot repeat in another.
 JSON_STYLE: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -43,15 +42,15 @@ _MAKERS = {"json-schema": "json_schema", "regex": "regex", "lark": "lark", "gbnf
 
 @dataclass(frozen=True)
 class Grammar:
-    """Describes what an answer has to look like. It is checked when an answer is asked for:
-    UsageError for one that is malformed or that no text fits."""
+    """The form that an answer must have. It is checked when an answer is requested, which raises
+    UsageError if it is malformed or no text fits it."""
 
     kind: str  # "json-schema", "regex", "lark" or "gbnf"
     source: str
-    strict: bool = True  # of a JSON schema
+    strict: bool = True  # for a JSON schema
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what is no text."""
+        """Raises UsageError for an unknown kind or a source that is no text."""
         if self.kind not in _MAKERS or not isinstance(self.source, str):
             raise UsageError(
                 f"a grammar is {reprlib.repr(self.source)} of the kind {self.kind!r}",
@@ -60,9 +59,9 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | None = None, *, strict: bool = True) -> Self:
-        """JSON that a JSON Schema describes; any object without one.
+        """JSON that fits a JSON Schema; without a schema, any object.
 
-        strict: keywords that answers cannot be held to are refused; else they are passed over.
+        strict: refuse keywords that cannot be enforced, instead of ignoring them.
         """
         try:
             source = json.dumps({"type": "object"} if schema is None else schema)
@@ -76,39 +75,40 @@ class Grammar:
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """What of a JSON schema answers are not held to: a line each, with keyword and place.
-        Raises UsageError as answers do."""
+        """Parts of a JSON schema that are not enforced: a line each, with keyword and place. Raises
+        UsageError like an answer."""
         return self.held().passed_over if self.kind == "json-schema" else ()
 
     @property
     def is_of_answer(self) -> bool:
-        """Says whether the form is that of the answer alone, without thoughts before it."""
+        """Whether the form describes the answer alone, without a thought before it."""
         return self.kind == "json-schema" or not speaks_of_thoughts(self.source)
 
     def held(self) -> HeldSchema:
-        """The schema as llguidance holds it."""
+        """Return the schema as llguidance enforces it."""
         from edge_spec.text.json_schema import held_schema
 
         return held_schema(self.source, is_strict=self.strict)
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
-        """The whole answer fits a pattern of Rust's regex crate: no lookaround, no references."""
+        """The whole answer matches a pattern of Rust's regex crate: no lookaround, no
+        backreferences."""
         return cls("regex", pattern)
 
     @classmethod
     def lark(cls, text: str) -> Self:
-        """A context-free grammar in llguidance's variant of Lark's syntax, beginning at `start`."""
+        """A context-free grammar in llguidance's variant of Lark's syntax, starting at `start`."""
         return cls("lark", text)
 
     @classmethod
     def gbnf(cls, text: str) -> Self:
-        """A grammar in llama.cpp's syntax, beginning at `root`, or in Lark's, known by its look."""
+        """A grammar in llama.cpp's syntax, starting at `root`, or in Lark's, which is detected."""
         return cls("gbnf", text)
 
 
 class GrammarCompiler:
-    """Makes constraints for answers of one model. Any thread may call."""
+    """Compiles constraints for one model's answers. Any thread may call."""
 
     def __init__(self, codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) -> None:
         self._codec = codec
@@ -118,8 +118,8 @@ class GrammarCompiler:
         self._lock = Lock()
 
     def compile(self, grammar: Grammar) -> Constraint:
-        """Raises UsageError for a grammar that is malformed or that no text fits, and for a model
-        whose answers have no end, MissingDependencyError without llguidance."""
+        """Raises UsageError for a malformed or unsatisfiable grammar and a model without end
+        tokens, MissingDependencyError without llguidance."""
         if not self._stop_ids:
             raise UsageError(
                 "the model has no end of text, which an answer of a given form ends in",
@@ -154,15 +154,15 @@ class GrammarCompiler:
 
 
 class MatcherConstraint:
-    """An llguidance matcher after the text so far, which goes ahead along draft tokens and back. A
-    stop token is allowed where the text may end; the matcher does not read it."""
+    """An llguidance matcher that advances along draft tokens and rolls back. Stop tokens are
+    allowed where the text may end; the matcher does not consume them."""
 
     def __init__(self, matcher: Any, vocab_size: int, stop_ids: Sequence[int]) -> None:
         from llguidance.numpy import fill_next_token_bitmask
 
         self._fill = fill_next_token_bitmask
         self._matcher = matcher
-        self._path: list[int] = []  # what the matcher has read beyond the output
+        self._path: list[int] = []  # consumed beyond the output
         self._bits = np.zeros((1, (vocab_size + 31) // 32), np.int32)
         self._vocab_size = vocab_size
         self._stop_ids = list(stop_ids)
@@ -209,7 +209,7 @@ class MatcherConstraint:
         return list(tokens[:end])
 
     def _read(self, path: Sequence[int]) -> int:
-        """Moves the matcher along `path`, and returns how many of its tokens fit."""
+        """Move the matcher along `path`; return how many tokens fit."""
         shared = 0
         for old, new in zip(self._path, path, strict=False):
             if old != new:
@@ -232,11 +232,8 @@ class MatcherConstraint:
 
 
 def _open_tokenizer(codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) -> Any:
-    """Returns an LLTokenizer.
-
-    A form may have the text of a special token, such as a word to choose from: the answer spells
-    it in other tokens, as messages do.
-    """
+    """Return an LLTokenizer. Answers spell the text of a special token in a form, such as a word to
+    choose, with ordinary tokens, as messages do."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     codec = codec.without_edges() if isinstance(codec, Tokenizer) else codec
@@ -248,14 +245,14 @@ def _open_tokenizer(codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) 
 
 
 class _Pieces:
-    """A tokenizer as llguidance's TokenizerWrapper reads it."""
+    """The interface that llguidance's TokenizerWrapper expects."""
 
     def __init__(
         self, pieces: Sequence[bytes], encode: Callable[[str], list[int]], stop_ids: Sequence[int]
     ) -> None:
         self._encode = encode
         self.special_token_ids = [token for token, piece in enumerate(pieces) if not piece]
-        # Without a text of its own, each of them would be taken for any other one.
+        # Each gets a text of its own: equal texts would be interchangeable.
         self.tokens = [piece or f"<|{token}|>".encode() for token, piece in enumerate(pieces)]
         self.eos_token_id = stop_ids[0]
         self.bos_token_id: int | None = None
@@ -265,16 +262,15 @@ class _Pieces:
 
 
 _MARKUP = re.compile(r'@("(?:[^"\\]|\\.)*")')
-# A rule that ends at the first occurrence of a text. Where that is a token, no other text spells
-# it, and the rule cannot be one of text alone.
+# A rule that ends at the first occurrence of a text. If that is a special token, no other text
+# spells it, and the rule cannot be a terminal.
 _LAZY = re.compile(r'(\w+)\[lazy\](:.*@".*)')
 
 
 def _with_tokens(source: str, codec: TextCodec, stop_ids: Sequence[int]) -> str:
-    """Returns the grammar in llguidance's variant of Lark's syntax. In ours, `@"..."` is a text as
-    a chat template writes it: a special token of the model in it is that token, which no other text
-    of a grammar spells. A stop token ends the answer, so that it and what follows it in a text are
-    left out."""
+    """Replace `@"..."`, our extension of llguidance's Lark syntax: text as a chat template writes
+    it, in which special tokens match as tokens. A stop token ends the answer, so it and what
+    follows are dropped."""
     if '@"' not in source:
         return source
     added = codec.added_tokens().items()
@@ -298,7 +294,7 @@ def _with_tokens(source: str, codec: TextCodec, stop_ids: Sequence[int]) -> str:
         return " ".join(parts(json.loads(literal[1]))) or '""'
 
     def line(written: str) -> str:
-        if "%json" in written:  # a schema may have any text
+        if "%json" in written:  # a schema may contain any text
             return written
         lazy = _LAZY.fullmatch(written)
         if lazy is None:
@@ -309,7 +305,7 @@ def _with_tokens(source: str, codec: TextCodec, stop_ids: Sequence[int]) -> str:
             return f"{name}[lazy]{body}"
         if '"' not in text:
             return f"{name}{body}"
-        # What stands before the token would be taken for a part of the text before it.
+        # Otherwise the text before the token would be merged with the text before that.
         whole = f"{name.upper()}_WHOLE"
         return f"{whole}{text}\n{name}: {whole} {is_token}{rest}"
 
@@ -318,13 +314,14 @@ def _with_tokens(source: str, codec: TextCodec, stop_ids: Sequence[int]) -> str:
 
 _LARK = re.compile(r"^\s*(%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
 _ESCAPES = re.compile(r"\\\\|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})")
-# A text, a class of characters, a comment, or the name of a rule that is Lark's for `root`.
+# Matches a string, a character class, a comment, or a rule named `start`, which Lark uses for
+# `root`.
 _START = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|(?<![\w-])(start)(?![\w-])')
 
 
 def _as_lark(gbnf: str) -> str:
-    """Returns a grammar of llama.cpp's in llguidance's variant of Lark's syntax, one that is in it
-    already as it is. Raises ValueError for one that cannot be read."""
+    """Convert a llama.cpp grammar to llguidance's Lark syntax; return Lark as is. Raises
+    ValueError."""
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if _LARK.search(gbnf):
@@ -332,12 +329,12 @@ def _as_lark(gbnf: str) -> str:
     try:
         lark: str = gbnf_to_lark(_START.sub(_renamed, _ESCAPES.sub(_spelled, gbnf)))
         return lark
-    except Exception as error:  # of a small parser, which raises anything for what is no grammar
+    except Exception as error:  # the parser raises anything for an invalid grammar
         raise ValueError(str(error) or type(error).__name__) from None
 
 
 def _spelled(escape: re.Match[str]) -> str:
-    """Returns the character, which the parser would write in a way that nobody reads."""
+    """Unescape a character: the parser would garble the escape."""
     code = int(escape[1] or escape[2] or "0", 16)
     is_character = 0x80 <= code < 0xD800 or 0xE000 <= code < 0x110000
     return chr(code) if is_character else escape[0]

@@ -1,10 +1,9 @@
-"""Asks a model for what stands between a prefix and a suffix, in the form that it was trained on.
+"""Ask a model for the text between a prefix and a suffix, in the form that it was trained on.
 
-Which tokens begin the parts is what the model's files state, else a form whose tokens its
-vocabulary has. All that is given stays text, whatever tokens it spells. What does not fit is cut:
-other files first, the oldest of them first, then the prefix from its beginning and the suffix from
-its end. Cuts move in steps, since a prompt that begins elsewhere with each letter that is typed
-would be read again from its beginning each time.
+The model's files declare the tokens that begin the parts; else a known form applies whose tokens
+the vocabulary has. All input stays text. To fit the context, the oldest other files are cut first,
+then the prefix's beginning and the suffix's end. Cuts move in steps: if each typed letter moved
+them, each would need a full prefill.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import ContextFullError, UnsupportedModelError
 from edge_spec.text.control_tokens import PlainText
 
-# What llama.cpp's server writes, which knows neither.
+# As in llama.cpp's server, which knows neither.
 REPOSITORY_NAME, FILE_NAME = "myproject", "filename"
-_SNIPPET = "\n\n--- snippet ---\n\n"  # before another file, where a model has no token for it
-_SUFFIX_SHARE = 4  # the suffix has this part of the room, and what the prefix leaves
+_SNIPPET = "\n\n--- snippet ---\n\n"  # precedes another file if the model has no token for that
+_SUFFIX_SHARE = 4  # the suffix gets 1/4 of the room, and what the prefix leaves
 _STEP_TOKENS = 256
-_LINE_TOKENS = 64  # of a line at a cut that is left out to its end
+_LINE_TOKENS = 64  # tokens to drop at most to cut at the end of a line
 
 
 class _Names(NamedTuple):
-    """The tokens that begin the parts of one form. middle: of what is asked for; None: that goes
-    on with the prefix."""
+    """The tokens that begin the parts of one form. middle: None if the answer directly follows the
+    prefix."""
 
     prefix: str
     suffix: str
@@ -36,7 +35,7 @@ class _Names(NamedTuple):
     suffix_first: bool = False
 
 
-_STATED = _Names("", "", "")  # what the files of a model say goes before what is known by its text
+_STATED = _Names("", "", "")  # what a model's files declare precedes known forms
 _FORMS = (
     _Names("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma, Granite 4
     _Names("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
@@ -57,8 +56,7 @@ _PADDING = ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "\u2581<EOT>", "<EOT>")
 
 
 class InfillPrompt(list[int]):
-    """Tokens that ask for what stands between two texts. ends: those that end it, beside those of
-    every answer. is_cut: some of the texts did not fit."""
+    """ends: tokens that end the answer besides the usual ones. is_cut: some input did not fit."""
 
     def __init__(self, tokens: Sequence[int], ends: frozenset[int], *, is_cut: bool) -> None:
         super().__init__(tokens)
@@ -67,34 +65,34 @@ class InfillPrompt(list[int]):
 
 
 def room_beside(context_length: int, max_tokens: int | None) -> int:
-    """Returns how many tokens a prompt may have beside an answer of at most `max_tokens`, for which
-    up to a quarter of the context is left. None: of no limit."""
+    """Return how many tokens a prompt may have: up to a quarter of the context is kept for an
+    answer of `max_tokens` (None: no limit)."""
     whole = context_length
     return whole - min(whole if max_tokens is None else max_tokens, whole // 4)
 
 
 @dataclass(frozen=True)
 class InfillTokens:
-    """The tokens of one model's form."""
+    """The infill tokens of one model."""
 
     prefix: int
     suffix: int
     middle: int | None
     suffix_first: bool
     repository: int | None
-    file: int | None  # before the name of a file, which is followed by its text
+    file: int | None  # followed by the name of a file and its text
     padding: int | None
 
     @property
     def all(self) -> frozenset[int]:
-        """Returns all of them: none stands in a text, so that one which is written ends it."""
+        """All of them; a generated one ends the answer, since none occurs in text."""
         found = (self.prefix, self.suffix, self.middle, self.repository, self.file, self.padding)
         return frozenset(token for token in found if token is not None)
 
 
 def infill_tokens(codec: TextCodec, stated: SpecialTokens) -> InfillTokens | None:
-    """Returns None for a model that was trained in no such form. stated: what its files say, by the
-    names that transformers has for those of Code Llama: prefix_token and so on."""
+    """Return None if the model has no infill tokens. stated: declared tokens, by transformers'
+    names for Code Llama's (prefix_token ...)."""
 
     def of(name: str, *texts: str | None) -> int | None:
         told = stated.get(f"{name}_token")
@@ -107,7 +105,7 @@ def infill_tokens(codec: TextCodec, stated: SpecialTokens) -> InfillTokens | Non
         middle = of("middle", names.middle)
         if prefix is None or suffix is None or (middle is None and names.middle is not None):
             continue
-        spelled = codec.token_text(prefix)  # also of one that is stated
+        spelled = codec.token_text(prefix)  # also for a declared one
         known = next((each for each in _FORMS if each.prefix == spelled), names)
         return InfillTokens(
             prefix,
@@ -122,10 +120,11 @@ def infill_tokens(codec: TextCodec, stated: SpecialTokens) -> InfillTokens | Non
 
 
 class Infill:
-    """Makes the prompts of one model. Any thread may call."""
+    """Builds infill prompts for one model. Any thread may call."""
 
     def __init__(self, codec: TextCodec, stated: SpecialTokens, ends: Collection[int]) -> None:
-        """stated: as `infill_tokens` has it. ends: of every answer. UnsupportedModelError: none."""
+        """stated: see `infill_tokens`. ends: tokens that end every answer. Raises
+        UnsupportedModelError."""
         tokens = infill_tokens(codec, stated)
         if tokens is None:
             raise UnsupportedModelError(
@@ -147,11 +146,11 @@ class Infill:
         names_file: bool = False,
         suffix_first: bool | None = None,
     ) -> InfillPrompt:
-        """Returns the tokens of at most `room`.
+        """Return at most `room` tokens.
 
-        files: names and texts of others that the model sees before. names_file: this one gets a
-        name, too, as after others, where the model has a token for that. suffix_first: another
-        order than the model's own. Raises ContextFullError where there is no room for a text.
+        files: names and texts of other files, which come first. names_file: give this file a name
+        even without others, if the model has a token for it. suffix_first: overrides the model's
+        order. Raises ContextFullError.
         """
         is_named = (bool(files) or names_file) and self.tokens.file is not None
         own = self._header(FILE_NAME) if is_named else []
@@ -167,7 +166,7 @@ class Infill:
         kept_after = self._without_end(after, max(left // _SUFFIX_SHARE, left - len(before)))
         kept_before = self._without_beginning(before, left - len(kept_after))
         is_cut = (kept_before, kept_after) != (before, after)
-        # What is left beside a text that is cut changes with each letter that is typed.
+        # The room left by a cut text would change with each typed letter.
         left = 0 if is_cut else left - len(before) - len(after)
         extra, is_whole = self._files(files, left)
         if suffix_first is None:
@@ -182,7 +181,7 @@ class Infill:
         )
 
     def _files(self, files: Sequence[tuple[str, str]], room: int) -> tuple[list[int], bool]:
-        """Returns as many of the last ones as there is room for, and whether that is all."""
+        """Return as many of the last files as fit, and whether that is all."""
         found: list[int] = []
         for name, text in reversed(files):
             header, body = self._header(name), self._plain.tokens(text)
@@ -206,7 +205,7 @@ class Infill:
         return [self.tokens.repository, *self._plain.tokens(f"{REPOSITORY_NAME}\n")]
 
     def _without_beginning(self, tokens: list[int], room: int) -> list[int]:
-        """Returns the last ones, from the beginning of a line on where one is near."""
+        """Keep the end, from the beginning of a line if one is near."""
         if len(tokens) <= room:
             return tokens
         at = _stepped(len(tokens) - room, room)
@@ -216,7 +215,7 @@ class Infill:
         return tokens[at:]
 
     def _without_end(self, tokens: list[int], room: int) -> list[int]:
-        """Returns the first ones, up to the end of a line where one is near."""
+        """Keep the beginning, up to the end of a line if one is near."""
         if len(tokens) <= room:
             return tokens
         at = max(0, len(tokens) - _stepped(len(tokens) - room, room))
@@ -230,6 +229,5 @@ class Infill:
 
 
 def _stepped(num_cut: int, room: int) -> int:
-    """Returns how many tokens are cut where at least this many have to be."""
     step = max(1, min(_STEP_TOKENS, room // 8))
     return -(-num_cut // step) * step

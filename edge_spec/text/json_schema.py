@@ -1,9 +1,9 @@
-"""Checks people's JSON Schemas before llguidance, whose compiler holds answers to them.
+"""Check and rewrite users' JSON Schemas for llguidance, which enforces them.
 
-One walk refuses, with its place, what llguidance does not hold or holds wrongly, reports what is
-ignored, and rewrites what llguidance spells otherwise: nullable, exclusive bounds of draft 4,
-tuples before draft 2020-12, formats, discriminators. An object whose members are named in one part
-of the schema has no others, unless the schema says what these are like.
+One walk refuses, naming the place, what llguidance does not enforce correctly, reports what is
+ignored, and rewrites what llguidance spells differently: nullable, draft 4's exclusive bounds,
+tuples before draft 2020-12, formats, discriminators. An object whose properties are all named in
+one part of the schema allows no others, unless the schema describes them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from edge_spec.errors import MissingDependencyError, UsageError
 
 _log = logging.getLogger(__name__)
 
-MAX_DEPTH = 100  # of parts, through references: llguidance runs out of stack at some hundreds
+MAX_DEPTH = 100  # nested parts, through references; llguidance overflows its stack at some hundreds
 MAX_PARTS = 20_000
-MAX_ITEMS = 1000  # of an array, each of which is a part of the grammar
+MAX_ITEMS = 1000  # of an array; each becomes a part of the grammar
 MAX_LENGTH = 100_000  # of a string
-_EXACT = 2**53  # whole numbers up to it are floats, as which llguidance reads values
-_GREATEST = 10**15 - 1  # of bounds, which become regular expressions of digits
-_MAX_STEP = 10_000  # of multipleOf without its point: remainders are counted
+_EXACT = 2**53  # llguidance reads numbers as floats, which are exact up to here
+_GREATEST = 10**15 - 1  # largest bound: bounds become regular expressions over digits
+_MAX_STEP = 10_000  # multipleOf without its decimal point: llguidance counts remainders
 
 _Type = Literal["null", "boolean", "number", "integer", "string", "array", "object"]
 _ANNOTATIONS = re.compile(
@@ -85,8 +85,8 @@ _MOST = {"maxLength": MAX_LENGTH, "minProperties": MAX_ITEMS} | dict.fromkeys(
 
 @dataclass(frozen=True)
 class HeldSchema:
-    """schema: what fits it fits the one that was given, except for what is ignored. passed_over: a
-    line each, with keyword and place."""
+    """schema: allows only values of the given schema, except for what is ignored. passed_over: the
+    ignored keywords with their places."""
 
     schema: dict[str, Any]
     passed_over: tuple[str, ...]
@@ -96,10 +96,10 @@ class HeldSchema:
 def held_schema(
     source: str, *, is_strict: bool = True, is_object: bool = False, name: str = "#"
 ) -> HeldSchema:
-    """Return a schema as llguidance holds it, and warn of what is passed over. Raises UsageError
-    for what is no JSON Schema and, if `is_strict`, for a keyword that cannot be held.
+    """Return a schema as llguidance enforces it; warn of what is ignored.
 
-    source: its JSON. is_object: only objects are meant. name: of the schema, in messages.
+    source: JSON. is_object: values must be objects. name: for messages. Raises UsageError for an
+    invalid schema and, if `is_strict`, for a keyword that cannot be enforced.
     """
     checker = _Checker(json.loads(source), is_strict, name)
     try:
@@ -120,7 +120,7 @@ class _Checker:
         self._name = name
         self._num_parts = 0
         self._definitions: dict[str, Any] = {}
-        self._names: dict[tuple[str, bool], str] = {}  # of definitions, by place and wholeness
+        self._names: dict[tuple[str, bool], str] = {}  # by place and is_whole
 
     def checked(self, *, is_object: bool) -> dict[str, Any]:
         root = self._part(self._schema, "", 0)
@@ -131,7 +131,7 @@ class _Checker:
         root = {} if root is True else root
         return {**root, "$defs": self._definitions} if self._definitions else root
 
-    # What is wrong
+    # Errors
 
     def wrong(self, path: str, why: str) -> NoReturn:
         raise UsageError(
@@ -140,7 +140,6 @@ class _Checker:
         )
 
     def _cannot_hold(self, path: str, keyword: str, why: str) -> None:
-        """Ignores a keyword where the schema is not strict."""
         if self._is_strict:
             raise UsageError(
                 f"answers cannot be held to {keyword} at {self._name}{path}/{keyword} ({why})",
@@ -154,8 +153,8 @@ class _Checker:
     # Parts of the schema
 
     def _part(self, raw: Any, path: str, depth: int, *, is_whole: bool = True) -> Any:
-        """Return a part as llguidance takes it. is_whole: all that is said about the value is in
-        this part, so that it may forbid members that it does not name."""
+        """is_whole: no other part describes the same value, so this one may forbid unnamed
+        properties."""
         if isinstance(raw, bool):
             return raw
         if not isinstance(raw, Mapping):
@@ -196,8 +195,7 @@ class _Checker:
         return {"anyOf": [found, {"type": "null"}]} if is_null else found
 
     def _keywords(self, raw: Mapping[Any, Any], path: str) -> dict[str, Any]:
-        """Return the keywords that say something about a value and can be held. One of null is
-        none: programs write so what was not set."""
+        """Return the enforceable keywords. Many programs write null for unset ones."""
         given: dict[str, Any] = {}
         for keyword, value in _with_tags(raw).items():
             is_unset = value is None and keyword != "const"
@@ -205,9 +203,9 @@ class _Checker:
                 continue
             if keyword in ("properties", "patternProperties"):
                 value = value or {}  # PHP writes an empty list
-            if keyword == "required" and isinstance(value, bool):  # draft 3, beside a property
+            if keyword == "required" and isinstance(value, bool):  # draft 3, inside a property
                 self._ignore(path, keyword, "it is a list of names")
-            elif keyword == "not" and value in ({}, True):  # as zod says that nothing fits
+            elif keyword == "not" and value in ({}, True):  # zod's "nothing fits"
                 given[keyword] = False
             elif keyword == "unevaluatedProperties" and raw.keys().isdisjoint(_IN_PLACE):
                 given.setdefault("additionalProperties", value)
@@ -244,7 +242,6 @@ class _Checker:
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _target(self, ref: str) -> Any:
-        """Return None for a reference to nothing in the schema."""
         if not re.match(r"#(/|$)", ref):
             return None
         found: Any = self._schema
@@ -269,7 +266,7 @@ class _Checker:
         self._rewrite_texts(given, path)
         self._rewrite_members(given, path)
         others = given.pop("additionalItems", None)
-        if isinstance(given.get("items"), list):  # before draft 2020-12
+        if isinstance(given.get("items"), list):  # the form before draft 2020-12
             given["prefixItems"] = given.pop("items")
             given |= {} if others is None else {"items": others}
         if "anyOf" in given and "oneOf" in given:
@@ -331,7 +328,6 @@ class _Checker:
         return {"enum": written}
 
     def _rewrite_numbers(self, given: dict[str, Any], path: str) -> None:
-        """Say bounds as llguidance holds them exactly."""
         if "multipleOf" in given and not _is_countable(given["multipleOf"]):
             del given["multipleOf"]
             self._cannot_hold(path, "multipleOf", "it has too many digits")
@@ -342,7 +338,7 @@ class _Checker:
             least, most = BOUNDS[given["format"]]
             lows, highs = [(least, False)], [(most, True)]
         if "minimum" in given:
-            lows.append((given.pop("minimum"), above is True))  # true is draft 4's
+            lows.append((given.pop("minimum"), above is True))  # true is draft 4's form
         if "maximum" in given:
             highs.append((given.pop("maximum"), within is not True))
         lows += [] if above is None or isinstance(above, bool) else [(above, True)]
@@ -350,7 +346,7 @@ class _Checker:
         low, is_above = max([(-_GREATEST, False), *lows])
         high, is_within = min([(_GREATEST, True), *highs])
         if low < high and int(low) == int(high):
-            # A whole number that is left out is taken for a value: by a millionth it is not.
+            # llguidance would allow the excluded integer; a bound moved by a millionth excludes it.
             margin = 10.0 ** (math.floor(math.log10(high - low)) - 6)
             if is_above and low == int(low):
                 low, is_above = low + margin, False
@@ -362,7 +358,7 @@ class _Checker:
             given["maximum" if is_within else "exclusiveMaximum"] = high
 
     def _pattern(self, pattern: str, path: str, keyword: str) -> str | None:
-        """Return it as Rust has it; None if it is ignored."""
+        """Return the pattern for Rust; None if it is ignored."""
         written = _without_lookahead(pattern)
         fault = "a set of characters in a set" if _SETS.search(written) else _fault_of(written)
         if not fault:
@@ -372,7 +368,7 @@ class _Checker:
 
 
 def _close(found: dict[str, Any]) -> None:
-    """Forbid members without a name, in an object some of whose members are named."""
+    """Forbid unnamed properties in an object that names some."""
     names = dict.fromkeys([*found.get("properties", ()), *found.get("required", ())], True)
     if "patternProperties" in found:
         found.setdefault("additionalProperties", False)
@@ -382,7 +378,6 @@ def _close(found: dict[str, Any]) -> None:
 
 
 def _known(raw: Any) -> Mapping[str, Any]:
-    """Return the keywords of a part whose values are not malformed."""
     if not isinstance(raw, Mapping):
         return {}
     told = _with_tags(raw).items()
@@ -398,7 +393,7 @@ def _value_fault(keyword: str, value: Any) -> str:
 
 
 def _with_tags(raw: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return the same where the members of a union have the property that tells them apart."""
+    """Require a discriminator's property in each member of a union."""
     told = raw.get("discriminator")
     name = told.get("propertyName") if isinstance(told, Mapping) else None
     if not isinstance(name, str):
@@ -409,7 +404,6 @@ def _with_tags(raw: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _as_object(root: Any) -> Any:
-    """Return a schema, of objects alone, as one whose type says so where it has properties."""
     if root is True:
         return {"type": "object"}
     is_plain = isinstance(root, dict) and not {"anyOf", "$ref", "allOf"} & root.keys()
@@ -430,9 +424,9 @@ def _pointer(*steps: str | int) -> str:
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
 _MANY_DIGITS = re.compile(r"\d{16}")
 _CONTROL = re.compile(r"\\u00(?:0[0-7be-f]|1|7f)")
-# How pydantic's patterns of decimal numbers begin, and how they look ahead.
+# The beginning and the lookaheads of pydantic's patterns for decimal numbers.
 _DECIMAL, _AHEAD = "^(?!^[-+.]*$)", re.compile(r"\(\?[!=][^()]*\)")
-# In Rust, sets in sets and what joins them.
+# Nested sets and set operations in Rust's syntax.
 _SETS = re.compile(r"(?:^|[^\\])(?:\\\\)*\[\^?(?:\\.|[^\]\\])*?(?:\[|&&|--|~~)")
 
 
@@ -445,7 +439,6 @@ def _without_lookahead(pattern: str) -> str:
 
 @lru_cache(maxsize=256)
 def _fault_of(pattern: str) -> str:
-    """Return what is wrong with a pattern. Raises MissingDependencyError without llguidance."""
     library = open_llguidance()
     schema = json.dumps({"type": "string", "pattern": pattern})
     try:
@@ -458,7 +451,7 @@ def _fault_of(pattern: str) -> str:
 
 
 def open_llguidance() -> ModuleType:
-    """Raises MissingDependencyError where it is not installed."""
+    """Raises MissingDependencyError."""
     try:
         import llguidance
     except ImportError:
@@ -469,13 +462,13 @@ def open_llguidance() -> ModuleType:
     return llguidance
 
 
-# Formats that llguidance holds itself; and those that any string, or any number, is one of.
+# Formats that llguidance enforces; and those that any string or number fits.
 _NATIVE_FORMATS = frozenset({"email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 _FREE_FORMATS = frozenset(
     {"path", "binary", "password", "textarea", "text", "float", "double", "number", "decimal"}
 )
 _HEX = "[0-9a-fA-F]"
-# Days that exist. Years of four digits: earlier ones are not what a schema means.
+# Existing days, in years of four digits: schemas do not mean earlier ones.
 _LEAP_YEAR = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
 _DATE = (
     "(?:[1-9][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
@@ -487,8 +480,8 @@ _TIME = (
     "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 )
 _SPAN = "(?:[0-9]{1,6}H(?:[0-9]{1,6}M(?:[0-9]{1,6}S)?)?|[0-9]{1,6}M(?:[0-9]{1,6}S)?|[0-9]{1,6}S)"
-# Patterns of formats where llguidance's are wider than the standard, or than what writes the schema
-# takes: dates that exist, no leap seconds, lengths of time that are counted.
+# Formats for which llguidance's own patterns allow more than the standard, or than the program that
+# wrote the schema accepts: dates must exist, no leap seconds, durations of bounded length.
 FORMATS: Mapping[str, str] = {
     "date": _DATE,
     "time": _TIME,
@@ -499,7 +492,7 @@ FORMATS: Mapping[str, str] = {
         for n in range(1, 9)
     },
 }
-# Of whole numbers: the least and the greatest.
+# Least and greatest value of integer formats.
 BOUNDS: Mapping[str, tuple[int, int]] = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},

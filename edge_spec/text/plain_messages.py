@@ -1,4 +1,4 @@
-"""Makes of messages as people and clients give them those that chat templates read."""
+"""Normalize messages from users and clients for chat templates."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ from typing import Any
 
 from edge_spec.errors import UsageError
 
-# "role" and "content", which is text or a list of parts of text. Anything else, such as
-# "tool_calls", goes to the template as it is.
+# "role" and "content" (text or a list of text parts). Other keys, such as "tool_calls", are passed
+# to the template unchanged.
 Message = Mapping[str, Any]
-Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {...}}, as OpenAI has them
+Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {...}}, as in OpenAI's API
 ROLES = ("system", "user", "assistant", "tool")
-# What a model thought before it answered, by the names that servers give it; templates read the
-# first two.
+# Servers' names for the thought before an answer; templates read the first two.
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-NO_RESULT = "no result"  # stands for one that is missing
-_GAP = "\n\n"  # between the contents of messages that become one
+NO_RESULT = "no result"  # replaces a missing one
+_GAP = "\n\n"  # between the contents of merged messages
 PROBE_ARGUMENTS = {"probe_argument": "probe-value"}
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Returns messages whose content is one text. Made again of what it returned, they stay as they
-    are.
+    """Return messages whose content is one text. Idempotent.
 
-    As in transformers, what is None is left out, and thoughts are there by each name that templates
-    read. An answer or a result of a tool without content has an empty one. Raises UsageError for a
-    message that is malformed.
+    As in transformers, None is dropped, and thoughts appear under each name that templates read.
+    Answers and tool results without content get "". Raises UsageError.
     """
     given: Any = messages
     if not isinstance(given, Sequence) or isinstance(given, bytes):
@@ -77,17 +74,16 @@ def _text(part: Any) -> str:
 
 
 def with_ordered_results(messages: Iterable[Message]) -> list[Message]:
-    """Return plain messages in which each call has one result, in the order of the calls.
+    """Return messages with one result per call, in the order of the calls.
 
-    A result belongs to the call with its id, of the message before it; one without an id to the
-    next open call, of its name if it has one. Several results of one call are joined. `NO_RESULT`
-    stands for a missing one, unless the calls end the conversation. Raises UsageError for an id
-    that no call has.
+    A result belongs to the preceding message's call of its id; without an id, to the next open call
+    (of its name, if any). Several results are joined; `NO_RESULT` replaces a missing one, unless
+    the calls end the conversation. Raises UsageError for an unknown id.
     """
     ordered: list[Message] = []
-    calls: Sequence[Any] = ()  # of the last message with some
+    calls: Sequence[Any] = ()  # of the last message with calls
     results: list[Message] = []
-    after: list[Message] = []  # what follows that message, beside results
+    after: list[Message] = []  # what else follows that message
     for message in messages:
         given = message.get("tool_calls")
         if message["role"] == "tool" and (calls or "tool_call_id" in message):
@@ -105,7 +101,7 @@ def _in_order(calls: Sequence[Any], results: Sequence[Message]) -> list[Message]
     found: list[list[Message]] = [[] for _ in calls]
     ids = [_entry(call, "id") for call in calls]
     names = [_entry(call, "function", "name") for call in calls]
-    # Those that say of which call they are go before others.
+    # Results that name their call come first.
     for result in sorted(
         results, key=lambda each: ("tool_call_id" not in each, "name" not in each)
     ):
@@ -124,7 +120,6 @@ def _in_order(calls: Sequence[Any], results: Sequence[Message]) -> list[Message]
 
 
 def _result(call: Any, found: Sequence[Message]) -> Message:
-    """Return the result of a call, of which any number came."""
     if not found:
         given = {"tool_call_id": _entry(call, "id"), "name": _entry(call, "function", "name")}
         named = {name: value for name, value in given.items() if value is not None}
@@ -140,7 +135,7 @@ def _entry(value: Any, *names: str) -> str | None:
 
 
 def meant_arguments(arguments: Any) -> Any:
-    """Returns what a call's arguments mean. Raises ValueError for text that is no JSON."""
+    """Raises ValueError for text that is not JSON."""
     return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
 
 
@@ -149,7 +144,7 @@ def with_call_arguments(call: Mapping[str, Any], arguments: Any) -> Mapping[str,
 
 
 def joined(message: Message, other: Message) -> Message:
-    """Makes one message of two of a speaker."""
+    """Merge two messages of one speaker."""
     contents = [each["content"] for each in (message, other) if each.get("content")]
     joined: dict[str, Any] = {**message, **other, "content": _GAP.join(contents)}
     calls = [*(message.get("tool_calls") or ()), *(other.get("tool_calls") or ())]

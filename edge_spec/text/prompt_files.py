@@ -1,4 +1,4 @@
-"""The prompts of a benchmark: our own, or a file's."""
+"""Benchmark prompts: our own, or a file's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 from edge_spec.errors import UsageError, readable
 
-# Six a category, under the names of Spec-Bench's categories (Xia et al. 2024) and about as long as
-# its own.
+# Six in each of Spec-Bench's categories (Xia et al. 2024), about as long as its own.
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 MAX_BYTES = 100_000_000
 
@@ -23,11 +22,10 @@ class Prompt:
 
 
 def read_prompts(path: Path, per_category: int | None = None) -> list[Prompt]:
-    """Lines of JSON with `id`, `category` and `prompt`, or Spec-Bench's `turns`, of which the first
-    is taken; or, in a file that ends in .txt, a prompt a line. Of each category the first
-    `per_category`. Raises UsageError."""
+    """Read JSON lines with `id`, `category` and `prompt` (or the first of Spec-Bench's `turns`), or
+    a .txt file's lines; keep `per_category` of each. Raises UsageError."""
     try:
-        with path.open("rb") as file:  # it may be a device, which has no end
+        with path.open("rb") as file:  # a device may be endless
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Fits messages and tools to what a chat template takes, found out by rendering small ones."""
+"""Adapt messages and tools to a chat template by rendering probes."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 
 class TemplateTraits:
-    """Each is found out when it is asked for first. Any thread may ask."""
+    """Traits of one template, found on first use. Any thread may ask."""
 
     def __init__(
         self, render: Callable[..., str], tokens: Callable[[], Collection[str]] = tuple
     ) -> None:
-        """render: makes a prompt of messages and tools; raises EdgeSpecError for what the template
-        refuses. tokens: the added ones of the model."""
+        """render: raises EdgeSpecError if the template refuses. tokens: the model's added
+        tokens."""
         self._render = render
         self._tokens = tokens
 
     @cached_property
     def takes_system(self) -> bool:
-        """Returns whether a first message of the system is shown."""
+        """Whether the template shows a leading system message."""
         return self.takes([{"role": role, "content": ""} for role in ("system", "user")])
 
     def takes(self, messages: Sequence[Message]) -> bool:
-        """Returns whether all of such a conversation is shown, wherever its speakers and calls
-        stand. Many templates leave out what is said beside calls."""
+        """Return True if the template shows all of a conversation of this shape. Many drop text
+        next to calls."""
         probes, words = [], []
         for place, message in enumerate(messages):
             probe = {**message}
@@ -57,7 +57,7 @@ class TemplateTraits:
         return all(word in text for word in words)
 
     def _shown(self, messages: Sequence[Message], tools: Tools = (), **options: Any) -> str:
-        """Return the prompt, "" where the template refuses it."""
+        """Return the prompt; "" if the template refuses."""
         try:
             return self._render(messages, tools, **options)
         except EdgeSpecError:
@@ -65,7 +65,7 @@ class TemplateTraits:
 
     @cached_property
     def native_tools(self) -> NativeTools | None:
-        """Returns None if it shows no calls and tells of no form of ours."""
+        """None if the template shows no calls and describes no known format."""
         from edge_spec.text.tools.detection import native_tools
 
         return native_tools(self._shown, self._tokens)
@@ -80,13 +80,13 @@ def _probe_call(call: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def fitted(
     messages: Sequence[Message], tools: Tools, traits: TemplateTraits
 ) -> tuple[Sequence[Message], Tools]:
-    """Returns the messages and tools to render. What the template takes stays as it is, so that the
-    prompt is the one that transformers renders.
+    """Return messages and tools that the template can render. What it takes stays unchanged, so the
+    prompt is transformers'.
 
-    Tools that it does not know are described in a message of the system, calls and their results
-    become text; messages in a row of one speaker become one where speakers have to take turns;
-    messages of the system that it refuses or loses join the first one, or the user's next. Raises
-    UsageError for tools and calls that are not as OpenAI has them.
+    Without tool support, a system message describes tools, and calls and results become text.
+    Consecutive messages of a speaker are merged if speakers must take turns. System messages that
+    are refused or dropped join the first one, or the next user message. Raises UsageError for tools
+    and calls not in OpenAI's form.
     """
     if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
         from edge_spec.text.tools.detection import SPELLED, native_history
@@ -102,8 +102,8 @@ def fitted(
 
 
 def with_arguments(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the messages with the arguments of calls as the object that their text means. Raises
-    UsageError for calls that are not as OpenAI has them."""
+    """Parse the arguments of calls into objects. Raises UsageError for calls not in OpenAI's
+    form."""
     for message in messages:
         _check("a message's tool_calls", message.get("tool_calls") or ())
     return [
@@ -127,7 +127,6 @@ def _check(where: str, functions: Any) -> None:
 
 
 def _as_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The call with the arguments that its text means, if it is one of an object."""
     try:
         meant = meant_arguments(call["function"].get("arguments", {}))
     except ValueError:
@@ -148,7 +147,7 @@ def _arranged(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[M
 
 
 def _systems(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Message]:
-    """Joins messages of the system at the beginning, and makes others the user's."""
+    """Join leading system messages; turn the others into user messages."""
     num_first = 0
     if traits.takes_system:
         others = (n for n, each in enumerate(messages) if each["role"] != "system")
@@ -161,7 +160,7 @@ def _systems(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Me
 
 
 def _in_a_row(messages: Sequence[Message]) -> list[bool]:
-    """Says of each message but the first whether user or assistant goes on speaking there."""
+    """Return for each message but the first whether the user or assistant continues speaking."""
     return [
         before["role"] == after["role"] and after["role"] in ("user", "assistant")
         for before, after in pairwise(messages)

@@ -1,5 +1,4 @@
-"""What a token is by itself, whatever text it stands in: its bytes and its name in lists; and the
-text of tokens as they come, without what later ones change."""
+"""Bytes and names of single tokens, and incremental decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from edge_spec.core.text_codec import TextCodec
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# GPT-2's stand-ins for bytes: printable Latin-1 for itself, the others from U+0100 on.
+# GPT-2's stand-ins for bytes: printable Latin-1 stands for itself, the others start at U+0100.
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
 BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
@@ -21,9 +20,8 @@ BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 class TokenPiece(NamedTuple):
-    """A token in a list of tokens. raw: the bytes that it adds within a text, which may be a part
-    of a character; None for a token that has no text, such as a special one, which is listed by
-    its own name."""
+    """A token in a list. raw: the bytes that it adds within a text, maybe part of a character; None
+    for a token without text, such as a special one, listed by name."""
 
     name: str
     raw: bytes | None
@@ -34,13 +32,12 @@ class TokenPiece(NamedTuple):
 
 
 def shown(raw: bytes) -> str:
-    r"""Returns bytes as a text, those of incomplete characters as OpenAI's servers write them:
-    "\xf0\x9f"."""
+    r"""Decode bytes; incomplete characters appear as in OpenAI's API: "\xf0\x9f"."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 class TokenPieces:
-    """The pieces of one tokenizer's tokens, each of which is made once. Any thread may ask."""
+    """The pieces of one tokenizer's tokens, cached. Any thread may ask."""
 
     def __init__(self, codec: TextCodec) -> None:
         self.codec = codec
@@ -54,12 +51,11 @@ class TokenPieces:
         return TokenPiece(self.codec.token_text(token) or f"token_id:{token}", None)
 
     def _spelled_with(self, letter: str) -> tuple[int, ...]:
-        """Returns the tokens that the vocabulary spells with this letter."""
         return tuple(token for text, token in self.codec.vocabulary().items() if letter in text)
 
 
 def spelled_bytes(spelled: str) -> bytes:
-    """Return the bytes of a token that a vocabulary spells as GPT-2 does, or as <0xF0>."""
+    """Return the bytes of a token spelled in GPT-2's stand-ins, or as <0xF0>."""
     if found := _BYTE.fullmatch(spelled):
         return bytes([int(found[1], 16)])
     if BYTES.keys() >= set(spelled):
@@ -68,16 +64,15 @@ def spelled_bytes(spelled: str) -> bytes:
 
 
 class ByteStream:
-    """Turns tokens into text as they come, by joining their bytes: a character that spans tokens
-    appears with the last of them, and one replacement stands for what lacks some of its bytes, as
-    llama.cpp's servers show it."""
+    """Turns tokens into text as they come. A character that spans tokens appears with its last one;
+    incomplete bytes become one replacement character, as in llama.cpp's servers."""
 
     def __init__(self, piece: Callable[[int], bytes], first: Callable[[int], bytes]) -> None:
-        """piece: the bytes that a token adds within a text; first: at the beginning of one."""
+        """piece: a token's bytes within a text; first: at its beginning."""
         self._piece = piece
         self._first = first
         self._is_begun = False
-        self._held = ""  # of tokens whose last character is not complete
+        self._held = ""  # ends in an incomplete character
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
@@ -89,7 +84,7 @@ class ByteStream:
         return "" if self._decoder.getstate()[0] else self._take()
 
     def finish(self) -> str:
-        """Returns what is left when no more tokens come: an incomplete character's replacement."""
+        """Return an incomplete character's replacement."""
         self._held += self._decoder.decode(b"", final=True)
         return self._take()
 

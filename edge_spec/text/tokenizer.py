@@ -1,4 +1,4 @@
-"""Turns text into tokens and back, token by token."""
+"""Encode and decode text with a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from edge_spec.text.given_encoding import (
 from edge_spec.text.token_pieces import ByteStream, spelled_bytes
 
 _UNREADABLE = "\ufffd"
-_SHOWN = 500  # characters of the library's own words, which may quote the file
+_SHOWN = 500  # of the library's error, which may quote the file
 
-# As mBART and NLLB name them (en_XX, eng_Latn), and M2M-100 (__en__).
+# Names in mBART and NLLB (en_XX, eng_Latn), and in M2M-100 (__en__).
 _LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}|__[a-z]{2,3}__")
 _LISTED = 5  # languages in a message
 
 
 @dataclass(frozen=True)
 class SourceEnd:
-    """The tokens between a source of an encoder-decoder and its answer, and those before it.
+    """The tokens around an encoder-decoder's source: `before` it, and `tokens` up to the answer.
 
-    A translator of many languages (mBART, M2M-100, NLLB) has a token for each. One stands before
-    its sources, or after their end, as the tokenizer's own template has it, and one begins its
-    answers. start_id: the one of them that begins the answer; where it also ends the source, twice.
+    A multilingual translator (mBART, M2M-100, NLLB) has a token for each language. One is before or
+    after the source, as in the tokenizer's template, and one begins the answer. start_id: begins
+    the answer; it occurs twice if it also ends the source.
     """
 
     tokens: tuple[int, ...]
@@ -46,8 +46,8 @@ class SourceEnd:
     languages: Mapping[str, int] = field(default_factory=dict)
 
     def around(self, ids: list[int]) -> list[int]:
-        """Returns a source's tokens with what stands around it; one that has begun the answer is
-        taken as it is, and one that begins with a language is of that."""
+        """Add these tokens to a source, unless it already begins the answer. A leading language
+        token replaces `before`."""
         if ids.count(self.start_id) >= self.tokens.count(self.start_id):
             return ids
         is_named = bool(ids) and ids[0] in self.languages.values()
@@ -55,11 +55,11 @@ class SourceEnd:
 
     @property
     def lacks_language(self) -> bool:
-        """Says whether nothing tells a translator in which language to answer."""
+        """Whether no token tells a translator the language of its answer."""
         return bool(self.languages) and self.tokens[-1] not in self.languages.values()
 
     def as_templates_have_it(self, tokenizer: tokenizers.Tokenizer) -> SourceEnd:
-        """Returns the same with the languages of a tokenizer, and the one of its template."""
+        """Add the tokenizer's languages, and its template's default."""
         added = tokenizer.get_added_tokens_decoder()
         named = {each.content: number for number, each in added.items()}
         languages = {name: id for name, id in named.items() if _LANGUAGE.fullmatch(name)}
@@ -69,7 +69,7 @@ class SourceEnd:
             tokenizer.encode("a", add_special_tokens=adds).ids for adds in (False, True)
         )
         start = next((at for at in range(len(whole)) if whole[at:][: len(plain)] == plain), None)
-        if start is None:  # it changes the text itself
+        if start is None:  # the template changes the text itself
             return replace(self, languages=languages)
         first, last = (
             tuple(each for each in part if each in languages.values())
@@ -79,8 +79,7 @@ class SourceEnd:
         return replace(self, tokens=tokens, before=first, languages=languages)
 
     def translating(self, source: str | None, target: str | None, model: str) -> SourceEnd:
-        """Returns the same with the languages of these names, None for what it has. Raises
-        UsageError."""
+        """Set languages by name; None keeps the default. Raises UsageError."""
         found, known = self, self.languages.values()
         if source is not None:
             language = self._language(source, "--source-language", model)
@@ -112,14 +111,13 @@ class SourceEnd:
         return self.languages[name]
 
     def some(self, name: str = "") -> str:
-        """Some of its languages, the nearest to a name before others."""
+        """List a few languages, similar names first."""
         names: Sequence[str] = get_close_matches(name, self.languages, _LISTED) or [*self.languages]
         return ", ".join(sorted(names[:_LISTED]))
 
 
 class _Shared:
-    """The library's tokenizer, which nobody changes. Its own class takes weak references from
-    tokenizers 0.23.1 on only."""
+    """Supports weak references, which the library's own class only does since 0.23.1."""
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self.library = library
@@ -129,8 +127,8 @@ _open: WeakValueDictionary[bytes, _Shared] = WeakValueDictionary()
 
 
 def _share(json: str, num_tokens: int | None) -> _Shared:
-    """Return one tokenizer for all that are open with this text, such as a model's and its draft's:
-    a large vocabulary takes a third of a second. Raises ModelFileError."""
+    """Return one shared, immutable tokenizer per text, as a target and its draft often have the
+    same: reading a large vocabulary takes a third of a second. Raises ModelFileError."""
     text = f"{num_tokens} {json}"
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     shared = _open.get(digest)
@@ -148,7 +146,7 @@ def _read(json: str, num_tokens: int | None) -> tokenizers.Tokenizer:
 
 
 class Tokenizer:
-    """A tokenizer.json. Special tokens written out in a text are recognised, none are added."""
+    """A tokenizer.json. Special tokens spelled in a text are recognized; none are added."""
 
     def __init__(
         self,
@@ -157,8 +155,8 @@ class Tokenizer:
         end: SourceEnd | None = None,
         num_tokens: int | None = None,
     ) -> None:
-        """end: of every source of an encoder-decoder. num_tokens: that the model scores; text does
-        not become any beyond them, such as one that stands for an image."""
+        """end: around an encoder-decoder's source. num_tokens: size of the logits; text never
+        becomes an added token beyond it, such as one for images."""
         self._shared = _share(json, num_tokens)
         self._tokenizer = self._shared.library
         with _refusing(_is_of_file):
@@ -166,8 +164,8 @@ class Tokenizer:
         self._bos_id = bos_id
 
     def translating(self, source: str | None, target: str | None, model: str) -> Tokenizer:
-        """Returns one that reads sources in a language for answers in another, each by its name;
-        None for what `model` does by itself. Raises UsageError."""
+        """Return a copy that translates between named languages; None keeps the default. Raises
+        UsageError."""
         if self.source_end is None:
             raise UsageError(
                 f"{model} has no encoder, and reads no source in a language",
@@ -178,23 +176,21 @@ class Tokenizer:
         return other
 
     def without_edges(self) -> Tokenizer:
-        """Returns one that puts nothing before and after a text."""
+        """Return a copy that adds nothing before and after a text."""
         other = copy(self)
         other.source_end, other._bos_id = None, None
         return other
 
     def encode(self, text: str) -> list[int]:
-        """Begins with the BOS token where the model asks for one and the text has none, and has the
-        end of its source where it is one of an encoder-decoder and has not begun the answer.
+        """Encode a text, with the BOS token if the model wants one, and with an encoder-decoder's
+        source end unless the text begins the answer.
 
-        Lone surrogates, which stand for undecodable bytes of a pipe or an argument, become "?".
-        Raises ModelFileError where the library gives the tokenizer up.
+        Lone surrogates, from undecodable bytes of a pipe or an argument, become "?". Raises
+        ModelFileError.
         """
         return self._whole(self._encoded, text)
 
     def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
-        """Raises as `encode` does."""
-
         def encoded(text: str) -> list[int]:
             return encode_given(self._tokenizer, text, given, control)
 
@@ -209,7 +205,7 @@ class Tokenizer:
         return ids if self.source_end is None else self.source_end.around(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without special tokens. Raises ModelFileError."""
+        """Decode without special tokens. Raises ModelFileError."""
         stream = self.stream()
         return "".join(map(stream.push, ids)) + stream.finish()
 
@@ -219,21 +215,18 @@ class Tokenizer:
             return text
 
     def piece(self, token: int) -> bytes:
-        """Returns what the token adds within a text, which may be a part of a character; nothing
-        for a special token."""
         return self._pieces(token)
 
     @cached_property
     def _pieces(self) -> Callable[[int], bytes]:
-        """Decoders read whole texts: at the beginning of one many leave a space out, and a part of
-        a character is no text. So a token is decoded after a letter, and what that cannot show is
-        read from the vocabulary."""
+        """Decoders read whole texts: many drop a leading space, and none shows part of a character.
+        So decode a token after a letter; if that fails, take its bytes from the vocabulary."""
         letter = self._encoded("a")[-1:]
         before = self._decoded(letter)
 
         def piece(token: int) -> bytes:
             text = self._decoded([*letter, token])
-            is_apart = text.startswith(before)  # else the decoder joins the two
+            is_apart = text.startswith(before)  # else the decoder merges the two
             text = text[len(before) :] if is_apart else self._decoded([token])
             is_whole = _UNREADABLE not in text
             return text.encode() if is_whole else spelled_bytes(self.token_text(token))
@@ -250,38 +243,31 @@ class Tokenizer:
         return ByteStream(self.piece, self._first_piece)
 
     def _first_piece(self, token: int) -> bytes:
-        """Returns what the token adds at the beginning of a text, where a space may be left out."""
         text = self._decoded([token])
         return self.piece(token) if _UNREADABLE in text else text.encode()
 
     def vocabulary(self) -> dict[str, int]:
-        """Every token as the vocabulary spells it, special ones included, and its id."""
         tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return tokens
 
     def added_tokens(self) -> dict[str, tuple[int, bool]]:
-        """Returns the id of each added token by its text, and whether it is special."""
         added = self._tokenizer.get_added_tokens_decoder().items()
         return {one.content: (token, one.special) for token, one in added}
 
     @property
     def reads_variants(self) -> bool:
-        """Says whether an added token may be spelled otherwise, such as in other letters."""
         if not changes_text(self._tokenizer.normalizer):
             return False
         return any(one.normalized for one in self._tokenizer.get_added_tokens_decoder().values())
 
     def token_text(self, token: int) -> str:
-        """The token as the vocabulary spells it, special ones included."""
         return self._tokenizer.id_to_token(token) or ""
 
     def token_id(self, text: str) -> int | None:
-        """The token that the vocabulary spells so, special ones included."""
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
     def special_text(self, token: int) -> str:
-        """Returns how a special token is written, which no text shows; "" for other tokens."""
         return self._specials.get(token, "")
 
     @cached_property
@@ -291,20 +277,20 @@ class Tokenizer:
 
 
 def _is_given_up(error: BaseException) -> bool:
-    """Says whether the library gave up, on a tokenizer that says what cannot be: by a plain
-    Exception, or by a panic of its Rust code, which is no Exception and cannot be imported."""
+    """The library gives up on inconsistent tokenizers with a plain Exception, or with a Rust panic,
+    which is no Exception and cannot be imported."""
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def _is_of_file(error: BaseException) -> bool:
-    """Return False for what a damaged file does not raise, such as a library of another version."""
+    """Return False for errors of our code or another library version."""
     of_code = (AttributeError, ImportError, TypeError)
     return _is_given_up(error) or (isinstance(error, Exception) and not isinstance(error, of_code))
 
 
 @contextmanager
 def _refusing(is_fault: Callable[[BaseException], bool]) -> Iterator[None]:
-    """Raises ModelFileError for such an error."""
+    """Turn these errors into ModelFileError."""
     try:
         yield
     except BaseException as error:

@@ -1,5 +1,4 @@
-"""What the tokens of a vocabulary are: those that two models share, so that one can draft for the
-other, and those that a text is likely made of."""
+"""Compare two models' vocabularies, and select frequent tokens."""
 
 from __future__ import annotations
 
@@ -22,38 +21,39 @@ from edge_spec.text.token_pieces import BYTES
 
 _PADDING = re.compile(r"\[PAD\d*\]|<unused_?\d+>|<\|?(reserved|dummy|extra)\w*\|?>|\[EMPTY_\d+\]")
 _SHOWN = 5
-_FIRST = 49152  # tokens; of answers of Qwen2.5-Coder 3.5 in 100 tokens are others
-_OF_SCRIPT = 4096  # tokens of one writing, which may all come later
-_SPACES = "Ġ▁ "  # the first as vocabularies have it that spell bytes, the second as others have it
+_FIRST = 49152  # tokens; 3.5% of the tokens in Qwen2.5-Coder's answers lie beyond
+_OF_SCRIPT = 4096  # tokens of each writing system, whose tokens may all have higher ids
+_SPACES = "Ġ▁ "  # as spelled by byte-level and by other vocabularies
 _LATIN = "LATIN"
 _AS_BYTES = {ord(spelled): byte for spelled, byte in BYTES.items()}
-_LARGEST_SHARE = 0.75  # of a vocabulary; a part that is hardly smaller saves too little
+_LARGEST_SHARE = 0.75  # of a vocabulary; a larger part saves too little
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Identifies what token ids mean: what is kept is used with the same tokenizer alone."""
+    """Identifies a tokenizer, since stored token ids only fit the same one."""
 
     sha256: str
-    size: int  # ids are below it
+    size: int  # exceeds every id
 
     @classmethod
     def of(cls, tokens: Mapping[str, int]) -> Vocabulary:
-        """tokens: token -> id, as a tokenizer's `vocabulary()` returns them."""
+        """tokens: id by token, as from a tokenizer's `vocabulary()`."""
         listed = sorted((id, token) for token, id in tokens.items())
         digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
         return cls(digest, max(tokens.values(), default=-1) + 1)
 
 
 def same_vocabulary(target: Mapping[str, int], draft: Mapping[str, int]) -> bool:
-    """target, draft: token -> id. Ids that only one of them has, and padding, may differ."""
+    """Return True if both map ids to the same tokens, except for padding and ids of one side.
+    target, draft: ids by token."""
     return compare(target, draft).is_same
 
 
 def require_same_vocabulary(
     target: Mapping[str, int], draft: Mapping[str, int], target_name: str, draft_name: str
 ) -> None:
-    """Raises UsageError that lists the first differences, unless `same_vocabulary`."""
+    """Raises UsageError with the first differences."""
     num_shared, different = compared = compare(target, draft)
     if compared.is_same:
         return
@@ -69,7 +69,7 @@ def require_same_vocabulary(
 
 
 class Compared(NamedTuple):
-    num_shared: int  # ids that both have
+    num_shared: int  # in both
     different: list[tuple[int, str, str]]  # id, the target's token, the draft's
 
     @property
@@ -78,8 +78,8 @@ class Compared(NamedTuple):
 
 
 def compare(target: Mapping[str, int], draft: Mapping[str, int]) -> Compared:
-    """target, draft: token -> id."""
-    if target == draft:  # a tenth of the time
+    """target, draft: ids by token."""
+    if target == draft:  # ten times as fast
         return Compared(len(set(target.values())), [])
     of_target = {id: token for token, id in target.items()}
     of_draft = {id: token for token, id in draft.items()}
@@ -98,13 +98,13 @@ def frequent_tokens(
     first: int | None = None,
     of_script: int | None = None,
 ) -> np.ndarray | None:
-    """[tokens] int64 in rising order, of the most frequent ones; None where these are nearly all.
-    vocabulary: token -> id. first: so many of all; of_script: so many of each writing.
+    """Return the most frequent tokens, [tokens] int64 ascending; None if nearly all are.
 
-    Vocabularies are made by joining what is frequent, the most frequent first, so that ids are in
-    about this order. The first ones alone would leave out whole writings, such as Chinese in most
-    of them: of each writing the first ones are taken. So are those without letters, of which many
-    control what is written.
+    Vocabularies are built by merging the most frequent pieces first, so ids are roughly in this
+    order. The first ids alone would drop whole writing systems, such as Chinese, so the first ids
+    of each are added; tokens without letters, among them many control tokens, count as one.
+
+    vocabulary: ids by token. first: number overall; of_script: per writing system.
     """
     first = _FIRST if first is None else first
     of_script = _OF_SCRIPT if of_script is None else of_script
@@ -116,7 +116,6 @@ def frequent_tokens(
 
 
 def _of_scripts(vocabulary: Mapping[str, int], later: range, most: int) -> Iterator[int]:
-    """Yields those of the later tokens that are among the first `most` of their writing."""
     is_bytes = _SPACES[0] in vocabulary and _SPACES[1] not in vocabulary
     counts: Counter[str] = Counter()
     for token, spelled in sorted((token, spelled) for spelled, token in vocabulary.items()):
@@ -127,8 +126,8 @@ def _of_scripts(vocabulary: Mapping[str, int], later: range, most: int) -> Itera
 
 
 def _script(spelled: str, is_bytes: bool) -> str:
-    """Returns the name of the writing of its first letter; "" where it has none."""
-    if (first := spelled.lstrip(_SPACES)[:1]).isascii() and first.isalpha():  # most of them
+    """Return the writing system of the first letter; "" without letters."""
+    if (first := spelled.lstrip(_SPACES)[:1]).isascii() and first.isalpha():  # fast path
         return _LATIN
     if is_bytes:
         raw = spelled.translate(_AS_BYTES).encode("latin-1", errors="ignore")

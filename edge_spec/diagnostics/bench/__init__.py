@@ -1,2 +1,1 @@
-"""`edge-spec bench`: drafting against plain decoding, and against other libraries, on one machine
-in one run."""
+"""`edge-spec bench`: compare drafting with plain decoding and with other programs in one run."""

@@ -1,8 +1,7 @@
-"""Decodes prompts with drafting and without it, in turns.
+"""Answer prompts in turns with and without drafting.
 
-llama-server may take part, too, if it is on the PATH: in a process of its own, with the same GGUF
-file. Its counts and times are of decoding alone: from the first token of an answer, which comes
-from the prompt's pass, to the last.
+llama-server takes part if it is on the PATH, with the same GGUF file. Its counts and times are of
+decoding alone: from the answer's first token, which the prefill gives, to the last.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _DRAFT_TOKENS = 32
 
 @dataclass(frozen=True)
 class Run:
-    """One answer. Counts and times are of decoding alone, without the prompt."""
+    """One answer. Counts and times exclude the prompt."""
 
     tokens: tuple[int, ...]
     stats: Stats
@@ -52,7 +51,7 @@ class Run:
         return self.stats.predicted_ms / 1e3
 
 
-Answer = Callable[[Sequence[int], int], Run]  # of a prompt's tokens, and how many at most
+Answer = Callable[[Sequence[int], int], Run]  # arguments: a prompt's tokens, max_tokens
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Side:
 
 
 def own_sides(engine: Engine, sampling: SamplingParams = GREEDY) -> list[Side]:
-    """Return an engine with its drafters, and without them."""
+    """Return an engine with its drafters, and without."""
     return [Side(name, partial(decode, engine, name, sampling)) for name in (DRAFTING, PLAIN)]
 
 
@@ -87,22 +86,22 @@ class BenchPlan:
     """What is decoded how often, and what was left out."""
 
     tasks: Sequence[Task]
-    skipped: Sequence[Prompt]  # the model has no room for them
+    skipped: Sequence[Prompt]  # too long for the model's context
     warm_up: tuple[int, ...]
     max_tokens: int
     repetitions: int
-    room: int  # tokens of the model's context
+    room: int  # tokens in the model's context
 
     @property
     def context_length(self) -> int:
-        """Tokens of the longest prompt with its answer, and some that are drafted after it."""
+        """Tokens of the longest prompt and answer, and of some drafts."""
         longest = max(len(self.warm_up), *(len(task.tokens) for task in self.tasks))
         return min(self.room, longest + max(self.max_tokens, _WARM_UP_TOKENS) + _DRAFT_TOKENS)
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The answers of each side to one task, one a repetition: as many of every side."""
+    """Each side's answers to one task, one per repetition."""
 
     task: Task
     runs: dict[str, list[Run]]
@@ -121,8 +120,8 @@ class BenchMeasurement:
 
 @dataclass(frozen=True)
 class SampledMeasurement:
-    """Some of the prompts measured again, each answer drawn by itself. how: `sampling` in
-    words, its `source`, and the prompts `per_category`."""
+    """A part of the prompts measured again with sampling. how: `sampling` in words, its `source`,
+    prompts `per_category`."""
 
     measured: BenchMeasurement
     how: Mapping[str, Any]
@@ -131,7 +130,7 @@ class SampledMeasurement:
 def make_plan(
     engine: Engine, prompts: Sequence[Prompt], max_tokens: int, repetitions: int
 ) -> BenchPlan:
-    """Tokenize the prompts. Raises ContextFullError where none fits the model."""
+    """Tokenize prompts. Raises ContextFullError if none fits."""
     room = engine.parts.model.config.context_length - engine.parts.min_rows + 1
     tasks, skipped = [], []
     for prompt in prompts:
@@ -150,15 +149,13 @@ def make_plan(
 
 
 def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> BenchMeasurement:
-    """Decode each prompt on all sides, one right after another; the first two take turns in going
-    first. Ends early, with what there is, at KeyboardInterrupt. Another program's side that fails
-    is given up.
+    """Answer each prompt on all sides in succession; the first two alternate in going first.
+    KeyboardInterrupt ends it with partial results; another program's side that fails is given up.
 
-    Repetitions are passes over all prompts: a drafter that met the same prompt twice in a row
-    would take it for the same conversation and know the answer. For one prompt alone, the warm-up
-    before each pass is between them.
+    Repetitions are passes over all prompts: a drafter that meets a prompt twice in a row takes it
+    for the same conversation and knows the answer. With one prompt, the warm-up separates passes.
     """
-    passes: list[list[dict[str, Run]]] = []  # the runs of a turn, by side
+    passes: list[list[dict[str, Run]]] = []  # runs by side of each turn
     failures: dict[str, str] = {}
     partial = False
 
@@ -187,7 +184,7 @@ def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> Bench
     if len(passes) > 1 and len(passes[-1]) < len(plan.tasks):
         del passes[-1]
     names = [side.name for side in sides if side.name not in failures]
-    answered = [  # of fewer tasks where the only pass was cut short
+    answered = [  # fewer tasks if the only pass was cut short
         Answered(task, {name: [turn[name] for turn in turns] for name in names})
         for task, *turns in zip(plan.tasks, *passes, strict=False)
     ]
@@ -198,13 +195,12 @@ def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> Bench
 
 _SERVER = "llama-server"
 _SERVER_START_S = 300.0
-_END_S = 5.0  # that a server has to end by itself
+_END_S = 5.0  # for a server to exit on its own
 
 
 @dataclass
 class Peer:
-    """Another program, with the weights that it reads. sides: its plain way and the one that
-    drafts, and the settings of each; where one is missing, the note says why."""
+    """Another program. sides, settings: plain and drafting; if one is missing, `note` says why."""
 
     weights: str
     name: str = _SERVER
@@ -224,7 +220,7 @@ class Peer:
 
 @contextmanager
 def open_peer(gguf: Path, weights: str, threads: int, plan: BenchPlan) -> Iterator[Peer]:
-    """Start two servers, which end with the block. gguf: what they read; weights: its name."""
+    """Run two servers until the block ends. weights: the GGUF file's name."""
     command = ["-m", str(gguf), "-c", str(plan.context_length), "-np", "1"]
     command += ["-t", str(threads), "-tb", str(threads)]
     with ExitStack() as stack:
@@ -234,14 +230,14 @@ def open_peer(gguf: Path, weights: str, threads: int, plan: BenchPlan) -> Iterat
                 answer, peer.version = _start_server([*command, *own], stack)
                 peer.sides.append(Side(name, answer))
                 peer.settings.append(" ".join([*own, f"threads: {threads}"]))
-        except Exception as error:  # whatever ails a program, its user hears of it
+        except Exception as error:  # the user reads any error in the note
             peer.note = describe_error(error)
         yield peer
 
 
 def _start_server(options: Sequence[str], stack: ExitStack) -> tuple[Answer, str]:
-    """Start the server on a port of this machine; return what asks it by tokens, and its version.
-    Raises OSError, RuntimeError where it does not start."""
+    """Return a local server's answer function and version. Raises OSError, RuntimeError if it does
+    not start."""
     program = shutil.which(_SERVER)
     if program is None:
         raise FileNotFoundError(f"{_SERVER} is not on the PATH")
@@ -274,7 +270,7 @@ def _ask(url: str, prompt: Sequence[int], max_tokens: int) -> Run:
     with urllib.request.urlopen(request) as response:
         found = json.load(response)
     timings: Mapping[str, Any] = found["timings"]
-    count = timings["predicted_n"] - 1  # predicted_ms begins with the first token of the answer
+    count = timings["predicted_n"] - 1  # predicted_ms starts at the answer's first token
     drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
     stats = Stats(
         predicted_n=count,

@@ -1,5 +1,4 @@
-"""What the answers of a bench come to: rates and ratios with their intervals, as one JSON document
-and as a page of text and tables."""
+"""Report a benchmark's rates and ratios with intervals, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from edge_spec.diagnostics.bench.measuring import (
 from edge_spec.diagnostics.report_files import Document, Page, Table, machine_line
 from edge_spec.scheduler.machine import describe_machine
 
-LEAST_ANSWERS = 2  # of both sides: a single pair says nothing of how much ratios vary
+LEAST_ANSWERS = 2  # of both sides: a single pair does not show how ratios vary
 NOT_ENOUGH = "not enough to tell"
 _DRAWS = 2000
 _QUANTILES = (0.025, 0.975)
@@ -37,17 +36,16 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Paired:
-    """What the same prompts took one way, and right beside it in time another: the base.
+    """A side and its base, measured next to each other.
 
-    values: float64 [4, prompts, repetitions]; tokens, seconds, tokens and seconds of the base.
+    values: float64 [4, prompts, repetitions]: tokens, seconds, and the base's tokens and seconds.
     """
 
     values: np.ndarray
 
     @property
     def rate(self) -> float:
-        """Tokens a second: all tokens over all seconds, those of a prompt being the median over
-        its repetitions."""
+        """All tokens over all seconds, with each prompt's median over repetitions."""
         tokens, seconds, _, _ = _totals(self.values)
         return float(tokens / seconds)
 
@@ -62,11 +60,11 @@ def joined(strata: Sequence[Paired]) -> Paired:
 
 
 def speedup(strata: Sequence[Paired], seed: int = 0) -> Interval:
-    """Return the rate of all prompts over the base's, with a 95 % confidence interval.
+    """Return the ratio of the overall rates, with a 95 % confidence interval.
 
-    The interval is the percentile bootstrap's (Efron 1979): prompts are drawn again within each
-    stratum, and for each drawn prompt its repetitions, a repetition and its neighbour together.
-    It tells of other prompts of these kinds on this machine, not of other machines.
+    It is a percentile bootstrap (Efron 1979): it resamples prompts within each stratum, and each
+    one's repetitions in pairs. It covers other prompts of these kinds on this machine, not other
+    machines.
     """
     generator = np.random.default_rng(seed)
     drawn = sum((_resampled(each, generator) for each in strata), np.zeros((4, 1)))
@@ -75,9 +73,9 @@ def speedup(strata: Sequence[Paired], seed: int = 0) -> Interval:
 
 
 def prompt_speedups(paired: Paired) -> list[Interval]:
-    """Return for each prompt the median of its repetitions' ratios to their neighbours, and the
-    least and the greatest of them. These two enclose the median of all repetitions that could have
-    been made with a probability of 1 - 2 ** (1 - repetitions): 75 % for three, 97 % for six."""
+    """Return each prompt's median, least and greatest ratio over its repetitions. The true median
+    is between the latter two with a probability of 1 - 2 ** (1 - repetitions): 75% for three, 97%
+    for six."""
     ratios = _ratio(paired.values)
     columns = (np.median(ratios, axis=1), ratios.min(axis=1), ratios.max(axis=1))
     return [Interval(*map(float, row)) for row in zip(*columns, strict=True)]
@@ -91,7 +89,7 @@ def _resampled(paired: Paired, generator: np.random.Generator) -> np.ndarray:
 
 
 def _totals(values: np.ndarray) -> np.ndarray:
-    """[4, ...] over prompts, of the medians over repetitions; values: [4, ..., prompts, reps]."""
+    """Sum over prompts the medians over repetitions: [4, ..., prompts, repetitions] -> [4, ...]."""
     totals: np.ndarray = np.median(values, axis=-1).sum(axis=-1)
     return totals
 
@@ -102,17 +100,16 @@ def _ratio(totals: np.ndarray) -> np.ndarray:
     return ratio
 
 
-MAX_PERIOD = 128  # tokens of a passage
+MAX_PERIOD = 128  # tokens in a loop's passage
 MIN_OCCURRENCES = 3
 
 
 def in_loops(tokens: Sequence[int]) -> np.ndarray:
     """Return which tokens are in loops, [tokens] bool.
 
-    A loop is a stretch of the text in which each token equals the one `period` tokens before it,
-    for a period of at most MAX_PERIOD tokens, and which is at least MIN_OCCURRENCES periods long.
-    The first occurrence of the passage is not part of it: nothing predicted it. Takes time
-    proportional to the text's length times MAX_PERIOD.
+    In a loop of at least MIN_OCCURRENCES periods of at most MAX_PERIOD tokens, each token equals
+    the one a period before it. The first occurrence does not count: nothing predicted it. Takes
+    O(tokens * MAX_PERIOD).
     """
     text = np.asarray(tokens, np.int64)
     in_loop: np.ndarray = np.zeros(len(text), np.bool_)
@@ -140,7 +137,7 @@ def document(
     peer: Peer | None = None,
     sampled: SampledMeasurement | None = None,
 ) -> Document:
-    """Make the document of a measurement with at least one answer; docs/cli.md lists the fields."""
+    """Report at least one answer; docs/cli.md lists the fields."""
     answered = measured.answered
     found: Document = {
         "machine": describe_machine(),
@@ -161,7 +158,7 @@ def document(
         found["settings"]["partial"] |= drawn.partial
         if drawn.answered:
             total = _summary(drawn.answered)
-            del total["differing_texts"]  # they are drawn again
+            del total["differing_texts"]  # sampled texts differ anyway
             tasks = [each.task for each in drawn.answered]
             greedy = _summary([each for each in answered if each.task in tasks])
             found["sampled"] = {**sampled.how, "total": total, "greedy": greedy}
@@ -176,9 +173,12 @@ def by_category(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
 
 
 def _rates(answered: Sequence[Answered], side: str = DRAFTING, base: str = PLAIN) -> Document:
-    """Return the rates of a side and of its base, and their ratio: None where it would be of fewer
-    than LEAST_ANSWERS of each, of a single prompt the median of its repetitions. Prompts that a
-    side answered with nothing timed are left out: other programs count from the first token on."""
+    """Return the rates of a side and its base, and their ratio.
+
+    The ratio is None for fewer than LEAST_ANSWERS of each; for one prompt it is the median over
+    repetitions. Prompts with untimed answers are left out, since other programs do not time the
+    first token.
+    """
     timed = [each for each in answered if all(run.num_tokens for run in each.of(side, base))]
     pairs = [_paired(each, side, base) for each in by_category(timed).values()]
     if not pairs:
@@ -241,12 +241,10 @@ def _named(interval: Interval | None) -> Document:
 
 
 def _ratio_of(figures: Document, name: str) -> Document:
-    """Return a ratio under another name; None where there is none."""
     return {key.replace("speedup", name): figures.get(key) for key in _SPEEDUP}
 
 
 def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
-    """Return figures of acceptance; None where the side does not have them."""
     rounds, drafted = sum(s.rounds for s in stats), sum(s.draft_n for s in stats)
     return {
         "mean_accepted_length": sum(s.predicted_n for s in stats) / rounds if rounds else None,
@@ -255,7 +253,7 @@ def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
 
 
 def _peer(peer: Peer, measured: BenchMeasurement) -> Document:
-    """Return another program's own speedup, and our rate over each of its two ways."""
+    """Return another program's speedup, and our rate over its two."""
     answered = measured.answered
     plain, drafting = (name in answered[0].runs for name in (peer.plain, peer.drafting))
     found = _summary(answered if plain and drafting else [], peer.drafting, peer.plain)

@@ -1,6 +1,6 @@
-"""`edge-spec doctor --run`: a model on a device, held to the public tests of sessions, to the same
-runtime's CPU, and to its own texts without drafting. Each check has a process of its own: a driver
-may crash or hang."""
+"""`edge-spec doctor --run`: check a model on a device with the public session tests, against the
+same runtime's CPU and its own plain texts. Each check has its own process, since drivers may crash
+or hang."""
 
 from __future__ import annotations
 
@@ -28,35 +28,34 @@ from edge_spec.scheduler.engine_plan import choose_plan, plans_for
 from edge_spec.testing import check_session
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
-CONTEXT_TOKENS = 512  # of the models whose sessions are checked; the whole of it is filled once
-PROMPTS = (12, 300)  # tokens; kernels of attention change within the first hundreds
-# Of the scores' deviation. Other kernels and float16 differ by a few hundredths, the same rows in
-# passes of another width by up to a tenth; a wrong mask or position by about one.
+CONTEXT_TOKENS = 512  # for session checks, which fill the whole context once
+PROMPTS = (12, 300)  # tokens; attention kernels change within the first hundreds
+# As a share of the logits' standard deviation. Other kernels and float16 differ by a few
+# hundredths, passes of another width by up to a tenth, a wrong mask or position by about one.
 TOLERANCE = 0.25
 ELSEWHERE = "Use another device or runtime, and report it."
-_MOST_CONTEXT = 4096  # of a model whose context cannot be shortened, to fill it
+_MOST_CONTEXT = 4096  # largest unshortenable context to fill
 _CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)
 _BRANCHES = (-1, 0, 1, 1, 0, 4, 4, 6)
-_HEAVY = ("attention", "matmul", "gemm")  # within the names of operators, in lower case
+_HEAVY = ("attention", "matmul", "gemm")  # in lower-case names of operators
 _STEPS = 4
 _EXTENT = Extent(count=4, max_tokens=32, draws=0)
-# A check takes minutes at most; a process that then still runs hangs. A slow model may take as
-# long as _MOST_STEPS of its steps.
+# A check takes minutes at most; a longer one hangs. Slow models get _MOST_STEPS of their steps.
 _TIMEOUT_S, _MOST_STEPS = 600.0, 5000
 _OPENING, _SESSIONS = "opens", "sessions"
-_OF_TARGET = (  # what holds for a target that is opened alone
+_OF_TARGET = (  # options of a target without drafts
     *("runtime", "device", "threads", "context_length"),
     *("gpu_layers", "kv_type", "mmap", "flash_attention", "rpc"),
 )
 
 
 def _silent(what: str, fraction: float) -> None:
-    """Ignore the progress of work that nobody watches."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
 class DeviceCheck:
-    """A model, and what it is opened with; the runtime is named."""
+    """A model and its options; the runtime is named."""
 
     model: str
     asked: AskedOptions
@@ -66,8 +65,7 @@ class DeviceCheck:
         return (self.asked.device or "cpu").strip().lower() == "cpu"
 
     def prepare(self, progress: Progress) -> None:
-        """Convert what no runtime reads as it is, while progress can be shown. The check that opens
-        the model finds why one cannot be converted."""
+        """Convert the model while progress can be shown; the check that opens it reports errors."""
         with suppress(EdgeSpecError):
             plan, _ = choose_plan(plans_for(Source(self.model, progress), self.asked))
             for each in (plan.target, *plan.drafts):
@@ -101,7 +99,7 @@ def _judge(check: str, is_right: bool, found: str, remedy: str, **numbers: Any) 
 
 
 def check_opening(request: DeviceCheck) -> Iterator[Finding]:
-    """Time loading and the first steps. Raises the real error of a library that cannot load it."""
+    """Time loading and the first steps. Raises a library's own errors."""
     began = time.perf_counter()
     with request.opened() as model:
         load_s = time.perf_counter() - began
@@ -128,8 +126,8 @@ def check_opening(request: DeviceCheck) -> Iterator[Finding]:
 
 
 def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Finding:
-    """Find heavy operators that a provider has silently left to the CPU. placement: as
-    `node_placement` has it. on_cpu: whether the CPU was asked for."""
+    """Find heavy operators that a provider silently left to the CPU. placement: see
+    `node_placement`."""
     left = {
         operator: count
         for provider, nodes in placement.items()
@@ -145,8 +143,6 @@ def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Fi
 
 
 def check_sessions(request: DeviceCheck) -> Iterator[Finding]:
-    """Hold the model to the public test of sessions, whatever other devices score, and then to the
-    scores of the same runtime's CPU."""
     with request.opened(context_length=CONTEXT_TOKENS) as model:
         yield _check_promises(model)
         yield from _compare(request, model)
@@ -168,8 +164,8 @@ def _check_promises(model: Model) -> Finding:
 
 
 def _compare(request: DeviceCheck, model: Model) -> Iterator[Finding]:
-    """Compare scores after a short and a longer text: a device that is wrong throughout keeps every
-    promise that is held against itself."""
+    """Compare logits after a short and a long prompt with the CPU's: a consistently wrong device
+    passes tests against itself."""
     room = model.config.context_length - len(_BRANCHES)
     found = {length: _score(model, length) for length in {min(t, room) for t in PROMPTS}}
     wrong = sorted(length for length in found if not np.isfinite(found[length]).all())
@@ -194,7 +190,7 @@ def _compare(request: DeviceCheck, model: Model) -> Iterator[Finding]:
 
 
 def _score(model: Model, prompt_tokens: int, trees: bool = True) -> np.ndarray:
-    """Score random tokens, the same ones on every device: [rows, vocab] float32."""
+    """Score random tokens, the same on every device: [rows, vocab] float32."""
     parents = _BRANCHES if trees and model.capabilities.trees else _CHAIN
     rows = len(parents)
     drawn = np.random.RandomState(0).randint(0, model.config.vocab_size, prompt_tokens + rows)
@@ -226,14 +222,13 @@ CHECKS: dict[str, tuple[str, Callable[[DeviceCheck], Iterator[Finding]]]] = {
 
 
 def run_check(name: str, request: str) -> list[dict[str, Any]]:
-    """Run in another process, with arguments as a command line has them, and return findings as
-    JSON: also those of a check that then failed."""
+    """Run in another process; return findings as JSON, also those before an error."""
     found: list[Finding] = []
     try:
         found.extend(CHECKS[name][1](DeviceCheck.from_json(request)))
     except EdgeSpecError as error:
         found.append(fault(name, error.shown, error.remedy))
-    except Exception as error:  # a library may fail in any way on a device that is new to it
+    except Exception as error:  # libraries may fail in any way on unknown devices
         found.append(fault(name, describe_error(error), ELSEWHERE))
     return [asdict(each) for each in found]
 
@@ -241,7 +236,7 @@ def run_check(name: str, request: str) -> list[dict[str, Any]]:
 def run_checks(
     request: DeviceCheck, progress: Progress, isolate: Callable[..., Any] = isolated
 ) -> Iterator[Finding]:
-    """Run all checks, also after failures: a driver that crashes or hangs is a finding."""
+    """Run all checks, also after failures; crashes and hangs are findings."""
     step_s = 0.0
     for name, (title, _) in CHECKS.items():
         progress(title, 0.0)

@@ -1,5 +1,4 @@
-"""The whole examination of `edge-spec doctor`: the machine, what edge-spec keeps on it, the models
-that a start would open, and the plan that it would open them by."""
+"""Examine the machine, the caches, and the models and plan of a start for `edge-spec doctor`."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ from edge_spec.scheduler.machine import describe_machine
 from edge_spec.storage.atomic import cache_directory
 
 _CACHE_REMEDY = "Set EDGE_SPEC_CACHE to a directory that can be written."
-_LEAST_DISK_BYTES = 1_000_000_000  # less leaves no room for the conversion of a small model
+_LEAST_DISK_BYTES = 1_000_000_000  # less is too little to convert a small model
 
 
 def diagnose(
@@ -48,8 +47,10 @@ def diagnose(
     hashes: bool = False,
     devices: Callable[[], list[Device]] = list_devices,
 ) -> Report:
-    """Fetch, convert and change nothing, and read no weights. asked: as a start would be. hashes:
-    also of files that take seconds. Raises UsageError for options that make no sense."""
+    """Fetch, convert and change nothing, and read no weights.
+
+    asked: options of the start. hashes: also of files that take seconds. Raises UsageError.
+    """
     report = Report()
     with ThreadPoolExecutor(1) as aside:
         listed = aside.submit(devices)  # other processes, which take seconds
@@ -89,7 +90,7 @@ def _diagnose_models(source: Source, asked: AskedOptions, hashes: bool, report: 
     if head is not None and config is not None:
         report.add(ROLES[1], "head", check_head(head, config))
     if report.verdict == "faults":
-        return  # what follows would only find it again
+        return  # later checks would only find it again
     if config is not None:
         vocab_size = config.vocab_size
         report.add(ROLES[0], "chat template", check_template(target.text, vocab_size))
@@ -108,7 +109,8 @@ def _diagnose_models(source: Source, asked: AskedOptions, hashes: bool, report: 
 def _is_here(
     source: Source, role: str, hashes: bool, report: Report, in_pair: bool = False
 ) -> bool:
-    """Add what is found of the model's files. in_pair: they were examined with their target's."""
+    """Report on a model's files; return False after a fault. in_pair: they were checked with the
+    target's."""
     num_found = len(report.findings)
     report.add(role, "model", _check_source(source, role, report))
     if role not in report.examined:
@@ -119,7 +121,7 @@ def _is_here(
 
 
 def _check_source(source: Source, role: str, report: Report) -> Iterator[Finding]:
-    """The demo model is what is examined where none was named: that it is missing is no fault."""
+    """A missing demo model, the default, is no fault."""
     if source.is_fetched:
         report.examined[role] = {"model": source.model, "path": str(source.path)}
         return
@@ -134,7 +136,7 @@ def _check_source(source: Source, role: str, report: Report) -> Iterator[Finding
 def _opening(
     source: Source, asked: AskedOptions, report: Report
 ) -> tuple[EnginePlan, list[Examined]] | None:
-    """Return the plan of a start, and its target and drafts; None where it would refuse."""
+    """Return the plan, target and drafts of a start; None if it would refuse."""
     role = ROLES[0]
     try:
         plan, _ = choose_plan(plans_for(source, asked))
@@ -151,21 +153,20 @@ def _opening(
 
 
 def _check_choice(plan: EnginePlan) -> Iterator[Finding]:
-    """Say what a start would run the model on, and why."""
     what, _, told = plan.explain()[0].partition(": ")
     yield note(what, told) if plan.target.refusals else ok(what, told)
 
 
 def check_head(path: Path, target: ModelConfig) -> Iterator[Finding]:
-    """Raises an EdgeSpecError for a head that is damaged, not computed, or another target's."""
+    """Raises an EdgeSpecError for a damaged or unsupported head, or another target's."""
     head = runtimes.open_head(path, target)
     if not isinstance(head, AssistantHead):
-        runtimes.load_runtime("ort")  # which computes it
+        runtimes.load_runtime("ort")  # it runs the head
     yield ok("head", str(head))
 
 
 def check_machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
-    """machine: as `describe_machine` has it."""
+    """machine: see `describe_machine`."""
     versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
     system, _, python = str(machine["system"]).partition(", ")
     yield ok("versions", f"{python}, {versions}")
@@ -190,7 +191,7 @@ def check_disk(cache: Path) -> Iterator[Finding]:
 
 
 def refusal(cache: Path) -> str | None:
-    """Return why nothing can be written in the cache; None where something can."""
+    """Return why the cache cannot be written, if so."""
     there = _nearest(cache)
     if not there.is_dir():
         return f"{there} is no directory"
@@ -219,7 +220,6 @@ def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:
 
 
 def check_caches(cache: Path) -> Iterator[Finding]:
-    """Say how much is kept."""
     kept = [path for path in sorted(cache.glob("*")) if path.is_dir()]
     sizes = [f"{path.name} {format_bytes(_num_bytes(path))}" for path in kept]
     yield ok("kept", ", ".join(sizes) or "nothing")
@@ -228,6 +228,6 @@ def check_caches(cache: Path) -> Iterator[Finding]:
 def _num_bytes(directory: Path) -> int:
     size = 0
     for file in directory.rglob("*"):
-        with suppress(FileNotFoundError):  # whose work has ended meanwhile
+        with suppress(FileNotFoundError):  # removed by its owner meanwhile
             size += file.lstat().st_size
     return size

@@ -1,5 +1,5 @@
-"""What `edge-spec doctor` finds of the plan that a start would open: whether the draft fits its
-target, whether both fit in memory, and whether speculation pays, by what was measured before."""
+"""Check a start's plan: does the draft fit its target, do both fit in memory, and does speculation
+pay by earlier measurements?"""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_pair(target: Examined, draft: Examined) -> Iterator[Finding]:
 
 
 def _tokens(target: Examined, draft: Examined, ratio: float | None) -> Iterator[Finding]:
-    """Compare two vocabularies, and say what follows from a difference. ratio: `tokens_ratio`."""
+    """Explain differences of the vocabularies. ratio: `tokens_ratio`."""
     known, drafted = (each.text.tokenizer.vocabulary() for each in (target, draft))
     compared = compare(known, drafted)
     if ratio is None:
@@ -79,8 +79,8 @@ def _tokens(target: Examined, draft: Examined, ratio: float | None) -> Iterator[
 
 
 def tokens_ratio(target: Examined, draft: Examined) -> float | None:
-    """Return how many tokens of the draft stand for each of the target's, in one text of several
-    languages and code; None for one vocabulary."""
+    """Return draft tokens per target token in text of several languages and code; None if the
+    vocabularies are equal."""
     both = [each.text.tokenizer for each in (target, draft)]
     if compare(*(each.vocabulary() for each in both)).is_same:
         return None
@@ -90,7 +90,7 @@ def tokens_ratio(target: Examined, draft: Examined) -> float | None:
 
 
 def check_memory(plan: EnginePlan, models: Sequence[Examined]) -> Iterator[Finding]:
-    """Forecast the memory with a full context. Raises what a start would."""
+    """Forecast memory with a full context. Raises like a start."""
     prepared = [each.prepared for each in models if each.prepared is not None]
     if len(prepared) < len(models):
         missing = " and ".join(each.role for each in models if each.prepared is None)
@@ -122,19 +122,18 @@ def check_memory(plan: EnginePlan, models: Sequence[Examined]) -> Iterator[Findi
 
 
 def _plan_command(plan: EnginePlan) -> str:
-    """Return the command that measures this plan."""
     drafts = [word for each in plan.drafts for word in ("--draft", each.source.model)]
     return shlex.join(["edge-spec", "plan", plan.source.model, *drafts])
 
 
 _DRAFT_TOKENS = range(1, 9)
 _SHOWN_TOKENS = (1, 2, 4, 8)
-_SLOW = 1.0  # steps of the target that one of the draft takes
+_SLOW = 1.0  # draft step in target steps
 _STEPS = 10_000  # of acceptance
 
 
 def check_speed(plan: EnginePlan, models: Sequence[Examined]) -> Iterator[Finding]:
-    """Nothing is measured here: what the plan says, and what profiles have left."""
+    """Report the plan and stored profiles; measure nothing."""
     for line in plan.explain()[1:]:
         what, _, told = line.partition(": ")
         yield ok(what, told)
@@ -164,8 +163,8 @@ def check_speed(plan: EnginePlan, models: Sequence[Examined]) -> Iterator[Findin
 
 
 def break_even(num_draft_tokens: int, rows: RowCosts, draft_s: float) -> float | None:
-    """Return the acceptance of each draft token from which a round of them takes no longer a token
-    than plain decoding; None where not even right draft tokens pay. draft_s: that one takes."""
+    """Return the acceptance per draft token from which a round pays; None if it never does.
+    draft_s: seconds per draft token."""
 
     def pays(step: int) -> bool:
         chances = [step / _STEPS] * num_draft_tokens
@@ -176,7 +175,7 @@ def break_even(num_draft_tokens: int, rows: RowCosts, draft_s: float) -> float |
 
 
 def _break_even(rows: RowCosts, draft_s: float) -> Iterator[Finding]:
-    """draft_s: that a draft token takes; 0 where it is looked up in text."""
+    """draft_s: seconds per draft token; 0 if looked up in text."""
     step_s = rows.at(1)
     share = draft_s / step_s
     least = {count: break_even(count, rows, draft_s) for count in _DRAFT_TOKENS}

@@ -1,5 +1,5 @@
-"""What `edge-spec doctor` finds of one model of a plan: its files are those that were written, its
-headers can be read, its chat template asks for an answer, and the answer will end."""
+"""Check a model of a plan: its files are intact, its chat template asks for an answer, and answers
+end."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from edge_spec.models.source import Source
 from edge_spec.text.chat_format import BY_NAME, BY_TEMPLATE, ChatFormat
 from edge_spec.text.plain_messages import Message
 
-HASHED_BYTES = 1_000_000_000  # in all; more takes seconds, and is hashed where it is asked for
+HASHED_BYTES = 1_000_000_000  # in all; hashing more takes seconds and must be requested
 
 
 @dataclass(frozen=True)
 class Examined:
-    """One model of a plan. prepared: None where a start converts it first. published: what states
-    its text: a manifest, a model file, or what another library's exporter will convert."""
+    """prepared: None if a start converts the model first. published: declares its text: a manifest,
+    a model file, or what another library's exporter will convert."""
 
     role: str
     plan: ModelPlan
@@ -48,7 +48,7 @@ class Examined:
 
     @classmethod
     def of(cls, role: str, plan: ModelPlan, progress: Progress) -> Examined:
-        """Read headers alone. Raises an EdgeSpecError where a start could not open it."""
+        """Read only headers. Raises an EdgeSpecError if a start could not open it."""
         plan.require_devices()
         prepared = plan.find()
         if prepared is None:
@@ -62,8 +62,7 @@ class Examined:
 
     @property
     def config(self) -> ModelConfig | None:
-        """Return None for an architecture that only another library's exporter knows, of which
-        nothing is known before it is converted."""
+        """None before conversion by another library's exporter."""
         if self.prepared is not None:
             return self.prepared.config
         config = getattr(self.published, "config", None)
@@ -71,15 +70,15 @@ class Examined:
 
     @cached_property
     def text(self) -> ChatFormat:
-        """Raises an EdgeSpecError for a tokenizer that cannot be read."""
+        """Raises an EdgeSpecError for an unreadable tokenizer."""
         if self.prepared is not None:
             return self.prepared.text
         return text_of_info(self.published, self.plan.runtime)
 
 
 def check_files(source: Source, hashes: bool) -> Iterator[Finding]:
-    """Compare sizes and hashes with the manifest's, and find files that it does not list. hashes:
-    also of files that take seconds. Raises BundleError for the first that is wrong."""
+    """Compare sizes and hashes with the manifest; find unlisted files. hashes: also of files that
+    take seconds. Raises BundleError."""
     directory, manifest = source.path, _manifest(source)
     if source.member is not None:
         directory = source.member.directory
@@ -127,7 +126,7 @@ def check_model(model: Examined) -> Iterator[Finding]:
 
 
 def check_ends(model: Examined, vocab_size: int) -> Iterator[Finding]:
-    """Find the tokens that end an answer, and what declares each."""
+    """Report end tokens, and what declares each."""
     for token in model.published.eos_ids:
         if not 0 <= token < vocab_size:
             yield fault("end of text", f"{token} is no token", "Export it again.")
@@ -174,7 +173,6 @@ def check_template(text: ChatFormat, vocab_size: int) -> Iterator[Finding]:
 
 
 def _check_turns(text: ChatFormat) -> Iterator[Finding]:
-    """Try a system message, a question, and several turns."""
     system = "the template leaves it out"
     try:
         if str(_SYSTEM["content"]) in text.template().render((_SYSTEM, CONVERSATION[0])):

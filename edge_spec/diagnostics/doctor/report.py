@@ -1,4 +1,4 @@
-"""Findings of `edge-spec doctor`: as JSON for applications, as a page for people."""
+"""Findings of `edge-spec doctor`, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edge_spec.errors import EdgeSpecError, cut
 
 class Severity(StrEnum):
     OK = "ok"
-    NOTE = "note"  # nothing is wrong: it is not known yet, or not there
-    WARNING = "warning"  # it can be used, with less than it could have
-    FAULT = "fault"  # it cannot be used, or not relied on
+    NOTE = "note"  # nothing wrong: unknown yet, or absent
+    WARNING = "warning"  # usable with limitations
+    FAULT = "fault"  # unusable or unreliable
 
 
 GROUPS = ("machine", "target", "draft", "pair", "memory", "speed", "caches", "run")
@@ -24,8 +24,8 @@ _COLORS = {Severity.FAULT: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check found, in one line. remedy: what can be done about it; empty
-    where all is well. group: of GROUPS. numbers: as JSON has them, units in their names."""
+    """One line about what a check found. remedy: empty if all is well. group: one of GROUPS.
+    numbers: for JSON, with units in their names."""
 
     check: str
     level: Severity
@@ -38,7 +38,7 @@ class Finding:
         return replace(self, group=group)
 
 
-# These cut what was found: a name within a file may be as long as the file.
+# These shorten `found`: a name in a file may be as long as the file.
 
 
 def ok(check: str, found: str, **numbers: Any) -> Finding:
@@ -65,8 +65,8 @@ def problem(check: str, error: EdgeSpecError | OSError) -> Finding:
 
 @dataclass
 class Report:
-    """examined: what the findings are about, for JSON. runtime: of the target, None where a start
-    would refuse."""
+    """examined: what the findings are about, for JSON. runtime: the target's; None if a start would
+    refuse."""
 
     findings: list[Finding] = field(default_factory=list)
     examined: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Report:
         return "warnings" if Severity.WARNING in levels else "ok"
 
     def add(self, group: str, check: str, findings: Iterable[Finding]) -> None:
-        """Add what a check finds; an error that it raises is a finding, too."""
+        """Add a check's findings, and an error that it raises."""
         try:
             self.findings.extend(each.of(group) for each in findings)
         except (EdgeSpecError, OSError) as error:
@@ -88,7 +88,7 @@ class Report:
 
 
 def document(report: Report) -> Document:
-    """Return the report as JSON has it. docs/cli.md lists the fields."""
+    """docs/cli.md lists the fields."""
     findings = [asdict(finding) for finding in report.findings]
     return {"verdict": report.verdict, "findings": findings, **report.examined}
 

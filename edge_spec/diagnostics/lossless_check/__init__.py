@@ -1,4 +1,4 @@
-"""`edge-spec verify`: whether speculation changes what a model writes, on this machine."""
+"""`edge-spec verify`: check that speculation does not change what a model writes here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _MIN_DRAWS = 200
 
 @dataclass(frozen=True)
 class Extent:
-    """What is compared with plain decoding, and how much of it. Raises UsageError for too few
-    draws."""
+    """How much is compared with plain decoding. Raises UsageError for too few draws."""
 
     prompts: Path | None = option(
         None,

@@ -1,5 +1,4 @@
-"""Compares texts with speculation with plain ones, token for token, and makes the whole proof: as
-one document, and what that says in words."""
+"""Compare speculative with plain texts token by token, and report the proof."""
 
 from __future__ import annotations
 
@@ -33,19 +32,19 @@ from edge_spec.scheduler.machine import describe_machine
 from edge_spec.scheduler.policy import AlwaysVerifyPolicy
 from edge_spec.text.prompt_files import Prompt
 
-# In logits. Rounding made 0.75 at most on the runtimes that we know (docs/proofs.md); passes that
-# are wrong by themselves measure as much noise as they need for an excuse.
+# In logits. Rounding caused at most 0.75 on known runtimes (docs/proofs.md). The limit is needed
+# because faulty passes measure as much noise as excuses them.
 MOST_NOISE = 1.0
-_FORCED = 1e6  # added to a token's logit: it is what is written
-_LEAST_EVENTS = 5  # accepted draft tokens, and rejected ones: fewer show nothing
+_FORCED = 1e6  # added to a token's logit to force it
+_LEAST_EVENTS = 5  # fewer accepted or rejected draft tokens show nothing
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token at which a text left the plain one.
+    """The first token that differs from the plain text.
 
-    margin: by how much the plain choice won there, in logits; None where one text only ended.
-    near_tie: within the noise, and within MOST_NOISE.
+    margin: of the plain choice, in logits; None if one text only ended. near_tie: within the noise
+    and MOST_NOISE.
     """
 
     prompt: str
@@ -58,9 +57,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Texts:
-    """near_ties: greedy choices within the noise; most come out as in the plain text.
-    num_recovered: tokens that the target wrote in the place of wrong ones. num_branching: rounds
-    whose draft tokens branched, of those that verified all draft tokens."""
+    """near_ties: greedy choices within the noise; most equal plain ones. num_recovered:
+    replacements of rejected draft tokens. num_branching: rounds with branching drafts while all
+    draft tokens are verified."""
 
     num_prompts: int = 0
     num_tokens: int = 0
@@ -78,13 +77,13 @@ class Texts:
 
     @property
     def passed(self) -> bool | None:
-        """Return None where equal texts show nothing, because too little happened in them."""
+        """None if equal texts show nothing, because too little happened."""
         equal = all(each.near_tie for each in self.differing)
         return None if equal and self.missing else equal
 
     @property
     def num_rejected(self) -> int:
-        """Count rejections. Of two branches one is rejected, whatever the target writes."""
+        """Rejections; of two branches, one is always rejected."""
         return self.num_recovered + self.num_branching
 
     @property
@@ -94,8 +93,8 @@ class Texts:
 
 @dataclass(frozen=True)
 class TextComparison:
-    """params: greedy, or a temperature and a seed, and nothing else. noise: the change of a
-    margin, in logits, that the width of a pass may make."""
+    """params: greedy, or only a temperature and a seed. noise: how far a pass's width may change a
+    margin, in logits."""
 
     engine: Engine
     params: SamplingParams
@@ -103,9 +102,11 @@ class TextComparison:
     noise: float
 
     def compare(self, what: str, tasks: Sequence[Task], progress: Progress) -> Texts:
-        """Compare each prompt's answer with the plain one, which is written right before it. All
-        draft tokens of every other task are verified from the first on; the others are answered
-        as the engine is set up, which may leave out what does not pay."""
+        """Compare each prompt's answer with the plain one, generated right before.
+
+        In every other task, all draft tokens are verified from the first on. The others use the
+        engine's settings, which may skip what does not pay.
+        """
         found = Texts()
         with self.engine.verifying_all_draft_tokens() as exercised:
             for i, task in enumerate(tasks[::2]):
@@ -151,8 +152,8 @@ class TextComparison:
         )
 
     def _margin(self, before: Sequence[int], position: int, won: int, lost: int) -> float:
-        """Return the margin in logits, which log probabilities differ by too. In the race of a
-        seeded choice (sampling.py) the largest log(probability) / temperature - log(E) wins."""
+        """Return the margin in logits, equal to that of log probabilities. In a seeded choice
+        (sampling.py), the largest log(probability) / temperature - log(E) wins."""
         scores = [self._log_probability(before, token) for token in (won, lost)]
         if self.params.seed is not None:
             key = Draws(self.params.seed, Purpose.POSITION).at(position)
@@ -161,12 +162,12 @@ class TextComparison:
         return abs(scores[0] - scores[1])
 
     def _log_probability(self, before: Sequence[int], token: int) -> float:
-        """Score the token as plain decoding does."""
+        """Score a token as plain decoding does."""
         forced = SamplingParams(logit_bias={token: _FORCED})
         with self.engine.without_drafting():
             result = self.engine.generate(before, max_tokens=1, sampling=forced, logprobs=0)
         logprob = result.tokens[0].logprob
-        assert logprob is not None  # it was asked for
+        assert logprob is not None  # it was requested
         return logprob
 
     def _text(self, tokens: Sequence[int]) -> str:
@@ -174,16 +175,16 @@ class TextComparison:
         return tokenizer.decode(tokens) or "".join(map(tokenizer.token_text, tokens))  # special
 
 
-_BEGUN_PROMPTS = 3  # whose answers the target begins for what is sampled
+_BEGUN_PROMPTS = 3  # prompts whose answers provide text to sample after
 _GREEDY = SamplingParams()
 _SEEDED = SamplingParams(temperature=0.7, seed=1)
 
 
 @dataclass(frozen=True)
 class Proof:
-    """seeded, sampling: None where no samples were asked for, and where a model in exact mode
-    samples by plain steps alone. lossless: what was promised. numerics: how rows depend on the
-    width of their pass. skipped: ids of prompts that the context has no room for."""
+    """seeded, sampling: None without draws, and for a model that samples by plain steps alone in
+    exact mode. lossless: the promise. numerics: how rows depend on their pass's width. skipped: ids
+    of prompts too long for the context."""
 
     model: str
     runtime: str
@@ -197,7 +198,6 @@ class Proof:
 
     @property
     def parts(self) -> dict[str, Texts | Sampling]:
-        """Return the parts that there are, by their names."""
         found = {
             "greedy text": self.greedy,
             "sampled text": self.seeded,
@@ -207,8 +207,8 @@ class Proof:
 
     @property
     def passed(self) -> bool | None:
-        """Return None where nothing failed, but some part shows nothing: too few draft tokens were
-        accepted, or rejected. Near ties are no failure where they are allowed."""
+        """None if nothing failed but a part shows nothing: too few accepted or rejected draft
+        tokens. Allowed near ties are no failure."""
         found = {part.passed for part in self.parts.values()}
         return False if False in found else None if None in found else True
 
@@ -218,7 +218,7 @@ class Proof:
 
     @property
     def not_exercised(self) -> tuple[str, ...]:
-        """Say what else speculation does that nothing here shows."""
+        """What speculation does beyond this proof."""
         found = ["several conversations at once: one was answered at a time"]
         if not any(part.num_branching for part in (self.greedy, self.seeded) if part is not None):
             found.insert(0, "branches: no verified draft tokens branched")
@@ -233,10 +233,8 @@ class Proof:
 
 
 def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: Progress) -> Proof:
-    """Compares an engine with its own plain decoding. The engine can be used on.
-
-    Raises UsageError for an engine without drafters, ContextFullError where no prompt fits.
-    """
+    """Compare an engine with its own plain decoding; it stays usable. Raises UsageError without
+    drafters, ContextFullError if no prompt fits."""
     if engine.drafter == "none":
         raise UsageError(
             "without a drafter there is nothing to verify",
@@ -284,7 +282,7 @@ def _measure(engine: Engine) -> BatchInvariance:
 
 
 def document(proof: Proof, device: str) -> Document:
-    """Return the report as JSON has it; docs/cli.md lists the fields."""
+    """docs/cli.md lists the fields."""
     machine = describe_machine()
     versions = machine.pop("versions")
     return {
@@ -359,7 +357,6 @@ def _row(found: Difference) -> tuple[str, ...]:
 
 
 def _summary(proof: Proof) -> str:
-    """Say the verdict in a sentence or two."""
     advice = "see whether --exact helps"
     if proof.passed is False:
         is_fault = proof.lossless.promise is not Promise.TIES
@@ -383,8 +380,8 @@ def _summary(proof: Proof) -> str:
 
 
 def checks(proof: Proof) -> list[tuple[str, str, str]]:
-    """Return name, mark and figures of each check that was made. A mark is "pass", "ties" (texts
-    differ, at near ties that the mode allows), "fail", or "inconclusive"."""
+    """Return name, mark and figures of each check. Marks: "pass", "ties" (texts differ at allowed
+    near ties), "fail", "inconclusive"."""
     found = []
     for name, part in proof.parts.items():
         if isinstance(part, Sampling):
@@ -404,7 +401,7 @@ def _mark(passed: bool | None, differing: Sequence[Difference] = ()) -> str:
 
 
 def _describe_texts(texts: Texts, mark: str, mode: str) -> str:
-    """Nobody is to read that texts that differ have passed."""
+    """Never call differing texts a pass."""
     left, count = len(texts.differing), texts.num_prompts
     near = sum(each.near_tie for each in texts.differing)
     if not left:

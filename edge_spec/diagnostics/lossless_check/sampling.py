@@ -1,12 +1,12 @@
-"""Compares the text's distribution with speculation with the exact one of plain decoding, by tests
-whose rate of false alarms holds for any number of draws and any probabilities.
+"""Compare the distribution of speculative texts with plain decoding's exact one. The rate of false
+alarms holds for any number of draws and any probabilities.
 
-There are n draws of k texts; p is the probability of each text and f its share of the draws.
-Relative entropy is D = sum of f ln(f / p); right draws reach n D >= t with a probability of at most
-exp(k - 1 - t) (t / (k - 1))^(k - 1) (Agrawal 2020, for t > k - 1). Total variation is half the sum
-of |f - p|. Its mean is at most half the sum of sqrt(p (1 - p) / n), because E|f - p| is at most the
-standard deviation, and it exceeds its mean by e with a probability of at most exp(-2 n e^2)
-(McDiarmid 1989)."""
+Of n draws of k texts, let p be each text's probability and f its share. Relative entropy is D = sum
+of f ln(f / p); correct draws reach n D >= t with a probability of at most exp(k - 1 - t) (t / (k -
+1))^(k - 1) (Agrawal 2020, for t > k - 1). Total variation is half the sum of |f - p|. Its mean is
+at most half the sum of sqrt(p (1 - p) / n), since E|f - p| is at most the standard deviation; it
+exceeds the mean by e with a probability of at most exp(-2 n e^2) (McDiarmid 1989).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import MAX_ALTERNATIVES
 from edge_spec.engine.results import Alternative, Origin, Token
 
-FALSE_ALARM = 1e-6  # of both tests together, half of it each
+FALSE_ALARM = 1e-6  # of both tests together, half each
 
 Cell = tuple[int, ...]
 
@@ -37,8 +37,8 @@ class Fit:
     num_cells: int
     divergence: float
     total_variation: float
-    total_variation_bound: float  # right draws exceed it with a probability of FALSE_ALARM / 2
-    num_impossible: int  # draws of what has no probability
+    total_variation_bound: float  # correct draws exceed it with probability FALSE_ALARM / 2
+    num_impossible: int  # draws of texts without probability
 
     @property
     def p_value(self) -> float:
@@ -49,12 +49,11 @@ class Fit:
         return self.passed_within(0.0, 0.0)
 
     def passed_within(self, change: float, distance: float) -> bool:
-        """Return True if the draws may come from probabilities q that are each up to exp(change)
-        times as large or as small as p, and all together at most `distance` away in total
-        variation.
+        """Return True if draws may come from probabilities q, each within a factor exp(change) of
+        p, all within `distance` in total variation.
 
-        D of p exceeds D of q by the sum of f ln(q / p), which is at most the sum of
-        (q - p)^2 / p and of (f - q) ln(q / p).
+        D of p exceeds D of q by the sum of f ln(q / p), which is at most the sum of (q - p)^2 / p
+        and of (f - q) ln(q / p).
         """
         room = 2 * (expm1(change) * distance + change * self.total_variation_bound)
         return (
@@ -71,7 +70,7 @@ class Fit:
 
 
 def fit(counts: Mapping[Cell, int], probabilities: Mapping[Cell, float]) -> Fit:
-    """counts: of each text that was drawn; probabilities: of each text that can be, positive."""
+    """counts: of each text drawn. probabilities: positive, of each possible text."""
     num_draws = sum(counts.values())
     p = np.array(list(probabilities.values()))
     f = np.array([counts.get(text, 0) for text in probabilities]) / num_draws
@@ -88,19 +87,18 @@ def fit(counts: Mapping[Cell, int], probabilities: Mapping[Cell, float]) -> Fit:
     )
 
 
-# A first draft token may be rejected, a second one after it too, and a third token is a bonus.
+# The first draft token may be rejected, so may the second after it; a third token is a bonus.
 NUM_TOKENS = 3
 TOP_K = 3
 _PARAMS = SamplingParams(temperature=1.0, top_k=TOP_K)
-# A share of the draws in which draft tokens have to be accepted, and in which they have to be
-# rejected: a wrong rule shows by what it moves there.
+# Least share of accepted and of rejected draft tokens: wrong rules only show there.
 _LEAST_SHARE = 0.1
-_TRIED_DRAWS = 16  # of each prompt, to see what happens after it
-_WRITTEN_TOKENS = (8, 24)  # of the target's own text that a prompt is made to go on from
-# In random order: no model knows what comes next, and there is always something to draft.
+_TRIED_DRAWS = 16  # per prompt, to see what follows
+_WRITTEN_TOKENS = (8, 24)  # of the target's own text, added to a prompt
+# In random order: no model can predict them, but there is always something to draft.
 _WORDS, _NUM_WORDS = ("red", "blue", "green"), 64
-LAST_PLACE = -1  # in the place of a token
-_MOST_ALLOWED = 0.2  # total variation that still shows something
+LAST_PLACE = -1  # stands for a token
+_MOST_ALLOWED = 0.2  # largest total variation bound that shows anything
 _LEAST_TOLD_APART = 0.5
 
 
@@ -108,13 +106,13 @@ _LEAST_TOLD_APART = 0.5
 class Sampling:
     """How draws of `num_tokens` tokens fit their exact probabilities.
 
-    noise_bound: how far rows of another width may move the distribution, in total variation.
-    noise_factor: how far a text's probability, as a logarithm. told_apart: how likely texts are
-    whose three tokens are all known, not only that one of them competes for the last place.
+    noise_bound: how far other pass widths may move the distribution, in total variation.
+    noise_factor: how far a text's log probability. told_apart: probability of texts without
+    LAST_PLACE.
     """
 
     num_tokens: int
-    origins: dict[str, int]  # how the tokens came about
+    origins: dict[str, int]  # counts by a token's origin
     fit: Fit
     noise_bound: float
     noise_factor: float
@@ -130,15 +128,14 @@ class Sampling:
 
     @property
     def passed(self) -> bool | None:
-        """Return None where the draws show nothing."""
         if not self.within_noise:
             return False
         return None if self.missing else True
 
     @property
     def missing(self) -> str:
-        """Say what keeps the draws from showing anything: too few accepted or rejected draft
-        tokens, or so much noise that a wrong rule could hide in it; "" where nothing does."""
+        """Why draws show nothing: too few accepted or rejected draft tokens, or noise that may hide
+        a wrong rule; "" if they do."""
         least = max(1, round(_LEAST_SHARE * self.fit.num_draws))
         accepted, rejected = self.origins[Origin.ACCEPTED], self.origins[Origin.RECOVERED]
         allowed = self.fit.total_variation_bound + self.noise_bound
@@ -152,17 +149,17 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Reference:
-    """What may be drawn. Where the noise may put another token into the last place that top-k
-    keeps, the tokens that compete for it are one, LAST_PLACE, and end the text.
+    """What may be drawn. If noise may swap the last token that top-k keeps, its competitors count
+    as one, LAST_PLACE, which ends the text.
 
-    competitors: these tokens, by the text before them.
+    competitors: by the text before them.
     """
 
     probabilities: dict[Cell, float]
     competitors: dict[Cell, frozenset[int]]
 
     def cell(self, text: Cell) -> Cell:
-        """Return the text, up to and with LAST_PLACE for a token that competes for the last one."""
+        """Cut the text at its first competitor, as LAST_PLACE."""
         for i, token in enumerate(text):
             if token in self.competitors.get(text[:i], ()):
                 return (*text[:i], LAST_PLACE)
@@ -176,10 +173,12 @@ def check_sampling(
     progress: Progress,
     prompts: Sequence[Sequence[int]] = (),
 ) -> Sampling:
-    """Draw without a seed, so that drafts that can be sampled are, except in exact mode. All
-    draft tokens are verified, whether or not that pays. Half of the texts go on from words that
-    nobody foresees, half from text that the target began after them, or after one of `prompts`.
-    noise: of a logit's distance to the largest."""
+    """Draw with all draft tokens verified, whether or not that pays, and without a seed, so that
+    drafts are sampled, too (except in exact mode).
+
+    Half of the texts follow unpredictable words, half follow text that the target began after them
+    or one of `prompts`. noise: of a logit's distance to the largest.
+    """
     words = engine.encode(" ".join(Random(0).choices(_WORDS, k=_NUM_WORDS)))
     agreed = _agreed(engine, [words, *prompts], progress)
     counts: Counter[Cell] = Counter()
@@ -212,8 +211,8 @@ def _draw(engine: Engine, prompt: Sequence[int]) -> Sequence[Token]:
 
 
 def _agreed(engine: Engine, prompts: Sequence[Sequence[int]], progress: Progress) -> list[int]:
-    """Return a prompt and a beginning of the target's own answer to it, after which a draft agrees
-    with the target most often, and not always. What is drawn here to see that counts nowhere."""
+    """Return a prompt and the beginning of its answer after which draft tokens are most often
+    accepted, but not always. These draws do not count."""
     candidates: list[list[int]] = []
     for prompt in prompts:
         begun = list(prompt[: engine.context_length // 2])
@@ -236,8 +235,8 @@ def _agreed(engine: Engine, prompts: Sequence[Sequence[int]], progress: Progress
 
 
 def _reference(engine: Engine, prompt: Sequence[int], noise: float) -> Reference:
-    """Compute the probabilities of all texts, TOP_K ** NUM_TOKENS most of the time, by a plain step
-    for each that can go on."""
+    """Compute all texts' probabilities (usually TOP_K ** NUM_TOKENS), with a plain step per
+    prefix."""
     competitors: dict[Cell, frozenset[int]] = {}
 
     def walk(path: Cell, probability: float) -> Iterator[tuple[Cell, float]]:
@@ -246,7 +245,7 @@ def _reference(engine: Engine, prompt: Sequence[int], noise: float) -> Reference
             return
         likeliest = _likeliest(engine, [*prompt, *path])
         least = likeliest[:TOP_K][-1].logprob
-        kept = [each for each in likeliest if each.logprob >= least]  # top-k keeps all that tie
+        kept = [each for each in likeliest if each.logprob >= least]  # top-k keeps all ties
         weight = sum(exp(each.logprob) for each in kept)
         competitors[path] = _last_place(likeliest, least, 2 * noise)
         shared = 0.0
@@ -269,8 +268,10 @@ def _likeliest(engine: Engine, before: Sequence[int]) -> Sequence[Alternative]:
 
 
 def _last_place(likeliest: Sequence[Alternative], least: float, change: float) -> frozenset[int]:
-    """Return the tokens that top-k keeps or not, depending on changes of their differences by up to
-    `change`. likeliest: the largest first; least: log probability of the last that is kept."""
+    """Return the tokens that may enter or leave the top k if their differences change by `change`.
+
+    likeliest: the largest first. least: log probability of the last one kept.
+    """
     outside = [each.logprob for each in likeliest if each.logprob < least]
     if not outside or least - outside[0] > change:
         return frozenset()
@@ -279,7 +280,7 @@ def _last_place(likeliest: Sequence[Alternative], least: float, change: float) -
 
 
 def missing_events(num_accepted: int, num_rejected: int, least: int) -> str:
-    """Say which of the two was not exercised `least` times; "" where both were."""
+    """Say what happened less than `least` times; "" if nothing."""
     counts = {"accepted": num_accepted, "rejected": num_rejected}
     return " and ".join(
         f"{count} of at least {least} draft tokens were {what}"

@@ -1,4 +1,4 @@
-"""Says which parts an answer may have, and reads them while it is written."""
+"""The parts that an answer may have, and their incremental reader."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from edge_spec.text.parts.part import (
 )
 from edge_spec.text.plain_messages import THOUGHTS, Tools
 
-TEXT_TOKENS = 512  # where nobody says: small models repeat themselves, up to the context's end
-THOUGHT_TOKENS = 3584  # beside them, of models that think
+TEXT_TOKENS = 512  # default limit: small models repeat themselves up to the context's end
+THOUGHT_TOKENS = 3584  # added for models that think
 
 
 @dataclass(frozen=True)
 class ThoughtForm:
-    """A thought stands between two tags. ending: all that the model's template writes between a
-    thought and the text after it: the closing tag, space, and what else the text is opened with."""
+    """The tags around a thought. ending: all that the template writes from the closing tag to the
+    text, with whitespace and what opens the text."""
 
     opening: str
     closing: str
@@ -35,33 +35,32 @@ class ThoughtForm:
 
     @property
     def lead(self) -> str:
-        """Returns what opens the text after a thought, such as the name of a channel."""
+        """What opens the text after a thought, such as a channel's name."""
         return self.ending.partition(self.closing)[2].strip()
 
     @property
     def without_lead(self) -> ThoughtForm:
-        """Returns the same for an answer whose text is opened by what follows the thought."""
+        """The form if the reader handles what opens the text."""
         before, closing, after = self.ending.partition(self.closing)
         space = after[: len(after) - len(after.lstrip())]
         return replace(self, ending=before + closing + space)
 
     def text_opening_after(self, prompt: str) -> str:
-        """Returns what is left of `lead` after this prompt, which has asked for an answer."""
+        """Return the part of `lead` that the prompt has not written yet."""
         shown = prompt.rstrip()
         return "" if self.is_passed_by(shown) else self.lead[overlap(shown, self.lead) :].strip()
 
     def is_opened_by(self, prompt: str) -> bool:
-        """Says whether what follows the prompt is a thought."""
+        """Return True if a thought follows the prompt."""
         return prompt.rstrip().endswith(self.opening)
 
     def is_passed_by(self, prompt: str) -> bool:
-        """Says whether what follows the prompt is the text: it has closed a thought, or opened the
-        text as after one."""
+        """Return True if text follows the prompt: it has closed a thought, or opened the text."""
         shown, tags = prompt.rstrip(), re.split(r"(?=[<\[])", self.lead)
         return shown.endswith(self.closing) or shown.endswith("".join(tags[-2:]) or self.closing)
 
     def ending_after(self, text: str) -> str:
-        """Returns what ends a thought that is the end of this text, some of which may be there."""
+        """Return what ends a thought after this text, which may already contain a part of it."""
         if begun := overlap(text, self.closing):
             return self.ending[self.ending.index(self.closing) + begun :]
         ends_line = text.endswith("\n\n") or (text.endswith("\n") and not self.is_opened_by(text))
@@ -77,15 +76,17 @@ class CallForm(Protocol):
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What may stand in an answer: at most one thought, at its beginning, and what follows it.
+    """At most one thought at the beginning of an answer, and what follows it.
 
-    thought: None where the model has none. is_opened: the prompt has opened it already. is_begun:
-    the prompt has some of it, which the answer goes on with. is_closed: the prompt says that there
-    is none, though the model may write one all the same. budget: tokens of the thought, after which
-    it is ended; None: as many as the model wants. tells_thought: it is a part of its own, else of
-    the text, as the model writes it. text_opening: what opens the text of an answer without a
-    thought. calls: how the model calls tools, None where all that follows a thought is text. tools:
-    those that may be called.
+    - thought: None if the model has none.
+    - is_opened: the prompt opens the thought.
+    - is_begun: the prompt contains some of the thought.
+    - is_closed: the prompt rules a thought out, though the model may still write one.
+    - budget: maximum tokens of the thought; None: no limit.
+    - tells_thought: report the thought as a part of its own; else as text.
+    - text_opening: what opens the text if there is no thought.
+    - calls: format of tool calls; None if all after the thought is text.
+    - tools: those that may be called.
     """
 
     thought: ThoughtForm | None = None
@@ -104,17 +105,16 @@ def answer_tokens(
     text_tokens: int = TEXT_TOKENS,
     thought_tokens: int = THOUGHT_TOKENS,
 ) -> int:
-    """Returns the tokens of an answer where nobody says: those of the text, and room for the
-    thought before it: its budget, if it has one. thought_tokens: 0 for no room beside the text's.
-    """
+    """Return the default token limit: the text's, plus the thought's budget or `thought_tokens`;
+    with 0, the text's alone."""
     if form is None or form.thought is None or form.is_closed or not thought_tokens:
         return text_tokens
     return text_tokens + (thought_tokens if form.budget is None else form.budget)
 
 
 class AnswerReader(PartReader):
-    """Reads a thought, if the answer begins with one, and then text. What looks like a thought
-    later on stays text. White space around the thought belongs to neither it nor the text."""
+    """Reads a thought at the answer's beginning, and then text, later tags included. Whitespace
+    around the thought is dropped."""
 
     def __init__(self, form: AnswerForm) -> None:
         self._answer = form
@@ -130,14 +130,13 @@ class AnswerReader(PartReader):
         yield from self._read_rest()
 
     def _read_rest(self) -> Steps[None]:
-        """Read what follows the thought."""
         while True:
             if self._held:
                 self._add(PartKind.TEXT, self._take(len(self._held)))
             yield from self._more()
 
     def _read_opening(self, opening: str) -> Steps[bool]:
-        """Return True if the answer begins with a thought. What opens its text is no text."""
+        """Return True if the answer begins with a thought; drop what opens the text."""
         text_opening = self._answer.text_opening
         while not self._answer.is_opened:
             text = self._held.lstrip()
@@ -164,7 +163,7 @@ class AnswerReader(PartReader):
                 self._add_thought(len(self._held[:place].rstrip()))
                 if not mark:
                     yield from self._more()
-            # What may be calls is held back until something follows that is none.
+            # Possible calls are held back until something else follows.
             while mark != closing and not self._held.partition(closing)[2].strip():
                 yield from self._more()
         except EndedError:
@@ -177,9 +176,8 @@ class AnswerReader(PartReader):
         self._held = self._held.lstrip().removeprefix(closing)
 
     def _read_ending(self, thought: ThoughtForm) -> Steps[None]:
-        """Read what stands between the thought and the text."""
         closing, lead = thought.closing, thought.lead
-        while True:  # one that was ended for the model may be ended by it, too
+        while True:  # after a forced closing tag, the model may write its own
             self._held = self._held.lstrip()
             if self._held.startswith(closing):
                 self._held = self._held.removeprefix(closing)
@@ -192,8 +190,8 @@ class AnswerReader(PartReader):
         self._held = self._held.removeprefix(lead)
 
     def _read_last_calls(self, closing: str) -> bool:
-        """Read the calls of an answer whose thought was not ended before them, as some models write
-        them. They are calls where nothing else follows, else the model has thought of them."""
+        """Read calls inside an unclosed thought, as some models write them. They only count if
+        nothing else follows."""
         reader = type(self)(replace(self._answer, thought=None))
         names = {tool["function"]["name"] for tool in self._answer.tools}
         text = self._held.partition(closing)[0].strip()
@@ -213,10 +211,10 @@ class AnswerReader(PartReader):
             self._add(PartKind.REASONING, self._take(length))
 
 
-Render = Callable[..., str]  # makes a prompt; raises EdgeSpecError where the template refuses
-# "auto": as the template has it; "off": none; else a number of tokens, after which it is ended.
+Render = Callable[..., str]  # makes a prompt; raises EdgeSpecError if the template refuses
+# "auto": as in the template; "off": no thought; else the maximum number of tokens.
 Reasoning = Literal["auto", "off"] | int
-# What opens a thought and what ends it, with the space around, where a template shows neither.
+# Opening and ending of thoughts, whitespace included, for templates that do not show them.
 TAGS = (
     *((f"<{n}>", f"\n</{n}>\n\n") for n in ("think", "thinking", "thought", "reasoning")),
     ("<seed:think>", "</seed:think>"),
@@ -230,23 +228,23 @@ TAGS = (
 )
 _TAG = re.compile(r"<[^<>]+>|\[[^\[\]]+\]|\u25c1[^\u25b7]+\u25b7")
 _THOUGHT, _ANSWER = "probe-thought", "probe-answer"
-SWITCHES = ("enable_thinking", "thinking")  # by which templates turn thoughts on and off
+SWITCHES = ("enable_thinking", "thinking")  # template variables that turn thoughts on and off
 
 
 def speaks_of_thoughts(form: str) -> bool:
-    """Says whether a grammar closes the thought itself."""
-    return any(closing.strip() in form for _, closing in TAGS[:-1])  # the last ends any message
+    """Return True if a grammar closes the thought itself."""
+    return any(closing.strip() in form for _, closing in TAGS[:-1])  # the last one ends any message
 
 
 def read_reasoning(text: str) -> Reasoning:
-    """Reads what a person typed. Raises UsageError for what is none of `Reasoning`."""
+    """Parse a user's input. Raises UsageError."""
     found: Any = int(text) if re.fullmatch("[0-9]{1,18}", text) else text
     thought_budget(found)
     return cast(Reasoning, found)
 
 
 def thought_budget(reasoning: Reasoning | None) -> int | None:
-    """Returns the tokens that a thought may have; None: any number. Raises UsageError."""
+    """Return the maximum tokens of a thought; None: no limit. Raises UsageError."""
     if reasoning in (None, "auto"):
         return None
     if reasoning == "off":
@@ -260,11 +258,10 @@ def thought_budget(reasoning: Reasoning | None) -> int | None:
 
 
 def thought_form(source: str, render: Render, added: Collection[str]) -> ThoughtForm | None:
-    """Returns the tags that the template or the vocabulary knows, with what the template writes
-    between a thought and a text.
+    """Return the thought tags of the template or vocabulary, and the template's text between
+    thought and answer.
 
-    source: of a chat template; render: raises EdgeSpecError for what the template refuses. added:
-    the texts of added tokens.
+    render: raises EdgeSpecError if the template refuses. added: texts of added tokens.
     """
     known = [each for each in TAGS if each[0] in source or each[1].strip() in source]
     known += [

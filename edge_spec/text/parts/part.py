@@ -1,5 +1,4 @@
-"""Parts of an answer: what the model thought, what it says, and the calls of tools; and how they
-are read while it is written, and ended by stop strings."""
+"""Parts of an answer (thought, text, tool calls), their incremental readers, and stop strings."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 T = TypeVar("T")
-Steps = Generator[None, None, T]  # they stop where more of the answer is needed
+Steps = Generator[None, None, T]  # yields where more of the answer is needed
 
 
 class PartKind(StrEnum):
@@ -22,7 +21,7 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True)
 class CallHead:
-    """What is known of a call before its arguments. index: its place among the answer's calls."""
+    """A call without its arguments. index: among the answer's calls."""
 
     index: int
     id: str
@@ -33,9 +32,8 @@ class CallHead:
 class Part:
     """The next piece of a part.
 
-    text: of a thought, of the text, or of a call's arguments, which are JSON. It may be empty: then
-    it says that what was read until now, such as a tag, belongs to this kind. call: goes with the
-    first piece of each call; the pieces after it belong to the same one.
+    text: for calls, of the arguments' JSON. If empty, the piece only says that what was just read,
+    such as a tag, belongs to this kind. call: set on the first piece of each call.
     """
 
     kind: PartKind
@@ -44,35 +42,35 @@ class Part:
 
 
 class EndedError(Exception):
-    """The answer has ended where more of it was needed."""
+    """The answer ended where more of it was needed."""
 
 
 class PartReader(ABC):
-    """Tells the parts of one answer apart while it is written.
+    """Splits one answer into parts while it is generated.
 
-    Reads in steps, which stop until there is more of the answer, and raise EndedError once there is
-    none: what is read never depends on the pieces that the answer comes in. is_cut: the answer has
-    ended within a call.
+    Reading pauses where more of the answer is needed, and gets EndedError if it has ended, so the
+    result does not depend on the pieces that the answer comes in. is_cut: the answer ended within a
+    call.
     """
 
     def __init__(self) -> None:
         self.is_cut = False
-        self._held = ""  # what is not read yet
+        self._held = ""  # not read yet
         self._has_ended = False
         self._parts: list[Part] = []
         self._steps = self._begun()
         next(self._steps)
 
     def push(self, markup: str) -> list[Part]:
-        """Returns what is known with this piece of the answer, in which special tokens are written
-        out. Pieces of a text or of a thought are slices of the answer as it was pushed."""
+        """Return the parts known so far. markup: the answer's next piece, special tokens spelled
+        out. Text and thoughts are slices of the pushed answer."""
         self._held += markup
         next(self._steps, None)
         taken, self._parts = self._parts, []
         return taken
 
     def finish(self) -> list[Part]:
-        """Returns what was held back of the answer, which has ended."""
+        """Return what was held back at the answer's end."""
         self._has_ended = True
         return self.push("")
 
@@ -92,18 +90,16 @@ class PartReader(ABC):
             raise EndedError
 
     def _take(self, length: int) -> str:
-        """Return the beginning of what is held, which then is read."""
         taken, self._held = self._held[:length], self._held[length:]
         return taken
 
     def _after_space(self, place: int = 0) -> Steps[int]:
-        """Return where the first character is that is no space."""
         while (place := after_space(self._held, place)) == len(self._held):
             yield from self._more()
         return place
 
     def _add(self, kind: PartKind, text: str, call: CallHead | None = None) -> None:
-        """Tell a piece; it joins the one before, if that is of the same part and no mere tag."""
+        """Add a piece; merge it with the last one of the same part."""
         last = self._parts[-1] if self._parts else None
         if call is None and text and last and last.kind is kind and (last.text or last.call):
             self._parts[-1] = Part(kind, last.text + text, last.call)
@@ -118,8 +114,7 @@ def after_space(text: str, place: int) -> int:
 
 
 def first_of(markers: Sequence[str], text: str) -> tuple[int, str]:
-    """Return where the first of `markers` is in the text, and which; else where one may begin that
-    the text has not yet in full, and ""."""
+    """Return place and text of the first marker; else the place where one may begin, and ""."""
     begun = len(text) - max((overlap(text, each) for each in markers), default=0)
     found = [(place, -len(each), each) for each in markers if (place := text.find(each)) >= 0]
     place, _, marker = min(found, default=(begun, 0, ""))
@@ -127,39 +122,39 @@ def first_of(markers: Sequence[str], text: str) -> tuple[int, str]:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next(
         (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
     )
 
 
 class StopCutter:
-    """Holds text back while it may be the beginning of a stop string; cuts at the first one.
+    """Holds text back while it may begin a stop string; cuts at the first one.
 
-    A stop string may name a special token, which is no part of the text: `push` is told of these
-    tokens. Where the text before one is that of the stop string, it ends there, whatever follows.
+    A stop string may contain the name of a special token, which the text lacks, so `push` gets that
+    name. If the text ends in the part before it, it stops there, whatever follows the name.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._beginnings = frozenset(stop[0] for stop in self._stops)
         self._held = ""
-        self.found: str | None = None  # the stop string that has ended the text
+        self.found: str | None = None  # the stop string that ended the text
 
     @property
     def stopped(self) -> bool:
         return self.found is not None
 
     def push(self, piece: str, special: str = "") -> str:
-        """Returns the text that can be shown now. After a stop string nothing follows. special:
-        the name of the special token that this is, after its piece."""
+        """Return the text to show; "" after a stop string. special: name of the special token after
+        the piece."""
         if self.stopped:
             return ""
         if not special and not self._held and self._beginnings.isdisjoint(piece):
-            return piece  # no stop string begins here: told fast, since lists of them are long
+            return piece  # fast path: lists of stop strings may be long
         text = self._held + piece
         possible = [stop for stop in self._stops if stop[0] in text]
-        # Where each ends and begins: the one that is complete first, whatever pieces come.
+        # End and beginning of each: the first to be complete wins, however the text is cut.
         places = [(at + len(stop), at, stop) for stop in possible if (at := text.find(stop)) >= 0]
         for stop in self._stops if special else ():
             before, is_named, _ = stop.partition(special)
@@ -172,6 +167,6 @@ class StopCutter:
         return shown
 
     def finish(self) -> str:
-        """The text held back, when nothing follows that could complete a stop string."""
+        """Return the held text at the end."""
         held, self._held = self._held, ""
         return held

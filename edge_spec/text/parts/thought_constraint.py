@@ -1,7 +1,7 @@
-"""Holds a thought to its budget, and what follows it to the form of the answer.
+"""Limit a thought to its budget, and constrain the text after it to the answer's form.
 
-Within a thought everything may be written, then what ends it, then what the form allows. Since that
-is a constraint like any other, it is drafted under, and what is written does not depend on drafts.
+A thought may contain anything. This is an ordinary constraint, which drafts obey, too, so the
+output does not depend on drafts.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.part import overlap
 from edge_spec.text.token_pieces import TokenPieces
 
-_MAX_LEFT = 3  # bytes that a character may lack, each of which may be a token
+_MAX_LEFT = 3  # bytes that may complete a character, each maybe a token
 
 
 class _Place(Enum):
-    """The part of the answer that the next token is of."""
-
-    BEGINNING = 1  # a thought may be opened, or the answer begins without one
+    BEGINNING = 1  # a thought may open, or the answer may begin without one
     THOUGHT = 2
-    ENDING = 3  # these tokens, and no other
+    ENDING = 3  # the next tokens are fixed
     AFTER = 4
 
 
 @dataclass(frozen=True)
 class _State:
-    """tail: the end of what was written, of this part. count: tokens of the thought. left: what has
-    to be written, at an ending. following: tokens of what follows the thought."""
+    """tail: end of this part's text. count: tokens of the thought. left: remaining tokens of the
+    ending. following: tokens after the thought."""
 
     place: _Place
     tail: bytes = b""
@@ -43,7 +41,7 @@ class _State:
 
 
 class ThoughtConstraint:
-    """A thought, where the answer begins with one, and then an answer that `inner` allows."""
+    """Allows a thought at the beginning, and then what `inner` allows."""
 
     def __init__(
         self,
@@ -54,7 +52,7 @@ class ThoughtConstraint:
         stop_ids: Sequence[int],
         inner: Constraint | None,
     ) -> None:
-        """inner: None for an answer of any form."""
+        """inner: None if the answer may have any form."""
         self._thought = thought
         self._opening, self._closing = thought.opening.encode(), thought.closing.encode()
         self._text_opening = b"" if inner is None else form.text_opening.encode()
@@ -64,7 +62,7 @@ class ThoughtConstraint:
         self._stop_ids = frozenset(stop_ids)
         self._budget = form.budget
         self._inner = inner
-        self._within: dict[int, np.ndarray] = {}  # by how much of the closing tag is written
+        self._within: dict[int, np.ndarray] = {}  # by written bytes of the closing tag
         self._state = _State(_Place.BEGINNING)
         if form.is_opened:
             self._state = self._within_budget(_State(_Place.THOUGHT))
@@ -108,7 +106,7 @@ class ThoughtConstraint:
             self._state = state
 
     def _walked(self, path: Sequence[int]) -> tuple[_State, int]:
-        """Returns where the path leads, and how many of its tokens may be written."""
+        """Return the state after the path's allowed tokens, and their number."""
         state = self._state
         for count, token in enumerate(path):
             if state.place is _Place.AFTER:
@@ -122,7 +120,6 @@ class ThoughtConstraint:
         return state, len(path)
 
     def _next(self, state: _State, token: int) -> _State | None:
-        """Returns None where the token may not be written."""
         if state.place is _Place.AFTER:
             return replace(state, following=(*state.following, token))
         if state.place is _Place.ENDING:
@@ -166,8 +163,7 @@ class ThoughtConstraint:
         return self._ending(after[len(space) :] if after.startswith(space) else after.lstrip())
 
     def _within_budget(self, state: _State) -> _State:
-        """Returns the same, or the ending of a thought that has no tokens left. A character is
-        ended before."""
+        """End the thought once its budget is spent and its last character complete."""
         if self._budget is None or state.count < self._budget:
             return state
         _, length = codecs.utf_8_decode(state.tail, "replace", False)
@@ -182,10 +178,9 @@ class ThoughtConstraint:
         return _State(_Place.ENDING, left=left) if left else _State(_Place.AFTER)
 
     def _encoded(self, text: str) -> tuple[int, ...]:
-        """Returns the tokens of a text within another one."""
         encode = self._codec.encode
         before, whole = encode("a"), encode(f"a{text}")
-        if whole[: len(before)] != before:  # the letter has become a part of the text
+        if whole[: len(before)] != before:  # the letter merged with the text
             before, whole = encode(""), encode(text)
         return tuple(whole[len(before) :])
 
@@ -194,7 +189,6 @@ class ThoughtConstraint:
         return special.encode() if special else self._pieces.of(token).raw or b""
 
     def _opening_tokens(self, state: _State) -> list[int]:
-        """Returns the next tokens of what may open the thought or the text."""
         openings = (self._opening, self._text_opening)
         rests = [each[len(state.tail) :] for each in openings if each.startswith(state.tail)]
         return [self._encoded(rest.decode())[0] for rest in rests if rest]
@@ -203,8 +197,8 @@ class ThoughtConstraint:
         return self._inner is None or self._inner.num_allowed(following) == len(following)
 
     def _allowed_within(self, state: _State) -> np.ndarray:
-        """Everything but, before an answer of a given form, an end, and tokens in which the answer
-        would begin."""
+        """Allow everything; before a constrained answer, neither stop tokens nor tokens that
+        contain its beginning."""
         begun = overlap(state.tail.decode("latin-1"), self._closing.decode("latin-1"))
         allowed = self._within.get(begun)
         if allowed is None:
@@ -215,7 +209,7 @@ class ThoughtConstraint:
         return allowed.copy()
 
     def _tokens_beyond(self, rest: bytes) -> list[int]:
-        """Returns the tokens that have what is left of the closing tag, or all of it, and more."""
+        """Return tokens that close the thought and continue with more than whitespace."""
         found = []
         last = rest[-1:].decode("latin-1")
         for token in self._pieces.spelled_with(last):

@@ -1,5 +1,5 @@
-"""Arguments of calls: their schema, as grammars and readers have it, and their values where they
-are written one by one: as JSON, as Python, in quotes of a model's own, or as bare text."""
+"""Tool-call arguments: their schemas, and values written one by one as JSON, as Python, in a
+model's own quotes, or bare."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from edge_spec.text.grammar import JSON_STYLE
 
 ANY = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 TEXT = frozenset(("string",))
-# With one of them, a schema says what members an object may have.
+# Any of these keywords says which members an object may have.
 _NAMING = (
     *("$ref", "allOf", "anyOf", "const", "enum", "if", "oneOf"),
     *("additionalProperties", "patternProperties", "properties", "propertyNames"),
 )
-_MAX_STEPS = 20  # of references, one to another
+_MAX_STEPS = 20  # along a chain of references
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-# Words that are no texts, in the spellings that models mix, as JSON and as Python have them.
+# Non-string words, in the spellings of JSON and Python, which models mix.
 _JSON = {"true": "true", "false": "false", "none": "null", "null": "null"}
 _PYTHON = {"true": "True", "false": "False", "none": "None", "null": "None"}
-_WORD = r"(?<![\w.+-])([^\W\d][\w.-]*)(\s*:)?"  # in an object or array, maybe a name
+_WORD = r"(?<![\w.+-])([^\W\d][\w.-]*)(\s*:)?"  # in an object or array; a name if a colon follows
 _TEXTS = r""""(?:\\.|[^"\\])*"|(?<!\w)'(?:\\.|[^'\\])*'"""
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of the arguments, which are an object whatever the function's schema says.
-    Those that it does not name are left out: a small model would make up more and more of them.
+    """Return the schema of a function's arguments, always an object.
 
-    What is in a tool's schema is often not the client's to change: keywords that cannot be held are
-    passed over, unless the tool says strict: true. Raises UsageError for a schema that is none."""
+    Unnamed arguments are excluded: small models would invent more and more. Clients often cannot
+    change a tool's schema, so keywords that cannot be enforced are ignored unless it says strict:
+    true. Raises UsageError.
+    """
     from edge_spec.text.json_schema import held_schema
 
     parameters = function.get("parameters")
@@ -50,7 +51,7 @@ def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_lark(schema: Any, definitions: Mapping[str, Any] | None = None) -> str:
-    """Return what Lark's %json takes. definitions: what the schema may refer to."""
+    """definitions: what the schema may refer to."""
     schema = dict(schema) if isinstance(schema, Mapping) else {"anyOf": [schema]}
     if definitions and '"$ref"' in json.dumps(schema):
         schema["$defs"] = dict(definitions)
@@ -65,8 +66,8 @@ def definitions_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def choices_of(
     schema: Any, definitions: Mapping[str, Any], seen: set[str] | None = None
 ) -> Iterator[Any]:
-    """Yield the schemas that a schema chooses from, without references, each of one type where that
-    is known. seen: definitions that were yielded before, each of which is one choice."""
+    """Yield a schema's alternatives without references, each of one type if known. seen:
+    definitions already yielded."""
     seen = set() if seen is None else seen
     (key, *others) = schema if isinstance(schema, Mapping) and schema else ("", "")
     types = schema.get("type") if isinstance(schema, Mapping) else None
@@ -85,7 +86,7 @@ def choices_of(
 
 
 class Members(NamedTuple):
-    """The members of an object. others: the schema of those without a name; False: none."""
+    """others: schema of unnamed members; False: none."""
 
     properties: dict[str, Any]
     required: set[str]
@@ -93,8 +94,7 @@ class Members(NamedTuple):
 
 
 def members_of(schema: Any, definitions: Mapping[str, Any]) -> Members:
-    """Return the members of objects that fit a schema. One that is put together of several, or
-    chosen from them, may have any, beside those that it names itself."""
+    """Return an object's members. A combined schema may allow any others."""
     for _ in range(_MAX_STEPS):
         keywords = schema.keys() - {"type", "$defs"} if isinstance(schema, Mapping) else ()
         if keywords == {"$ref"}:
@@ -105,7 +105,7 @@ def members_of(schema: Any, definitions: Mapping[str, Any]) -> Members:
             break
     if not isinstance(schema, Mapping):
         return Members({}, set(), schema)
-    # Where names have patterns, those that the schema lists are the only ones.
+    # With patterned names, only the listed ones are allowed.
     others = "patternProperties" not in schema and schema.get("additionalProperties", False)
     is_joined = not {"$ref", "allOf", "anyOf"}.isdisjoint(schema)
     properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
@@ -113,7 +113,7 @@ def members_of(schema: Any, definitions: Mapping[str, Any]) -> Members:
 
 
 def argument_types(tool: Mapping[str, Any] | None) -> dict[str | None, frozenset[str]]:
-    """Return the types that each argument may have by its name, and under None those of others."""
+    """Return the types of arguments by name; under None, of unnamed ones."""
     if tool is None:
         return {}
     with suppress(UsageError):
@@ -126,7 +126,7 @@ def argument_types(tool: Mapping[str, Any] | None) -> dict[str | None, frozenset
 
 
 def types_of(schema: Any, definitions: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types of what fits a schema; any where that is not plain."""
+    """Return the types that fit a schema; all if unclear."""
     found: set[str] = set()
     for each in choices_of(schema, definitions):
         if not isinstance(each, Mapping):
@@ -139,7 +139,7 @@ def types_of(schema: Any, definitions: Mapping[str, Any]) -> frozenset[str]:
 
 
 def listed(schema: Mapping[str, Any]) -> Sequence[Any] | None:
-    """Return the values that a schema lists, if it does."""
+    """Return the values of enum or const, if any."""
     values = (
         schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
     )
@@ -156,9 +156,8 @@ def type_of(value: Any) -> str:
 class Keyed:
     """Arguments one by one: `opening`, a name, `colon`, a value, `closing`; `comma` between two.
 
-    quote: around texts; "" where a text is bare and all else is JSON. A quote of one character
-    comes with Python's escapes, a longer one with none. has_python_words: True, False and None are
-    written, too.
+    quote: around strings; "" if strings are bare and all else is JSON. One character implies
+    Python's escapes, more imply none. has_python_words: True, False and None may occur.
     """
 
     opening: str = ""
@@ -185,8 +184,7 @@ class Keyed:
             yield f"{self.opening}{name}{self.colon}{written}{self.closing}"
 
     def meant(self, text: str, types: Collection[str]) -> str:
-        """Return as JSON what is written as a value. types: those that its schema allows. A text
-        that means no value of these types is the text that it is."""
+        """Convert a written value to JSON; one of no type in `types` is a string."""
         if types == TEXT or not types:
             return as_json(text)
         bare = text.strip()
@@ -204,7 +202,7 @@ class Keyed:
         return bare if _NUMBER.fullmatch(bare) else as_json(value)
 
     def meant_literal(self, text: str, types: Collection[str]) -> str:
-        """Return as JSON what is written as a value, in quotes if it is a text."""
+        """Convert a written value to JSON; strings are quoted."""
         quote = next((each for each in (self.quote, '"', "'") if text.startswith(each)), "")
         if not quote:
             return self.meant(text, types)
@@ -216,15 +214,14 @@ class Keyed:
 
 
 def _literal(text: str, quote: str) -> Any:
-    """Return a value in the spelling of JSON, or of Python where a model writes that in arrays and
-    objects; where a format has quotes of its own, names and texts may be bare. Raises one of
-    `_NO_LITERAL` for what is none."""
+    """Parse JSON's or Python's spelling; in formats with own quotes, names and strings may be bare.
+    Raises `_NO_LITERAL`."""
     try:
         value = json.loads(_spelled(text, quote, _JSON), strict=False, parse_constant=_refuse)
     except ValueError:
         if quote != '"' and not text.startswith(("[", "{")):
             raise
-        with warnings.catch_warnings(action="ignore"):  # of escapes that are none
+        with warnings.catch_warnings(action="ignore"):  # about invalid escapes
             value = ast.literal_eval(_spelled(text, quote, _PYTHON))
     if not isinstance(value, float):
         json.dumps(value, allow_nan=False)
@@ -232,8 +229,7 @@ def _literal(text: str, quote: str) -> Any:
 
 
 def _spelled(text: str, quote: str, words: Mapping[str, str]) -> str:
-    """Return a value with these words for those that are no texts, and with usual quotes around
-    texts that have a format's own, or none."""
+    """Spell non-string words as in `words`, and put standard quotes around other strings."""
     is_own = len(quote) > 1
 
     def as_token(found: re.Match[str]) -> str:

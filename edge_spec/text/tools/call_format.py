@@ -1,4 +1,4 @@
-"""Formats of calls, and the grammars that hold an answer to them."""
+"""Formats of tool calls, and the grammars that constrain answers to them."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from edge_spec.text.tools.arguments import (
 
 _log = logging.getLogger(__name__)
 
-NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"  # slots of a call
+NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"  # placeholders in a call
 SLOTS = re.compile(r"(\$(?:NAME|ARGUMENTS|ID|INDEX))")
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
-MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
+MAX_CALLS = 16  # in one answer: a small model may repeat a call without end
 ANYTHING = "/(.|\\n)*/"
 _NOTHING = '""'
-_OTHER_NAME = r"/[a-zA-Z_][a-zA-Z0-9_.-]*/"  # of an argument that no schema names
+_OTHER_NAME = r"/[a-zA-Z_][a-zA-Z0-9_.-]*/"  # of an argument that the schema does not name
 _PYTHON_WORDS: Mapping[Any, Sequence[Any]] = {"boolean": (True, False), "null": (None,)}
 
 
 def marker_of(opening: str) -> str:
-    """Return the part of what calls begin with that tells them from text."""
+    """Return the part of an opening that text does not contain."""
     tag = TAG.match(opening)
     return tag.group() if tag else opening.rstrip()
 
 
 def new_id() -> str:
-    """Return an id of nine letters and digits, since some templates take no other."""
+    """Return nine letters and digits, since some templates accept no other ids."""
     return secrets.token_hex(5)[:9]
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """Calls are `opening`, a call, further calls each after `between`, and `closing`.
+    """Calls are `opening`, calls with `between` in between, and `closing`.
 
-    call: text with $NAME, $ARGUMENTS, $ID and $INDEX. The arguments are a JSON object, unless
-    `keyed` says how they are written one by one. opening: "" or "[" where the calls are the whole
-    answer. between: None where an answer has one call.
+    call: text with $NAME, $ARGUMENTS, $ID and $INDEX. Arguments are JSON, unless `keyed` says how
+    they are written one by one. opening: "" or "[" if the calls are the whole answer. between: None
+    for a single call.
     """
 
     opening: str
@@ -67,22 +67,21 @@ class CallFormat:
 
     @property
     def is_bare(self) -> bool:
-        """Return True if the calls are the whole answer: nothing else tells where they begin."""
+        """Whether the calls are the whole answer, unmarked."""
         return self.opening in ("", "[")
 
     @property
     def is_object(self) -> bool:
-        """Return True if a call is a JSON object with the name in it."""
+        """Whether a call is a JSON object that contains the name."""
         return self.call.startswith("{")
 
     @property
     def is_named(self) -> bool:
-        """Return True if the object has the name and the arguments under names of their own."""
+        """Whether that object has keys for the name and the arguments."""
         return self.is_object and f': "{NAME}"' in self.call
 
     @cached_property
     def head(self) -> list[str]:
-        """Return the literals and slots of a call before its arguments."""
         return [each for each in SLOTS.split(self.call.partition(ARGUMENTS)[0]) if each]
 
     @property
@@ -95,15 +94,15 @@ class CallFormat:
 
     @cached_property
     def marker(self) -> str:
-        """Return what the first call begins with, and no text does."""
+        """What begins the first call, and no text."""
         if self.is_bare:
             return self.opening + self.head[0] if self.is_object else ""
         return marker_of(self.opening)
 
     @cached_property
     def openings(self) -> list[str]:
-        """Return what calls begin with. Models leave out what is around all of them, such as the
-        bracket of an array, or the outer one of two tags."""
+        """What may begin calls. Models may leave out what surrounds all calls, such as an array's
+        bracket or the outer tag."""
         if self.is_bare:
             return []
         rest = self.opening.removeprefix(self.marker).lstrip()
@@ -114,7 +113,7 @@ class CallFormat:
 
     @property
     def inner_marker(self) -> str:
-        """Return what begins a call of which the outer tag is missing, in a keyed format."""
+        """In a keyed format, what begins a call without its outer tag."""
         inner = self.openings[-1] if self.openings else ""
         return inner if self.keyed is not None and inner != self.opening else ""
 
@@ -123,7 +122,7 @@ class CallFormat:
         return (self.marker,) if self.marker else ()
 
     def written(self, calls: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of calls as messages have them."""
+        """Return the text of calls from messages."""
         between = f"{self.closing}\n{self.opening}" if self.between is None else self.between
         written = [self._written(index, call) for index, call in enumerate(calls)]
         return f"{self.opening}{between.join(written)}{self.closing}"
@@ -142,19 +141,18 @@ class CallFormat:
     def grammar(
         self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
     ) -> Grammar:
-        """Hold an answer to calls of `tools` from where the first one begins; nothing follows the
-        last one.
+        """Constrain an answer to calls of `tools` from the first one's beginning; nothing follows
+        the last one.
 
-        required: the answer begins with a call; else it is text, or text and then calls. several:
-        up to MAX_CALLS. text: of a JSON schema, for an answer without a call. Raises UsageError for
-        a schema that is none, or that no call fits.
+        required: no text first. several: up to MAX_CALLS. text: schema of an answer without calls.
+        Raises UsageError for an invalid or unsatisfiable schema.
         """
         rules = ["%llguidance {}", *_calls(self, tools, several), *_functions(self, tools)]
         if required:
             rules += ["start: calls"]
         elif text is not None:
             rules += ["start: calls | text", f"text: %json {as_lark(text.held().schema)}"]
-        elif self.is_bare:  # what begins a call of a tool is no text
+        elif self.is_bare:  # text must not begin like a call
             names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
             before, after = self.opening + self.before_name, self.after_name.rstrip()
             begun = f"{regex_of(before)}({names}){regex_of(after)}"
@@ -166,7 +164,7 @@ class CallFormat:
 
 
 def literal(text: str) -> str:
-    """Return what the answer has in these letters or as special tokens; "" for no text."""
+    """Return a Lark literal in which special tokens match as tokens."""
     return f"@{json.dumps(text, ensure_ascii=False)}" if text else ""
 
 
@@ -174,7 +172,7 @@ def _calls(form: CallFormat, tools: Tools, several: bool) -> list[str]:
     rest = literal(form.closing)
     if several and form.between is not None:
         rest = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}} {rest}"
-    if form.is_bare and form.keyed is not None:  # what tells a call from text is one literal
+    if form.is_bare and form.keyed is not None:  # a single literal distinguishes a call from text
         names = [tool["function"]["name"] for tool in tools]
         heads = [literal(f"{form.opening}{name}{form.after_name}") for name in names]
         first = " | ".join(f"{head} arguments{index}" for index, head in enumerate(heads))
@@ -206,18 +204,16 @@ def _functions(form: CallFormat, tools: Tools) -> list[str]:
 
 
 class _ValueRules:
-    """Collects the rules of arguments that are written one by one. Whatever is JSON in the format
-    is left to %json; only texts have rules of their own."""
+    """Builds rules of arguments written one by one. Only bare or specially quoted strings need own
+    rules; the rest is left to %json."""
 
     def __init__(self, keyed: Keyed, prefix: str, definitions: Mapping[str, Any]) -> None:
-        """prefix: of the names of all rules."""
         self.rules: list[str] = []
         self._keyed = keyed
         self._prefix = prefix
         self._definitions = definitions
 
     def arguments(self, schema: Mapping[str, Any]) -> str:
-        """Return the expression of all arguments."""
         properties, required, others = members_of(schema, self._definitions)
         other = self._argument(self._other_name(properties), others) if others else ""
         entries = [
@@ -231,7 +227,7 @@ class _ValueRules:
         return self._separated(entries, other, literal(self._keyed.comma))
 
     def _separated(self, entries: Sequence[tuple[str, bool]], other: str, comma: str) -> str:
-        """Build from the end on: what may follow when something has been written, or nothing."""
+        """Build from the end. after: what follows an entry; first: what may begin."""
         after = f"({comma} {other})*" if other else _NOTHING
         first = f"({other} {after})?" if other else _NOTHING
         for entry, must in reversed(entries):
@@ -242,7 +238,6 @@ class _ValueRules:
         return self._rule(first)
 
     def _other_name(self, known: Iterable[str]) -> str:
-        """Return the expression of names but these."""
         names = "|".join(map(regex_of, known))
         return self._terminal(_OTHER_NAME + (f" & ~/({names})/" if names else ""))
 
@@ -254,7 +249,7 @@ class _ValueRules:
         ]
         texts = [each for each, types in kinds if types in (TEXT, ANY)]
         others = [each for each, types in kinds if types != TEXT]
-        # A text that may be anything stands for other values, too, where no sign tells them apart.
+        # Without quotes, a string of any content also covers other values.
         if not keyed.quote and ANY in (types for _, types in kinds):
             others = []
         colon, closing = literal(keyed.colon), literal(keyed.closing)
@@ -263,7 +258,6 @@ class _ValueRules:
         return f"{literal(keyed.opening)} {name} {_one_of(values)}"
 
     def _json(self, schema: Any) -> str:
-        """Return a value that is no text, as JSON or in words of Python."""
         found = [self._rule(f"%json {as_lark(schema, self._definitions)}")]
         if self._keyed.has_python_words and isinstance(schema, Mapping):
             words = listed(schema) or _PYTHON_WORDS.get(schema.get("type"), ())
@@ -271,7 +265,7 @@ class _ValueRules:
         return _one_of(found)
 
     def _text(self, schema: Any) -> str:
-        """Return a text and what closes it: it ends where that comes first."""
+        """Return the rule of a string, which ends at its first closing."""
         schema = schema if isinstance(schema, Mapping) else {}
         quote, closing = self._keyed.quote, self._keyed.closing
         if self._keyed.is_python:

@@ -1,8 +1,5 @@
-"""Finds the format in which a chat template writes calls of tools.
-
-Small conversations are rendered, and the row of `FORMATS` fits that writes the calls as the
-template does. The name of a template or of a model is never looked at.
-"""
+"""Detect the format in which a chat template writes tool calls, by comparing rendered probes with
+each row of `FORMATS`. Names of templates and models are never used."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ from edge_spec.text.tools.formats import (
 
 _LIST = re.compile(r'\[\s*\{\s*"name":\s*"[^"]*",\s*"arguments":')  # an example of calls
 _PYTHON = re.compile(r"\[\w+\(\w+=[^()]*\)")
-# Words that no template has of its own.
+# Words that no template contains.
 _TEXT, _SAID, _RESULT = "probe-text", "probe-assistant", "probe-result"
 _LISTED, _CALLED = "probe_listed", "probe_called"
 (_ARGUMENT,), (_VALUE,) = PROBE_ARGUMENTS, PROBE_ARGUMENTS.values()
@@ -58,12 +55,12 @@ _TOOLS: Tools = [
 
 @dataclass(frozen=True)
 class NativeTools:
-    """Says how a template that knows tools wants calls in messages.
+    """How a template with tool support wants calls.
 
-    takes_several: calls in one message. takes_text: before calls, also with a thought; else the
-    text has to be a message of its own. takes_any_id: else ids have nine letters and digits.
-    shows_calls, shows_results: else they have to be in contents. shows_tools: else they have to be
-    described in a message, or given with the system's one (tools_in_system).
+    takes_several: in one message. takes_text: before calls, also with a thought; else text is a
+    message of its own. takes_any_id: else nine letters and digits. shows_calls, shows_results: else
+    contents must contain them. shows_tools: else a message describes them, or the system message
+    carries them (tools_in_system).
     """
 
     form: ToolForm
@@ -76,39 +73,35 @@ class NativeTools:
     tools_in_system: bool = False
 
 
-# For templates without any: calls and results are text, tools are described.
+# For templates without tool support: calls and results become text, and tools are described.
 SPELLED = NativeTools(GENERIC, shows_calls=False, shows_results=False, shows_tools=False)
 
 
 def native_tools(
     render: Callable[..., str], tokens: Callable[[], Collection[str]]
 ) -> NativeTools | None:
-    """Return None if the template shows no calls and tells of no format, or has them written in one
-    that none of ours is.
+    """Return None without a known format that the template shows or describes.
 
-    render: messages and tools; "" for what the template refuses. tokens: the added ones of the
-    model, which tell of its format where the template does not.
+    render: "" if the template refuses. tokens: the model's added tokens, which may reveal the
+    format.
     """
     probes = _Probes(render)
     return probes.shown() or probes.stated(tokens)
 
 
 class _Probes:
-    """Conversations that are rendered to see what becomes of them."""
-
     def __init__(self, render: Callable[..., str]) -> None:
         self._render = render
 
     @cached_property
     def _listing(self) -> tuple[Tools, Sequence[Message]]:
-        """Return how a prompt comes to list tools: as tools, or in a message of the system."""
+        """Return how a prompt shows tools: as tools, or in a system message."""
         system = with_tools({"role": "system", "content": ""}, _TOOLS)
         ways: list[tuple[Tools, Sequence[Message]]] = [(_TOOLS, ()), ((), (system,))]
         listed = (way for way in ways if _LISTED in self._render([*way[1], _USER], way[0]))
         return next(listed, _UNLISTED)
 
     def _text(self, *answer: Message, **options: Any) -> str:
-        """Return what the template makes of a conversation with tools, "" where it refuses it."""
         tools, system = self._listing
         return self._render([*system, _USER, *answer], options.pop("tools", tools), **options)
 
@@ -117,7 +110,7 @@ class _Probes:
         return NativeTools(form, shows_tools=bool(tools), tools_in_system=bool(system), **traits)
 
     def shown(self) -> NativeTools | None:
-        """Return how the template shows calls; None if it does so in no format of ours."""
+        """Return the format of shown calls; None if unknown."""
         if _RESULT not in self._text(*_conversation()):
             return None
         for ids in (("probe0001", "probe0002"), ("probe0001",)):
@@ -131,8 +124,8 @@ class _Probes:
         return None
 
     def _form_of(self, answer: Message, *results: Message) -> ToolForm | None:
-        """Return the format that writes all calls of a message as the template shows them. What
-        formats leave open, space and which quotes there are, counts only where it decides."""
+        """Return the format that writes calls as the template does; whitespace and quotes decide
+        between several."""
         text = self._text(answer, **_ENDED) or self._text(answer, *results)
         said = self._text({"role": "assistant", "content": _SAID}, **_ENDED)
         beginnings = (said.partition(_SAID)[0], self._text() or said)
@@ -148,21 +141,19 @@ class _Probes:
         return None
 
     def _takes_text(self) -> bool:
-        """Return True if neither a text beside a call, nor one with a thought, is refused or shown
-        after it."""
+        """Return False if text is refused before calls or shown after them, also with a thought."""
         message, *results = _conversation(_TEXT)
         thought = dict.fromkeys(THOUGHTS, _SAID)
         texts = [self._text(each, *results) for each in (message, {**message, **thought})]
         return all(text and not 0 <= text.find(_CALLED) < text.find(_TEXT) for text in texts)
 
     def stated(self, tokens: Callable[[], Collection[str]]) -> NativeTools | None:
-        """Return the format that the template tells the model of, or else the one whose tags are
-        tokens, where calls are not shown."""
+        """Return the format that a template without calls describes, or whose tags are tokens."""
         whole = self._text(*_conversation())
         if self._listing == _UNLISTED or not whole:
             return None
         without = self._text(tools=())
-        # Of Python's calls, what some templates show is not what they tell the model to write.
+        # For Python-style calls, what some templates show differs from what they ask for.
         forms = [PYTHON] if _VALUE in whole else STATED
         told = (form for form in forms if _states(whole, form) and not _states(without, form))
         added = set(tokens())
@@ -174,7 +165,6 @@ class _Probes:
 
 
 def _conversation(content: str = "", ids: Sequence[str] = ("probe0001",)) -> list[Message]:
-    """Return a message with calls of these ids, and their results."""
     function = {"name": _CALLED, "arguments": PROBE_ARGUMENTS}
     calls = [{"id": id, "type": "function", "function": function} for id in ids]
     result = {"role": "tool", "content": _RESULT, "name": _CALLED}
@@ -190,7 +180,6 @@ _SHAPES: tuple[Callable[[str], str], ...] = (str, _squeezed)
 
 
 def _states(text: str, form: CallFormat) -> bool:
-    """Return True if a prompt tells the model of this format."""
     if tags := _tags(form):
         return all(tag in text for tag in tags)
     return (_LIST if form.keyed is None else _PYTHON).search(text) is not None
@@ -201,7 +190,7 @@ def _tags(form: CallFormat) -> set[str]:
 
 
 def with_tools(message: Message, tools: Tools) -> Message:
-    """Return a message of the system with tools as some templates read them there."""
+    """Put tools into a system message, where some templates read them."""
     functions = [tool["function"] for tool in tools]
     return {**message, "tools": json.dumps(functions, ensure_ascii=False)}
 
@@ -209,7 +198,7 @@ def with_tools(message: Message, tools: Tools) -> Message:
 def native_history(
     messages: Sequence[Message], tools: Tools, native: NativeTools
 ) -> tuple[Sequence[Message], Tools]:
-    """Return the messages and tools to render."""
+    """Return messages and tools that the template can render."""
     turns = [part for turn in _turns(messages) for part in _parts(turn, native)]
     if not native.takes_any_id:
         turns = list(_with_ids(turns))
@@ -227,7 +216,6 @@ def native_history(
 
 
 def _turns(messages: Sequence[Message]) -> list[list[Message]]:
-    """Return each message with the results that follow it."""
     turns: list[list[Message]] = []
     for message in messages:
         if message["role"] == "tool" and turns:
@@ -238,8 +226,7 @@ def _turns(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def _parts(turn: Sequence[Message], native: NativeTools) -> Iterator[list[Message]]:
-    """Yield a turn in parts: the text before its calls, where the template has no place for that,
-    and each of several calls, where it shows one in a message."""
+    """Split a turn as the template needs: text before calls, and each of several calls."""
     message, *results = turn
     calls = message.get("tool_calls") or ()
     text = message.get("content") if calls else None
@@ -257,7 +244,7 @@ def _parts(turn: Sequence[Message], native: NativeTools) -> Iterator[list[Messag
 
 
 def _with_ids(turns: Sequence[Sequence[Message]]) -> Iterator[list[Message]]:
-    """Yield turns whose ids are short: others become the same ones each time."""
+    """Replace long ids by short ones, reproducibly."""
     count = 0
     for message, *results in turns:
         calls = message.get("tool_calls") or ()
@@ -278,8 +265,7 @@ def _short_id(given: Any, index: int) -> str:
 
 
 def _native(message: Message, native: NativeTools) -> Message:
-    """Return a message as the template reads it, which is text where it shows no calls or
-    results."""
+    """Turn calls and results into text if the template does not show them."""
     if message["role"] == "tool" and not native.shows_results:
         content = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": content}
@@ -294,8 +280,8 @@ def _native(message: Message, native: NativeTools) -> Message:
 
 
 def _native_call(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, Any]:
-    """Return a call with arguments. Where they are written one by one, what is no object, such as
-    the arguments of a call that was cut off, becomes an argument."""
+    """Keyed formats need an object, so other arguments, such as those of a call that was cut off,
+    are wrapped."""
     arguments = call["function"].get("arguments")
     arguments = {} if arguments is None else arguments
     if native.form.keyed is not None and not isinstance(arguments, Mapping):

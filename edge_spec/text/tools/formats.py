@@ -1,4 +1,4 @@
-"""The formats in which models call tools: rows of `FORMATS`, and gpt-oss's messages in channels."""
+"""The formats in which models call tools: the rows of `FORMATS`, and gpt-oss's channels."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ from edge_spec.text.tools.reader import CallReader, CallSteps
 
 
 def _tags(tag: str, gap: str = "\n") -> CallFormat:
-    """JSON objects, each in a tag."""
     opening, closing = f"<{tag}>{gap}", f"{gap}</{tag}>"
     return CallFormat(opening, _NAMED, f"{closing}\n{opening}", closing)
 
 
 def _list(opening: str, closing: str, call: str = "", between: str = ", ") -> CallFormat:
-    """JSON objects in an array."""
     return CallFormat(opening, call or _NAMED, between, closing)
 
 
 def _function(tag: str, colon: str, closing: str) -> CallFormat:
-    """XML with the names in the tags, as Qwen3-Coder writes it."""
+    """XML with names in tags, as in Qwen3-Coder."""
     opening, end = f"<{tag}>\n<function=", f"</function>\n</{tag}>"
     closing = f"{closing}</parameter>\n"
     keyed = Keyed("<parameter=", colon, closing, has_python_words=True)
@@ -45,7 +43,7 @@ def _function(tag: str, colon: str, closing: str) -> CallFormat:
 
 
 def _pairs(head: str, gap: str, end: str = "") -> CallFormat:
-    """XML with a tag for each name and each value, as GLM writes it."""
+    """XML with a tag per name and value, as in GLM."""
     keyed = Keyed("<arg_key>", f"</arg_key>{gap}<arg_value>", f"</arg_value>{end}")
     opening, closing = "<tool_call>", "</tool_call>"
     call, between = f"{NAME}{head}{ARGUMENTS}", f"{closing}{head}{opening}"
@@ -53,7 +51,7 @@ def _pairs(head: str, gap: str, end: str = "") -> CallFormat:
 
 
 def _section(begin: str, kind: str, before: str, after: str, gap: str = "") -> CallFormat:
-    """Names and JSON objects between special tokens, as DeepSeek writes them."""
+    """Names and JSON between special tokens, as in DeepSeek."""
     section, call = (f"<{begin}{word}\u2581{{}}\uff5c>" for word in ("calls", "call"))
     sep = f"<{begin}sep\uff5c>"
     opening = f"{call.format('begin')}{kind}{sep if kind else ''}"
@@ -67,7 +65,6 @@ def _section(begin: str, kind: str, before: str, after: str, gap: str = "") -> C
 
 
 def _python(opening: str, closing: str) -> CallFormat:
-    """Calls of Python."""
     keyed = Keyed("", "=", "", ", ", quote='"', has_python_words=True)
     return CallFormat(opening, f"{NAME}({ARGUMENTS}", "), ", f"){closing}", keyed=keyed)
 
@@ -76,9 +73,9 @@ _NAMED = f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}'
 _PARAMETERS = f'{{"name": "{NAME}", "parameters": {ARGUMENTS}}}'
 _WITH_ID = f'{_NAMED[:-1]}, "id": "{ID}"}}'
 
-GENERIC = _tags("tool_call")  # also for templates that know no tools
+GENERIC = _tags("tool_call")  # also for templates without tool support
 PYTHON = _python("[", "]")
-FORMATS = {  # by the models that write them, or the first that did
+FORMATS = {  # named after models that use them
     "hermes": GENERIC,  # and Qwen, Granite 4
     "exaone-4": _tags("tool_call", ""),
     "mistral-v3": _list("[TOOL_CALLS] [", "]", _WITH_ID),
@@ -130,7 +127,7 @@ FORMATS = {  # by the models that write them, or the first that did
     "llama-3": CallFormat("", _PARAMETERS, None, ""),
     "llama-4": PYTHON,
 }
-# What some templates tell the model of and do not show, or what tokens alone tell of.
+# Formats that some templates describe without showing calls, or that only tokens reveal.
 _TOLD = ("hermes", "phi-4", "granite-3", "llama-4", "lfm2")
 STATED = (*(FORMATS[name] for name in _TOLD), _list("[", "]"))
 
@@ -147,16 +144,16 @@ Several calls follow one another. What they return comes next, between <tool_res
 
 
 def described(tools: Tools, form: Any = GENERIC) -> str:
-    """Return what a system message says of tools where the chat template does not."""
+    """Return a system message's text for templates without tool support."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = {"function": {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}}
     several = _SEVERAL if form is GENERIC else ""
     return _DESCRIPTION.format(tools=listed, call=form.written([example]), several=several)
 
 
-# Answers that are messages in channels: thoughts, text and calls, each with a header. It names a
-# channel and, of a call, the function, in either order. Only the end of a call or of the last
-# message ends the answer.
+# Answers of messages in channels: thoughts, text and calls, each with a header that names a channel
+# and, for a call, the function, in either order. Only the end of a call or of the last message ends
+# the answer.
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _END = "<|end|>"
 _ENDS = (_END, "<|call|>", "<|return|>")
@@ -164,12 +161,12 @@ _SPEAKER = f"{_START}assistant"
 _FUNCTIONS = "functions."
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _NAMED_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_SPEAKERS = ("assistant", "user", "all")  # who are no functions
-_MAX_BEFORE = 16  # messages before a call or the text that ends an answer
+_SPEAKERS = ("assistant", "user", "all")  # these are not functions
+_MAX_BEFORE = 16  # messages before the call or text that ends an answer
 
 
 class HarmonyForm:
-    """An answer may have one call, which ends it."""
+    """gpt-oss's format; a call ends the answer."""
 
     markers = (_CHANNEL, _START)
     keyed = None
@@ -219,8 +216,8 @@ ToolForm = CallFormat | HarmonyForm
 
 
 class HarmonyReader(CallSteps):
-    """Tells thoughts, text and calls apart by the headers of messages. What is told to a tool that
-    is none of the functions, such as one that the model has made up, counts as a thought."""
+    """Splits an answer by message headers. Messages to unknown tools, such as invented ones, are
+    thoughts."""
 
     def __init__(self, answer: AnswerForm) -> None:
         self._names = {tool["function"]["name"] for tool in answer.tools}
@@ -243,7 +240,7 @@ class HarmonyReader(CallSteps):
                 return held.startswith(begun)
             try:
                 yield from self._more()
-            except EndedError:  # it is as little as the beginning of a header
+            except EndedError:  # too short for a header
                 self._add_text(self._held if held else "")
                 raise
 
@@ -289,7 +286,6 @@ class HarmonyReader(CallSteps):
                 self.is_cut = True
 
     def _function(self, header: str) -> str | None:
-        """Return the name of the function that a message calls."""
         recipient = _recipient(header)
         if recipient is None:
             return None
@@ -298,14 +294,12 @@ class HarmonyReader(CallSteps):
 
 
 def _recipient(header: str) -> str | None:
-    """Return to whom a message is, if not to the user."""
     found = [each for each in _RECIPIENT.findall(header) if each not in _SPEAKERS]
     return found[-1] if found else None
 
 
 def answer_reader(answer: AnswerForm) -> PartReader:
-    """Read one answer: a thought, text and calls. Values that are written without a type have the
-    one of their schema, as far as the tools that may be called are known."""
+    """Return a reader for one answer. With known tools, untyped values get their schema's type."""
     if isinstance(answer.calls, CallFormat):
         return CallReader(answer)
     return AnswerReader(answer) if answer.calls is None else HarmonyReader(answer)

@@ -1,4 +1,4 @@
-"""Reads text and calls out of an answer, which comes in pieces of any size."""
+"""Read text and calls from an answer in pieces of any size."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ _CLOSING = {"[": "]", "{": "}", "(": ")"}
 Types = Mapping[str | None, frozenset[str]]
 
 
-# What a call begins with: literals, slots, and tuples of texts of which one is there.
+# What a call begins with: literals, placeholders, and tuples of alternative texts.
 Head = Sequence[str | tuple[str, ...]]
 
 
 @lru_cache(maxsize=1024)
 def _patterns(head: Head) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return two patterns: of a head, however it is spaced, and of a text that may yet become one,
-    in which each character is there, or the text has ended."""
+    """Return two patterns, with any spacing: of a head, and of a text that may still become one."""
 
     def any_of(texts: Sequence[str], end: str) -> str:
         spelled = (
@@ -52,12 +51,12 @@ def _patterns(head: Head) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 class CallSteps(AnswerReader):
-    """Tells text and calls. White space between calls and after the last one is left out."""
+    """Adds text and calls; drops whitespace between calls and after the last one."""
 
     def __init__(self, answer: AnswerForm) -> None:
         self._num_calls = 0
         self._ids: set[str] = set()
-        self._gap: str | None = None  # white space since the last call; None: text came after it
+        self._gap: str | None = None  # whitespace since the last call; None: text followed it
         super().__init__(answer)
 
     def _add_text(self, text: str) -> None:
@@ -68,7 +67,7 @@ class CallSteps(AnswerReader):
             self._add(PartKind.TEXT, text)
 
     def _begin_call(self, name: str, id: str | None = None) -> None:
-        """id: as the model wrote it. One that an earlier call of the answer has is replaced."""
+        """id: as written; replaced if the answer used it before."""
         if not id or id in self._ids:
             id = new_id()
         self._ids.add(id)
@@ -81,7 +80,6 @@ class CallSteps(AnswerReader):
             self._add(PartKind.CALL, text)
 
     def _find(self, *heads: Head) -> Steps[re.Match[str] | None]:
-        """Return the first of these heads that the held text begins with."""
         patterns = [_patterns(tuple(head)) for head in heads]
         while True:
             for whole, _ in patterns:
@@ -94,15 +92,14 @@ class CallSteps(AnswerReader):
     def _value_end(
         self, place: int = 0, quote: str = "", *, closing: str = "", tells: bool = False
     ) -> Steps[tuple[int, str]]:
-        """Return where the value ends that begins here, and what is missing to close it.
+        """Return where the value ends, and what is missing to close it.
 
-        JSON ends before "<" outside of a text, too, where the tag after a call begins: the model
-        has forgotten a brace. quote: of values that are no JSON, beside ' and ". closing: of the
-        object that this is within, whose end is returned. tells: tell arguments while they are
-        read.
+        JSON also ends before a "<" outside of strings: a tag after a forgotten brace. quote: for
+        non-JSON values, besides ' and ". closing: of the enclosing object, whose end is returned.
+        tells: report arguments as they are read.
         """
         quotes, ends = ((quote, '"', "'"), ",)}]<") if quote else (('"',), ",}]< \t\r\n")
-        nested, within = list(closing), ""  # what closes each array that is open, and the text
+        nested, within = list(closing), ""  # closing brackets; the string's quote
         is_begun = bool(closing)
         while True:
             ahead = self._held[place : place + max(1, len(quote))]
@@ -134,43 +131,42 @@ class CallSteps(AnswerReader):
             is_begun = True
 
 
-_PYTHON_TAGS = ("", "<|python_start|>", "<|python_tag|>")  # before calls of Llama
+_PYTHON_TAGS = ("", "<|python_start|>", "<|python_tag|>")  # before Llama's calls
 
-# What models write around a call whose tags they have left out.
+# What models write around calls without the format's tags.
 _FENCE = "```"
 _NAMES = ("tool_call", "function_call", "tools", "tool", "response", "json", "JSON", "xml")
 _TAGS = tuple(f"<{name}>" for name in _NAMES)
 _ENDS = [f"</{name}>" for name in _NAMES]
-_LEFT = ("}", "]", ",", ";", ")")  # what a model may write too much of after a call
+_LEFT = ("}", "]", ",", ";", ")")  # surplus signs after a call
 _FENCES = (_FENCE, f"{_FENCE}json", f"{_FENCE}xml")
 _STARTS = (_FENCE, *_TAGS, "\n{", "\n[{")
-# Models that were trained on several formats take the words of another one.
+# Models trained on several formats mix their keys.
 _NAME_KEYS, _ARGUMENTS_KEYS = ("name", "tool_name"), ("arguments", "parameters")
-_KEYS = (*_NAME_KEYS, "type")  # before the arguments of calls without tags
+_KEYS = (*_NAME_KEYS, "type")  # before the arguments of untagged calls
 
 
 class CallReader(CallSteps):
-    """Splits an answer into text and calls of a format. What looks like a call and has no name
-    stays text, so nothing that the model wrote is lost.
+    """Splits an answer into text and calls of a format. A would-be call without a name stays text,
+    so no output is lost.
 
-    Many a small model leaves the tags out: a JSON object with the name and the arguments of a
-    function that may be called is a call all the same where it begins the answer, a line or a block
-    of code. Arguments that are written one by one are told as JSON: texts of formats without quotes
-    while they are written, other values when they are complete.
+    Small models often leave tags out, so JSON with a known function's name and arguments counts as
+    a call at the beginning of the answer, a line or a code block. Arguments written one by one are
+    reported as JSON: unquoted strings as they come, other values when complete.
     """
 
     def __init__(self, answer: AnswerForm) -> None:
-        """answer: in a `CallFormat`, with the tools that may be called, if they are known."""
+        """answer: with a `CallFormat`, and the tools if known."""
         self._form = form = cast(CallFormat, answer.calls)
         self._keyed = form.keyed or Keyed()
-        # What may end a call, in order: signs, and tags.
+        # What may end a call, in order: signs, then tags.
         closing = form.closing.strip()
         self._ends = (*closing.partition("<")[0], *TAG.findall(closing))
         self._tools = {tool["function"]["name"]: tool for tool in answer.tools}
         self._markers = [marker_of(opening) for opening in form.openings]
         self._reads_untagged = form.is_named and bool(answer.tools)
         self._is_in_code = False
-        # Where the answer ends here, what is held is text, or a call is cut, or neither.
+        # If the answer ends here, the held text is text, a cut call, or neither.
         self._within: PartKind | None = PartKind.TEXT
         super().__init__(answer)
 
@@ -189,13 +185,13 @@ class CallReader(CallSteps):
         self._add_text(self._take(length))
 
     def _begin(self, *, is_sure: bool = True) -> None:
-        """A call has begun: nothing of it is text if it is cut."""
+        """Enter a call; if it is cut, it is not shown as text."""
         self._within = PartKind.CALL if is_sure else PartKind.TEXT
 
     # Text, and where calls begin in it
 
     def _read_first(self) -> Steps[None]:
-        """Of some formats, the whole answer is a call, or a list of some, or none of it."""
+        """In some formats, the whole answer is calls or text."""
         if self._form.is_bare and self._form.keyed is not None:
             openings = [tag + self._form.opening for tag in _PYTHON_TAGS]
             yield from self._read_calls(openings)
@@ -203,7 +199,6 @@ class CallReader(CallSteps):
             yield from self._read_untagged()
 
     def _read_next(self) -> Steps[None]:
-        """Read text up to calls, and these. Tags that are left after calls are no text."""
         starts = _STARTS if self._reads_untagged else ()
         starts = tuple(each for each in starts if each not in self._markers)
         while True:
@@ -224,7 +219,6 @@ class CallReader(CallSteps):
             self._show(len(marker))
 
     def _read_start(self) -> Steps[None]:
-        """The held text begins with a fence, a tag that is none of the format's, or a brace."""
         if not self._is_in_code and (yield from self._read_untagged()):
             return
         length = 1
@@ -236,7 +230,6 @@ class CallReader(CallSteps):
         self._show(length)
 
     def _read_untagged(self) -> Steps[bool]:
-        """Read calls without the format's tags, if some come next."""
         own = tuple(each for each in _TAGS if each in self._markers)
         others = tuple(each for each in (*_TAGS, *_PYTHON_TAGS) if each not in own)
         openings: list[Head] = [[("", *_FENCES), others], [_FENCES, own]]
@@ -247,7 +240,6 @@ class CallReader(CallSteps):
         return is_call
 
     def _read_calls(self, openings: Sequence[str]) -> Steps[bool]:
-        """Read calls, if one of these openings begins some."""
         form = self._form
         for opening in openings:
             self._begin(is_sure=not form.is_bare)
@@ -261,9 +253,8 @@ class CallReader(CallSteps):
     # Calls
 
     def _read_call(self, opening: str, *, is_known: bool = False) -> Steps[bool]:
-        """Return False for what is none. is_known: neither is one of a function that the model was
-        not told of. Where the name is all that tells a call from text, an argument has to follow,
-        or its end if the function may be called."""
+        """Return False without a call. is_known: only of known functions. If only the name marks a
+        call, an argument must follow, or the call's end if the function is known."""
         form, keyed = self._form, self._form.keyed
         if form.is_object:
             return (yield from self._read_object([opening]))
@@ -290,9 +281,8 @@ class CallReader(CallSteps):
         return True
 
     def _read_object(self, *openings: Head, is_known: bool = False) -> Steps[bool]:
-        """Read the call that is a JSON object after one of these openings, whatever the order of
-        its members. is_known: none but one of a function that may be called, with its arguments
-        next to its name: JSON that is none is text as soon as that is clear."""
+        """Read a JSON object as a call, its members in any order. is_known: only a known function
+        with arguments right after the name; other JSON becomes text as early as possible."""
         if not is_known:
             if (yield from self._find(*openings)) is None:
                 return False
@@ -301,7 +291,7 @@ class CallReader(CallSteps):
         if found is None:
             return False
         place = yield from self._after_space(found.end())
-        place += self._held[place] == "{"  # some templates show two pairs of braces
+        place += self._held[place] == "{"  # some templates show doubled braces
         start = self._held.rindex("{", 0, place)
         name: str | None = None
         id: str | None = None
@@ -345,7 +335,7 @@ class CallReader(CallSteps):
             if self._held[place] != ",":
                 break
             place += 1
-        # The brace at its end may be missing, before a tag.
+        # A tag may follow instead of the closing brace.
         is_whole = self._held[place] in "}<" and _loaded(self._held[start:place] + "}") is not None
         if name is None or is_known or not is_whole:
             return False
@@ -355,7 +345,7 @@ class CallReader(CallSteps):
         return True
 
     def _read_object_end(self) -> Steps[None]:
-        """Leave out what an object has after its arguments, whatever that is."""
+        """Drop the rest of an object after its arguments."""
         if more := (yield from self._find([',"'])):
             place, _ = yield from self._value_end(more.end() - 1, closing="}")
         else:
@@ -364,7 +354,6 @@ class CallReader(CallSteps):
         self._take(place)
 
     def _read_value(self, name: str, id: str | None = None) -> Steps[None]:
-        """Tell a call and the arguments that come next, those of an object as they are written."""
         self._begin_call(name, id)
         is_object = self._held[0] == "{"
         end, missing = yield from self._value_end(tells=is_object)
@@ -374,7 +363,6 @@ class CallReader(CallSteps):
     # What follows a call
 
     def _read_more_calls(self, *, is_untagged: bool = False) -> Steps[None]:
-        """Read the calls that follow one, and leave out what the format has after them."""
         form = self._form
         while True:
             self._within = None
@@ -399,8 +387,8 @@ class CallReader(CallSteps):
                 return
 
     def _left_after_call(self, place: int, *, is_untagged: bool) -> Steps[int]:
-        """Return the length of what is left of a call here; 0 where something else comes, such as
-        the fence that opens another block."""
+        """Return the length of a call's leftovers; 0 for anything else, such as a fence that opens
+        a block."""
         ends = self._ends if self._form.keyed else _LEFT
         ends = (*ends, *_ENDS, _FENCE) if is_untagged else ends
         while True:
@@ -415,7 +403,6 @@ class CallReader(CallSteps):
     # Arguments that are written one by one
 
     def _read_arguments(self, types: Types) -> Steps[None]:
-        """Read up to the end of the call."""
         keyed, names = self._keyed, set[str]()
         while (yield from self._goes_on(is_first=not names)):
             key = yield from self._read_key()
@@ -426,7 +413,7 @@ class CallReader(CallSteps):
             if is_new:
                 self._add_arguments(f"{', ' if names else '{'}{as_json(key)}: ")
             names.add(key)
-            # An argument that was there before is left out.
+            # A repeated argument is dropped.
             tell = self._add_arguments if is_new else lambda text: None
             if keyed.quote:
                 self._take((yield from self._after_space()))
@@ -437,7 +424,6 @@ class CallReader(CallSteps):
         self._add_arguments("}" if names else "{}")
 
     def _goes_on(self, *, is_first: bool) -> Steps[bool]:
-        """Return True at the name of an argument, False at the end of the call."""
         comma = self._keyed.comma.strip()
         while True:
             self._take((yield from self._after_space()))
@@ -453,10 +439,9 @@ class CallReader(CallSteps):
             if opening is not None:
                 self._take(opening.end())
                 return True
-            self._take(1)  # nothing is between arguments
+            self._take(1)  # nothing else belongs between arguments
 
     def _read_key(self) -> Steps[str | None]:
-        """Return the name of the argument, None where there is none."""
         colon, ending, mark = self._keyed.colon, self._ends[0], ""
         sign = colon.strip()[0]
         marks = (sign,) if ending.startswith(sign) else (sign, ending)
@@ -465,7 +450,7 @@ class CallReader(CallSteps):
             if not mark:
                 yield from self._more()
         key = self._take(place).strip().strip("\"'")
-        # A model may leave the second of two tags out.
+        # A model may leave out the second of two tags.
         heads = ([colon], TAG.findall(colon)[:1] or [sign]) if mark == sign else ()
         for head in heads:
             if found := (yield from self._find(head)):
@@ -481,7 +466,6 @@ class CallReader(CallSteps):
         return key
 
     def _read_bare(self, types: frozenset[str], tell: Callable[[str], None]) -> Steps[None]:
-        """Read a value that is written as it is, up to what closes it."""
         closing = self._keyed.closing.rstrip()
         marks, streams = (closing, closing.lstrip()), types == TEXT
         lead = closing.removesuffix(marks[1])
@@ -501,7 +485,7 @@ class CallReader(CallSteps):
                     told, _ = first_of(call_ends, self._held[:place])
                     tell(as_json(self._take(told))[1:-1])
                 yield from self._more()
-        except EndedError:  # it may be that the model has closed the call and not the value
+        except EndedError:  # the model may have closed the call but not the value
             place, end = first_of(call_ends, self._held)
             if not end:
                 raise
@@ -511,7 +495,7 @@ class CallReader(CallSteps):
 
 
 def _is_in_text(text: str) -> bool:
-    """Return True if JSON that begins so is within a text."""
+    """Return True if the beginning of JSON breaks off in a string."""
     if not text.lstrip().startswith(("[", "{")):
         return False
     return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
@@ -525,7 +509,7 @@ def _loaded(text: str) -> object:
 
 
 def _as_object(text: str) -> str:
-    """Return arguments that are no object as one, if they mean one: null, or JSON in a string."""
+    """Convert arguments that mean an object: null, or JSON in a string."""
     value = _loaded(text)
     if isinstance(value, str):
         return value if value.strip() else "{}"
