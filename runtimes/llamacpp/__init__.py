@@ -15,8 +15,7 @@ __all__ = ["LlamaCppModel", "LlamaCppRuntime"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports them when they are first used: kernels are tried in a process of its own, which needs
-    nothing of them."""
+    """Import lazily: the process that tests the kernels loads this package, but not the runtime."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from edge_spec.runtimes.llamacpp import model, runtime
