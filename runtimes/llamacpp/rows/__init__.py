@@ -1,2 +1,3 @@
-"""Rows that cost next to nothing: kernels of our own for the passes of a few rows in which
-llama.cpp verifies draft tokens on a CPU. build.py compiles them when the package is built."""
+"""Our kernels for llama.cpp's narrow CPU passes, such as verification, where extra rows cost
+little. build.py compiles them with the package.
+"""
