@@ -1,7 +1,7 @@
-"""Static bundles in onnxruntime: a graph a function, all on one file of weights.
+"""Static bundles in onnxruntime: one graph per function, all on one weights file.
 
-Bundles that were compiled for one NPU of Qualcomm's are opened where that is. That is written from
-the documentation of onnxruntime's QNN provider; not measured on an NPU.
+Bundles compiled for a Qualcomm NPU open only there. That part follows the documentation of
+onnxruntime's QNN provider and was not measured on an NPU.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.static.onnx_program import OnnxProgram, OpenedGraphs
 from edge_spec.runtimes.static.session import StaticModel, config_of
 
-# What becomes of DequantizeLinear and MatMul: activations stay float32. As int8, which is the
-# default, they turn the last bits by which passes of other widths differ into a tenth of a logit.
-# Blocks stay integers; a channel of 8 bits has no fast kernel then, and is widened once.
+# Keep activations of DequantizeLinear and MatMul in float32. By default they become int8, which
+# magnifies last-bit differences between pass widths to a tenth of a logit. Blocks stay integers;
+# 8-bit channels have no fast kernel then and are widened once.
 _ENTRIES = {
     "int4": {"session.qdq_matmulnbits_accuracy_level": "1"},
     "int8": {"session.disable_quant_qdq": "1"},
@@ -36,18 +36,18 @@ _ENTRIES = {
 
 
 class OrtGraphs(OnnxProgram):
-    """The InferenceSessions of a bundle's functions, each loaded when it is first run: every one
-    has a copy of the weights in the order of its kernels."""
+    """A bundle's functions, each loaded when first run: every one holds a repacked copy of the
+    weights."""
 
     def __init__(self, loader: GraphLoader, opened: OpenedGraphs) -> None:
         super().__init__(opened)
         self._loader = loader
         self._files = opened.files
         self._loaded: dict[str, Any] = {}
-        self._lock = Lock()  # sessions may be used by threads of their own
+        self._lock = Lock()  # sessions may run in threads
 
     def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Raises BundleError, DeviceError where the function cannot be loaded, too."""
+        """Raises SessionError, and BundleError or DeviceError if the function cannot be loaded."""
         with self._lock:
             if function not in self._loaded:
                 self._loaded[function] = self._loader.open(self._files[function])
@@ -55,24 +55,24 @@ class OrtGraphs(OnnxProgram):
         names = [value.name for value in inference.get_outputs()]
         try:
             return dict(zip(names, inference.run(names, dict(inputs)), strict=True))
-        except Exception as error:  # onnxruntime's exceptions share no base class of their own
+        except Exception as error:  # onnxruntime's share no base class
             raise SessionError(
                 f"onnxruntime failed to run {function}: {error}",
                 remedy="Export the model again, or choose another --runtime.",
             ) from error
 
 
-COMPILED = "qnn"  # the format of bundles for an NPU
+COMPILED = "qnn"  # format of bundles for an NPU
 _EXPORT_HERE = "Export the model without --compile, or for this machine (--soc)."
-_SHARES = {"ep.share_ep_contexts": "1"}  # functions find the binary that the first has loaded
-_SOC_ID = Path("/sys/devices/soc0/machine")  # a processor's name, on Linux and Android
-_SOC = re.compile(r"(SM|SC)\d{4}[A-Z]*")  # as QNN has it; some systems tell a name of their own
+_SHARES = {"ep.share_ep_contexts": "1"}  # functions reuse the first one's binary
+_SOC_ID = Path("/sys/devices/soc0/machine")  # the processor's name on Linux and Android
+_SOC = re.compile(r"(SM|SC)\d{4}[A-Z]*")  # QNN's names; some systems have their own
 
 
 def open_static(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
-    """Raises UsageError for other devices than its own and a context beyond the cache, DeviceError
-    where the NPU that it was compiled for is not there, BundleError for graphs that are not those
-    of the manifest, or that onnxruntime cannot load."""
+    """Open a static bundle. Raises UsageError for another device or a context beyond the cache,
+    DeviceError without the NPU it was compiled for, BundleError for graphs that do not load or
+    match the manifest."""
     format, compiled = bundle.manifest.format, bundle.manifest.compiled
     is_compiled = format == COMPILED
     if is_compiled and compiled is None:
@@ -115,7 +115,7 @@ def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:
 
 
 def _soc() -> str | None:
-    """The processor's name as QNN has it; None where the system does not tell."""
+    """Return QNN's name of the processor; None if the system does not give it."""
     try:
         name = _SOC_ID.read_text(encoding="ascii").strip().upper()
     except (OSError, ValueError):
