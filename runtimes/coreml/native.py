@@ -1,4 +1,4 @@
-"""Runs Core ML packages through coremltools; only reading a package works outside macOS."""
+"""Core ML through coremltools; outside macOS, packages can only be read."""
 
 from __future__ import annotations
 
@@ -80,8 +80,7 @@ _SHOWN = 200
 
 
 def package_of(bundle: Bundle) -> Path:
-    """Return the bundle's package. Raises UsageError for another format, BundleError if it is
-    incomplete."""
+    """Raises UsageError for another format, BundleError for an incomplete package."""
     if bundle.manifest.format != FORMAT:
         raise UsageError(
             f"{bundle.path} is a bundle of format {bundle.manifest.format}, not {FORMAT}",
@@ -107,7 +106,7 @@ def _listed_paths(package: Path) -> list[str]:
 
 
 def read_specification(package: Path) -> Any:
-    """Return the package's protocol buffer. Raises BundleError if it is damaged."""
+    """Return a package's protocol buffer. Raises BundleError if it is damaged."""
     coremltools = import_coremltools()
     try:
         specification = coremltools.models.utils.load_spec(str(package))
@@ -119,12 +118,11 @@ def read_specification(package: Path) -> Any:
 
 
 def compute_of(specification: Any) -> str | None:
-    """Return the unit that the package was laid out for; None if unknown."""
+    """Return the unit that the package was laid out for, if known."""
     return specification.description.metadata.userDefined.get(_COMPUTE) or None
 
 
 def signatures_of_spec(spec: Any) -> dict[str, Signature]:
-    """Return the signatures in a package's protocol buffer."""
     described = spec.description
     functions = described.functions or [described]
 
@@ -146,7 +144,7 @@ def _damaged(package: Path, why: object) -> BundleError:
 
 
 def read_plan(compiled: Path, unit: str) -> Any:
-    """Return coremltools' MLComputePlan. Raises DeviceError if Core ML makes none."""
+    """Return coremltools' MLComputePlan. Raises DeviceError if there is none."""
     coremltools = import_coremltools()
     from coremltools.models.compute_plan import MLComputePlan
 
@@ -160,7 +158,7 @@ def read_plan(compiled: Path, unit: str) -> Any:
 
 
 def summarize(plan: Any, unit: str) -> list[FunctionPlacement]:
-    """Summarize coremltools' plan for `unit`, one entry per function by name."""
+    """Summarize coremltools' plan for `unit` by function."""
     functions = plan.model_structure.program.functions
     return [_summary(plan, name, functions[name].block, unit) for name in sorted(functions)]
 
@@ -199,7 +197,7 @@ _T = TypeVar("_T")
 
 
 class NativeProgram:
-    """A compiled package on some units. Functions load when first run; all share the state that the
+    """A compiled package on some units. Functions load when first run and share the state that the
     first one's model makes."""
 
     def __init__(self, compiled: Path, functions: Sequence[str], unit: str) -> None:
@@ -247,8 +245,8 @@ class NativeProgram:
 
 
 def compiled_package(bundle: Bundle) -> Path:
-    """Return the package compiled for this system, once. Its path stays the same, because Core ML
-    caches Neural Engine code by path. Raises BundleError."""
+    """Return the compiled package, made once for this system. Core ML caches Neural Engine code by
+    path, so the path stays. Raises BundleError."""
 
     def compile_into(work: Path) -> None:
         package = package_of(bundle)
@@ -265,7 +263,7 @@ def compiled_package(bundle: Bundle) -> Path:
 
 
 def compute_devices(runtime: str) -> list[Device]:
-    """Return this machine's devices by `--device` name."""
+    """List this machine's devices as `--device` names them."""
     coremltools = import_coremltools()
     found = coremltools.models.MLModel.get_available_compute_devices()
     names = {CLASSES.get(type(device).__name__) for device in found}
@@ -306,7 +304,7 @@ class OpenedPackage:
 
     @property
     def unit(self) -> str:
-        """The unit that the package was laid out for, by default the GPU."""
+        """The unit that the package was laid out for, or the GPU."""
         return compute_of(self.specification) or GPU
 
 
@@ -327,8 +325,8 @@ class CoreMlRuntime(Runtime):
         return StaticModel(program, opened.layout, config)
 
     def compute(self, providers: Sequence[str]) -> str | None:
-        """Return the unit to lay a package out for: the Neural Engine if asked for, else the
-        default."""
+        """Return the Neural Engine as the unit to lay a package out for if it was asked for, else
+        None (the GPU)."""
         require_core_ml()
         return ANE if _asked_unit(providers) == ANE else None
 
@@ -340,7 +338,7 @@ class CoreMlRuntime(Runtime):
         return compute_devices(self.name)
 
     def placements(self, source: Bundle, options: RuntimeOptions) -> list[FunctionPlacement]:
-        """Return Core ML's plan for the requested unit, or the package's."""
+        """Return Core ML's plan for the options' unit, or the package's."""
         require_core_ml()
         unit = _asked_unit(options.providers) or OpenedPackage.of(source).unit
         return summarize(read_plan(compiled_package(source), unit), unit)

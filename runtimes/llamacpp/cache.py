@@ -1,7 +1,7 @@
 """The KV cache of the conversations on a llama.cpp model.
 
-Each conversation is a sequence in a `Cache`'s current context, so a pass may score rows of several.
-When the cache opens another context, each conversation moves there with its next pass.
+Each conversation is a sequence in the `Cache`'s context, so a pass may score rows of several. When
+another context opens, each conversation moves there with its next pass.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from edge_spec.runtimes.llamacpp.library import NAME, NO_REASON, PREFILL_TOKENS,
 from edge_spec.runtimes.llamacpp.transfer import read_windowed, write_windowed
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
-FIRST_TOKENS = 2048  # of a new cache, which doubles when full
-_TRIED_TOKENS = 256  # of the context that tries streams; the library's minimum
-_SPARE = 1.5  # room of a new context for several conversations, in used cells
+FIRST_TOKENS = 2048  # of a new cache, which doubles
+_TRIED_TOKENS = 256  # of a trial context; the library's minimum
+_SPARE = 1.5  # a new context's room for several conversations, times their cells
 
 
 class SequenceRows(NamedTuple):
@@ -45,10 +45,7 @@ class SequenceRows(NamedTuple):
 
 
 class Cache:
-    """The cache of all conversations that share passes, or of one. Thread-safe.
-
-    A context exists while conversations do.
-    """
+    """The cache of one conversation, or of all that share passes. Thread-safe."""
 
     def __init__(self, weights: GgufWeights, choices: ContextChoices) -> None:
         self.weights = weights
@@ -75,7 +72,7 @@ class Cache:
             return self._sequences[-1]
 
     def leave(self, sequence: CacheSequence) -> None:
-        """Close a conversation without waiting for a pass: the next one frees its cells."""
+        """Close a conversation without waiting: the next pass frees its cells."""
         sequence.is_closed = True
         if self._lock.acquire(blocking=False):
             try:
@@ -84,11 +81,9 @@ class Cache:
                 self._lock.release()
 
     def score(self, parts: Sequence[SequenceRows]) -> list[Forward]:
-        """Score rows of one or several conversations in a pass. If some parts are not scored, the
-        others get no hidden states. Features cover all rows.
-
-        Raises SessionError, DeviceMemoryError; then there are no rows to commit.
-        """
+        """Score rows of conversations in one pass. Hidden states are given only if all parts are
+        scored or a sequence collects final states; features cover all rows. Raises SessionError,
+        DeviceMemoryError; then no rows can be committed."""
         sequences = [part.sequence for part in parts]
         rows, branches, num_scored, is_whole = 0, 0, 0, False
         for sequence, tree, is_scored in parts:
@@ -113,25 +108,25 @@ class Cache:
         return outs
 
     def require_open(self, sequence: CacheSequence) -> Context:
-        """Return a conversation's context. Raises SessionError if it or its model is closed."""
+        """Return a conversation's context. Raises SessionError if closed."""
         if sequence.is_closed or not sequence.home.free.alive:
             raise SessionError("the session is closed", remedy="Open another one.")
         return sequence.home
 
     def require_tap(self, tap: Tap) -> None:
-        """Use this tap in the next passes unless there is one."""
+        """Use a tap in the next passes, this one unless there is one."""
         if self.choices.tap is None:
             self.choices = replace(self.choices, tap=tap)
 
     def collect(self, sequence: CacheSequence, features: Features | None) -> None:
-        """Return features from the next passes. Raises UnsupportedModelError, SessionError."""
+        """Collect features from the next pass on. Raises UnsupportedModelError, SessionError."""
         if features is not None:
             self._require_streams(features.streams)
             self.choices = features.fitted(self.choices)
         sequence.features = features
 
     def _require_streams(self, streams: Sequence[Tapped]) -> None:
-        """Try untested streams with a one-token pass in a context of its own."""
+        """Try new streams with a one-token pass in a context of its own."""
         untried = [each for each in streams if each not in self.weights.known_streams]
         if not untried:
             return
@@ -153,8 +148,7 @@ class Cache:
         self.weights.known_streams.update(untried)
 
     def settle(self, sequence: CacheSequence, rows: int = 0) -> Context:
-        """Drop uncommitted rows and make room for `rows` more. Raises SessionError,
-        DeviceMemoryError."""
+        """Drop uncommitted rows, make room for `rows`. Raises SessionError, DeviceMemoryError."""
         with self._turn():
             return self._prepare([sequence], rows)
 
@@ -165,8 +159,8 @@ class Cache:
             return self._read(sequence)
 
     def replace(self, sequence: CacheSequence, stored: np.ndarray, length: int) -> None:
-        """Replace a conversation's tokens by a stored sequence. Raises ValueError if the library
-        refuses it, SessionError, DeviceMemoryError; then nothing changes."""
+        """Load a stored sequence. Raises ValueError if the library refuses it, SessionError,
+        DeviceMemoryError; then nothing changes."""
         with self._turn():
             context = self._prepare([sequence], 0)
             # A sliding window may reuse the old sequence's cells, out of order.
@@ -178,7 +172,7 @@ class Cache:
             self._collect()
 
     def _turn(self) -> Lock:
-        """Return the lock. Waiting for it does not count as the thread's own time."""
+        """Return the lock; waiting for it is not the thread's own time."""
         if self._lock.locked():
             thread, started_s = get_ident(), time.perf_counter()
             turns.begin_waiting(thread)
@@ -191,7 +185,7 @@ class Cache:
         return self._lock
 
     def _prepare(self, sequences: Sequence[CacheSequence], rows: int, branches: int = 0) -> Context:
-        """Bring the sequences into one settled context with room for `rows` more."""
+        """Move the sequences to one settled context with room for `rows`."""
         for each in sequences:
             self.require_open(each)
         self._collect(sequences)
@@ -221,7 +215,6 @@ class Cache:
         return viewer is not None and not viewer.is_closed and viewer not in sequences
 
     def _collect(self, joining: Sequence[CacheSequence] = ()) -> None:
-        """Settle contexts and free unused ones."""
         for context in {each.home for each in self._sequences}:
             here = [each for each in self._sequences if each.home is context]
             if not context.free.alive or all(each.is_closed for each in here):
@@ -236,7 +229,7 @@ class Cache:
                     context.give_back([each.number])
 
     def _open(self, rows: int) -> Context:
-        """Open a context for all tokens and `rows` more. Raises SessionError, DeviceMemoryError."""
+        """Open a context for all tokens and `rows` more."""
         open_ones = [each for each in self._sequences if not each.is_closed]
         used = sum(each.length for each in open_ones) + rows
         before, most = self._current, self.context_length * max(1, len(open_ones))
@@ -268,8 +261,8 @@ class Cache:
     def _put(
         self, sequence: CacheSequence, context: Context, stored: np.ndarray, length: int
     ) -> None:
-        """Write a stored sequence to a context. If the library refuses it, change nothing and raise
-        ValueError."""
+        """Write a stored sequence to a context. Raises ValueError, with nothing changed, if the
+        library refuses it."""
         [number] = context.take_numbers(1)
         try:
             if length:
@@ -302,8 +295,8 @@ class Cache:
     def _lay_out(
         self, context: Context, parts: Sequence[SequenceRows], num_rows: int, is_whole: bool
     ) -> list[slice | np.ndarray]:
-        """Begin a pass, write its batch and return each part's rows in it. All first rows precede
-        second ones, so that rejected rows come after kept ones."""
+        """Begin a pass and return each part's rows in the batch: all first rows, then all second
+        ones, so that rejected rows come last."""
         places: list[slice | np.ndarray] = [slice(num_rows)]
         if len(parts) > 1:
             order = sorted(
@@ -319,7 +312,6 @@ class Cache:
         return places
 
     def _decode(self, context: Context, sequences: Sequence[CacheSequence], num_rows: int) -> None:
-        """Raises SessionError."""
         log, tap = self.weights.library.log, context.choices.tap
         if tap is not None:
             streams = {each for one in sequences if one.features for each in one.features.streams}
@@ -374,7 +366,6 @@ class Cache:
         num_rows: int,
         rows: slice | np.ndarray,
     ) -> Forward:
-        """Add the features of these rows of the last pass, of `num_rows`."""
         features, keys_values = sequence.features, sequence.keys_values
         context.wait()
         if keys_values is not None:
@@ -385,8 +376,8 @@ class Cache:
         return replace(out, features=features.read(context.choices.tap, num_rows, hidden, rows))
 
     def _share_out(self, context: Context, rows: int, seconds: float) -> None:
-        """Choose the next pass's threads. Scores do not depend on it unless attention splits single
-        rows."""
+        """Choose the next pass's threads, on which scores do not depend if attention never splits a
+        row."""
         governor = self._threads
         if governor is None:
             return

@@ -1,8 +1,8 @@
 """One thread that runs all CPU passes.
 
-GNU's OpenMP keeps a thread pool for each calling thread. Once all pools together have more threads
-than there are processors, they sleep at each of a pass's hundreds of barriers instead of spinning:
-a pass takes half as long again.
+GNU's OpenMP keeps a thread pool per calling thread. Pools with more threads in total than
+processors sleep instead of spinning at each of a pass's hundreds of barriers, and passes take 1.5
+times as long.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from edge_spec.core import turns
 
 _Result = TypeVar("_Result")
-# Not a name that makes a command exit by force (cli/start.py): the thread that waits for a pass is
-# joined or has such a name.
+# Not a name that makes commands exit by force (cli/start.py): whoever waits for a pass is joined or
+# has one.
 _NAME = "llamacpp-compute"
 _here = local()  # .worker: this thread's Worker
 
@@ -63,8 +63,8 @@ class Worker:
         Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[..., _Result], arguments: tuple[Any, ...]) -> _Result:
-        """Return or raise what the function does. A signal handler's exception waits for a call
-        that has begun and cancels one that has not."""
+        """Return or raise what the function does. A signal handler's exception is raised after a
+        call that has begun and cancels one that has not."""
         asked = _Call(function, arguments)
         interrupt: BaseException | None = None
         while not asked.is_done:
@@ -83,14 +83,13 @@ class Worker:
         if error is not None:
             try:
                 raise error
-            finally:  # break cycles that only garbage collection would free
+            finally:  # break reference cycles
                 del error, interrupt, asked
         result: _Result = asked.result
         return result
 
     def lose(self) -> None:
-        """End the current call for its caller. Only for this worker's thread, which must then
-        block."""
+        """End the caller's wait. Only for this worker's thread, which must then block."""
         self.is_lost = True
         if self._current is not None:
             self._current.end()
@@ -112,12 +111,12 @@ class Worker:
             del asked
 
 
-_worker: Worker | None = None  # of this process
+_worker: Worker | None = None
 _starting = Lock()
 
 
 def in_compute_thread(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Return a function that runs `function` in the shared compute thread."""
+    """Make `function` run in the shared compute thread."""
 
     @wraps(function)
     def call(*arguments: Any) -> _Result:

@@ -1,9 +1,9 @@
 """A llama.cpp context: its batch, scores and the cells of its conversations.
 
-With `invariant_rows`, a row's bits follow from its preceding tokens if their cells are in order, in
-which attention sums them; rows of a tree follow their parents. The library puts new tokens into the
-first free cells, so no cell before the last used one may be free: rejected tokens there move to the
-sequence HELD, which nobody reads.
+With `invariant_rows`, a row's bits follow from the tokens before it if these are in cells in order,
+as attention sums cell by cell; a tree's rows follow their parents. New tokens go into the first
+free cells, so none may be free before the last used one: rejected tokens there stay in the unread
+sequence HELD.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edge_spec.runtimes.llamacpp.weights import GgufWeights
 if TYPE_CHECKING:
     from edge_spec.runtimes.llamacpp.features import Features, KeysValues
 
-# Sequences of a context that keeps token order, each with room for its rows' scores.
+# Of a context that keeps token order; each has room for its rows' scores.
 NUM_SEQUENCES = MAX_ROWS + 1
 HELD = NUM_SEQUENCES - 1
 WHOLE, RECURRENT = 0, 1  # llama_state_seq_flags: all layers, or recurrent ones
@@ -63,8 +63,8 @@ class Batch:
         numbers: Sequence[int],
         is_scored: bool,
     ) -> None:
-        """Write a tree to these rows. numbers: each leaf's sequence; a row gets those of the leaves
-        below."""
+        """Write a tree to these rows. numbers: each leaf's sequence, shared by the rows above
+        it."""
         self._tokens[rows] = tree.tokens
         self._positions[rows] = tree.depths + position if len(tree) > 1 else position
         self._scored[rows] = is_scored
@@ -81,7 +81,7 @@ class Batch:
             self._sequences[row, : len(own)] = own
 
     def outputs(self, num_rows: int) -> np.ndarray:
-        """Return each scored row's index among the outputs, [rows]."""
+        """Return each row's index among the scored rows, [rows]."""
         outputs: np.ndarray = np.cumsum(self._scored[:num_rows]) - 1
         return outputs
 
@@ -98,8 +98,8 @@ class PendingRows(NamedTuple):
 class CacheSequence:
     """A conversation's tokens.
 
-    outcome: its length and the chosen rows of its last pass, None until it has chosen. has_rows:
-    whether it may choose. Its own thread sets these two; the cache's lock protects the rest.
+    outcome: its length and the chosen rows of its last pass, None before the choice. has_rows:
+    whether it may choose. Its own thread sets these; the cache's lock protects the rest.
     """
 
     home: Context
@@ -122,11 +122,11 @@ class CacheSequence:
 
     @property
     def needs_final_states(self) -> bool:
-        """Whether final states of all rows are needed, even unscored ones."""
+        """Whether even unscored rows need final states."""
         return self.features is not None and self.features.has_final
 
     def hold(self, length: int) -> None:
-        """Record that the cache holds exactly the first `length` tokens."""
+        """Record that the cache holds only the first `length` tokens."""
         self.cells, self.pending, self.outcome = list(range(length)), None, (length, ())
 
 
@@ -134,7 +134,7 @@ class Context:
     """A context, freed with its weights or when unreferenced."""
 
     def __init__(self, weights: GgufWeights, choices: ContextChoices) -> None:
-        """Raises DeviceMemoryError if there is too little memory for its cache, SessionError."""
+        """Raises SessionError, DeviceMemoryError if the cache does not fit."""
         self._weights = weights
         self.choices = choices
         self.handle, self.free = weights.open_context(self, choices)
@@ -143,10 +143,10 @@ class Context:
         self._switch_steady = library.steady_switch(self.handle) if choices.steady_rows else None
         self._is_single = False
         self._gives_hidden: bool | None = False
-        # By address: the library reuses the buffer of logits, and of hidden states with it.
+        # By address: the library reuses the buffer of logits and hidden states.
         self._forwards: dict[tuple[int | None, int, bool | None], Forward] = {}
         self.tail = 0  # all cells before it are used, none after
-        self.is_broken = False  # whether cells may differ from what is recorded
+        self.is_broken = False  # whether the records of cells may be wrong
         self.viewer: CacheSequence | None = None  # whose scores are in the library's buffers
         self._keeps_order = keeps_order(choices)
         self._held_end = 0  # after the last cell in HELD
@@ -157,25 +157,24 @@ class Context:
     # Passes
 
     def want_steady(self, is_single: bool) -> None:
-        """Prepare for a single row or several, which `steady_rows` computes alike."""
+        """Make a single row and several compute alike, with `steady_rows`."""
         if self._switch_steady is not None and is_single != self._is_single:
             self._switch_steady(is_single)
             self._is_single = is_single
 
     def want_hidden(self, wanted: bool) -> None:
-        """Return hidden states from the next passes if the model can."""
         if self._weights.gives_final_states and wanted != self._gives_hidden:
             self._gives_hidden = None
             self._weights.library.llama_set_embeddings(self.handle, wanted)
             self._gives_hidden = wanted
 
     def decode(self, batch: Any) -> int:
-        """Return 0 for success, 1 if no cell is free, else another error."""
+        """Return 0, or 1 if no cell is free, or another error."""
         status: int = self._weights.library.llama_decode(self.handle, batch)
         return status
 
     def wait(self) -> None:
-        """Wait until the passes are done: devices run asynchronously."""
+        """Wait for passes, which devices run asynchronously."""
         self._weights.library.llama_synchronize(self.handle)
 
     def scores(self, rows: int) -> Forward:
@@ -194,14 +193,14 @@ class Context:
     # Sequences
 
     def remove(self, number: int, start: int = -1, end: int = -1) -> bool:
-        """Remove these positions of a sequence; -1: all. Return False if the library cannot."""
+        """Remove positions of a sequence; -1: all. Return False if the library cannot."""
         return bool(self._weights.library.llama_memory_seq_rm(self.memory, number, start, end))
 
     def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
         self._weights.library.llama_memory_seq_cp(self.memory, source, target, start, end)
 
     def first_position(self, number: int) -> int:
-        """Return a sequence's first position in the cache; -1: none."""
+        """Return a sequence's first position still cached; -1: none."""
         return int(self._weights.library.llama_memory_seq_pos_min(self.memory, number))
 
     def read(self, number: int, part: int = WHOLE) -> np.ndarray:
@@ -237,7 +236,7 @@ class Context:
     # Cells
 
     def begin(self, sequence: CacheSequence, tree: TokenTree, cells: Sequence[int]) -> list[int]:
-        """Begin a pass over a tree in these cells; return the sequences of its leaves."""
+        """Begin a pass over a tree in these cells; return its leaves' sequences."""
         numbers = [sequence.number]
         if not tree.is_chain:
             numbers += self.take_numbers(len(tree.leaves) - 1)
@@ -248,9 +247,9 @@ class Context:
         return numbers
 
     def settle(self, sequences: Sequence[CacheSequence], joining: Sequence[CacheSequence]) -> None:
-        """Keep the chosen rows of the last passes and drop all others; safe to repeat after an
-        interrupt. sequences: all in this context. joining: those about to make a pass, whose
-        unchosen rows are dropped."""
+        """Keep the chosen rows of the last passes and drop all others; can be repeated after an
+        interrupt. sequences: all here. joining: those that start a pass, whose unchosen rows are
+        dropped."""
         decided = [each for each in sequences if each in joining or not each.is_undecided]
         kept = [self._kept_cells(each) for each in decided]
         if self._keeps_order:
@@ -274,7 +273,7 @@ class Context:
             self.is_broken = False
 
     def _kept_cells(self, sequence: CacheSequence) -> Sequence[int]:
-        """Return the cells of the tokens it keeps, or only the last of them."""
+        """Return the kept tokens' cells, or only the last of them."""
         length, chosen = (0, ()) if sequence.is_closed else sequence.outcome
         known, pending = len(sequence.cells), sequence.pending
         if length <= known or pending is None:
@@ -284,7 +283,7 @@ class Context:
         return [pending.cells[row] for row in chosen or ()][: length - known]
 
     def _keep_branch(self, sequence: CacheSequence) -> None:
-        """Give the chosen path of a tree to the sequence itself."""
+        """Give a tree's chosen path to the sequence itself."""
         assert sequence.pending is not None
         tree, cells, numbers = sequence.pending
         rows, own, start = list(sequence.outcome[1] or ()), sequence.number, len(sequence.cells)
@@ -312,7 +311,7 @@ class Context:
             del cells[length:]
 
     def _hold(self, number: int, position: int, cells: Sequence[int]) -> None:
-        """Keep a sequence's cells before the tail in HELD, from this position on."""
+        """Keep cells before the tail in HELD, from this position on."""
         held = bisect_left(cells, self.tail) if self._keeps_order else 0
         if held:
             self.copy(number, HELD, position, position + held)
@@ -320,7 +319,7 @@ class Context:
 
 
 def keeps_order(choices: ContextChoices) -> bool:
-    """Return whether each conversation's tokens must be in cells in order."""
+    """Return whether a conversation's tokens must be in cells in order."""
     return choices.invariant_rows and not choices.kept_states
 
 

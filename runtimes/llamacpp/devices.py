@@ -1,7 +1,7 @@
 """Lists and chooses local devices and those of RPC servers.
 
-The library ends the process if an RPC server refuses it or has another version, and waits forever
-for a busy one. So each server is first tried in an isolated process.
+The library exits if an RPC server refuses it or has another version, and waits forever for a busy
+one. So each server is first tried in an isolated process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ANSWER_S = 10.0  # includes starting a process
 
 
 def remote_devices(library: Library, servers: Sequence[str]) -> list[LibraryDevice]:
-    """Return the servers' devices. Raises UsageError if the library has no RPC support, DeviceError
-    if a server does not serve, both quickly."""
+    """Return the servers' devices. Raises UsageError without RPC support, DeviceError if a server
+    does not serve, both quickly."""
     if not servers:
         return []
     if not library.llama_supports_rpc():
@@ -45,7 +45,7 @@ def remote_devices(library: Library, servers: Sequence[str]) -> list[LibraryDevi
 
 
 def fault(server: str) -> str | None:
-    """Return why a server cannot be used, in one line; None if it can."""
+    """Return in one line why a server cannot be used, or None."""
     endpoint = Endpoint.parse(server)
     try:
         connection = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
@@ -53,7 +53,7 @@ def fault(server: str) -> str | None:
         return f"no connection: {error}"
     with connection:
         # A free server closes a connection without requests at once. A busy one would answer a
-        # request when nobody waits any more, which ends its process.
+        # request after the client has gone, and exit.
         connection.shutdown(socket.SHUT_WR)
         connection.settimeout(_FREE_S)
         try:
@@ -72,7 +72,7 @@ def _greet(server: str) -> int:
 
 
 def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[placement.Device]:
-    """List devices under the names that `choose_devices` takes, unusable servers by address."""
+    """List devices as `choose_devices` names them, unusable servers by address."""
     faults = {
         server: fault(server) if library.llama_supports_rpc() else f"{NAME}: {NO_RPC}"
         for server in servers
@@ -97,7 +97,7 @@ def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[p
 
 
 def _left_out(library: Library) -> str | None:
-    """Return a hint if the processor has AVX-512 but the library, as in wheels, does not use it."""
+    """Return a hint if the library lacks the processor's AVX-512, as wheels do."""
     has = any(name.startswith(("AVX512", "X86_V4")) for name in cpu_features())
     if not has or b"AVX512 = 1" in library.llama_print_system_info():
         return None
@@ -119,8 +119,8 @@ def wanted_devices(options: RuntimeOptions) -> tuple[str, ...]:
 def choose_devices(
     wanted: Sequence[str], devices: Sequence[LibraryDevice]
 ) -> tuple[LibraryDevice, ...]:
-    """Return the devices to offload to. wanted: "cuda0", "cuda" (the first), "gpu" (all) or "cpu";
-    empty: all. Raises UsageError that lists the devices."""
+    """Return the devices named "cuda0", "cuda" (the first), "gpu" (all) or "cpu"; no names: all.
+    Raises UsageError that lists the devices."""
     others = [device for device in devices if not device.is_cpu]
     chosen: list[LibraryDevice] = []
     for name in map(str.lower, wanted or ["gpu"] if others or wanted else []):
@@ -139,7 +139,7 @@ def choose_devices(
 
 
 def require_used(options: RuntimeOptions, devices: Sequence[LibraryDevice]) -> None:
-    """Raises UsageError if no device of a requested server was chosen."""
+    """Raises UsageError if a requested server is unused."""
     unused = set(options.rpc_servers) - {device.server for device in devices}
     if unused:
         raise UsageError(

@@ -1,7 +1,6 @@
-"""Copies features (`edge_spec.core.features`) out of llama.cpp's passes: residual streams that
-enter layers, and keys and values.
+"""Copies residual streams that enter layers, and keys and values, out of llama.cpp's passes.
 
-The scheduler's callback (`cb_eval`) sees each tensor's name: in nearly all architectures "l_out-i"
+The scheduler's callback (`cb_eval`) sees tensors by name: in nearly all architectures "l_out-i"
 leaves layer i (rows/taps.cpp). Others are refused at first use.
 """
 
@@ -48,8 +47,7 @@ class _Fields(ctypes.Structure):
 
 
 class Tapped(NamedTuple):
-    """What a tap keeps of a layer. kind: its input stream, keys or values; size: numbers per
-    token."""
+    """What a tap keeps of a layer: its input stream, keys or values, `size` numbers per token."""
 
     layer: int
     kind: int
@@ -57,11 +55,8 @@ class Tapped(NamedTuple):
 
 
 class Tap:
-    """Copies tensors of a context's passes. Contexts may share a tap if only one computes at a
-    time.
-
-    `callback` and `data` are for llama_context_params.
-    """
+    """Copies tensors of passes in contexts opened with it, one pass at a time. `callback` and
+    `data` are for llama_context_params."""
 
     def __init__(self, ggml: Any, most_rows: int) -> None:
         """Raises OSError or AttributeError if the kernels were not built."""
@@ -78,7 +73,6 @@ class Tap:
         self.data = ctypes.addressof(self._fields)
 
     def want(self, wanted: Sequence[Tapped]) -> None:
-        """Have the next pass keep these."""
         if self._wanted != tuple(wanted):
             self._wanted = tuple(wanted)
             self._lay_out()
@@ -102,10 +96,8 @@ class Tap:
 
 
 class Features:
-    """The residual streams and final state that a session collects.
-
-    Raises UnsupportedModelError if the library returns no final states of this model.
-    """
+    """The features that a session collects. Raises UnsupportedModelError if the library returns no
+    final states of this model."""
 
     def __init__(
         self, weights: GgufWeights, layers: Sequence[int], on_prefilled: OnPrefilled
@@ -119,8 +111,8 @@ class Features:
             raise unsupported("final states of this model")
 
     def fitted(self, choices: ContextChoices) -> ContextChoices:
-        """Return context options that give the features. Prefill passes keep their width: narrower
-        ones could change last bits in the cache."""
+        """Return context options that give the features. Prefill keeps its pass width: a narrower
+        one could change last bits in the cache."""
         num_outputs, tap = choices.num_outputs, choices.tap
         if self.has_final:
             num_outputs = PREFILL_TOKENS
@@ -131,8 +123,8 @@ class Features:
     def read(
         self, tap: Tap | None, num_rows: int, hidden: np.ndarray | None, rows: slice | np.ndarray
     ) -> np.ndarray:
-        """Copy these rows of the last pass, of `num_rows`, as [rows, features, hidden_size]
-        float32. hidden: its final states. Raises SessionError."""
+        """Copy rows of the last pass, of `num_rows`: [rows, features, hidden_size] float32. hidden:
+        its final states. Raises SessionError."""
         found = []
         for stream in self.streams:
             kept = None if tap is None else tap.rows(stream, num_rows)
@@ -165,12 +157,12 @@ def _missing(what: str) -> SessionError:
     return SessionError(f"the library returned no {what}", remedy="Update the library.")
 
 
-ARCHITECTURES = ("gemma4",)  # whose graphs name keys and values as rows/taps.cpp expects
+ARCHITECTURES = ("gemma4",)  # with names that rows/taps.cpp expects
 _GROWTH = 256  # tokens to make room for at once
 
 
 class KeysValues:
-    """A session's keys and values of some layers, for a drafter that attends to them."""
+    """A session's keys and values of some layers."""
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
         """Raises UnsupportedModelError if the library does not give them for this model."""
@@ -194,13 +186,13 @@ class KeysValues:
         self._last: list[np.ndarray] | None = None  # last pass, ordered as `wanted`
 
     def take(self, tap: Tap | None, rows: int) -> None:
-        """Take those of the last pass, before any row is committed."""
+        """Take the last pass's, before any row is committed."""
         found = [None if tap is None else tap.rows(each, rows) for each in self.wanted]
         known = [each for each in found if each is not None]
         self._last = known if len(known) == len(found) else None
 
     def commit(self, rows: Sequence[int], length: int) -> None:
-        """Keep these rows of the last pass after the first `length` tokens."""
+        """Keep these rows of the last pass after `length` tokens."""
         if self._last is None or self.length < length:
             return  # earlier tokens are missing
         end, taken = length + len(rows), np.asarray(rows)

@@ -1,8 +1,8 @@
-"""Calls devices so that the process survives the loss of one.
+"""Calls devices so that the process survives losing one.
 
-A backend reports a loss by an uncaught C++ exception or ggml_abort; both end the process. So calls
-run in worker threads. A failing call blocks its thread for good, its caller gets DeviceError, and
-no device is used from then on.
+A backend reports a loss by an uncaught C++ exception or ggml_abort, which end the process. So calls
+run in workers: a failing call blocks its thread for good, its caller gets DeviceError, and no
+device is used again.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _FREES = ("llama_model_free", "llama_free")
 
 @cache
 def device_library(library: Library, is_guarded: bool) -> Library:
-    """Return the library for models on devices, whose passes skip the CPU's compute thread.
-    is_guarded: a lost device raises DeviceError; impossible for RPC servers."""
+    """Return the library for devices, whose passes skip the compute thread. is_guarded: a lost
+    device raises DeviceError, which RPC servers cannot."""
     direct = library.replacing(llama_decode=library.api.llama_decode)
     return DeviceGuard(direct).guarded() if is_guarded else direct
 
 
 class DeviceGuard:
-    """The guard of all models. lost: why no device is used any more."""
+    """Guards all models. lost: why no device is used again."""
 
     def __init__(self, library: Library) -> None:
         self.lost: str | None = None
@@ -62,7 +62,7 @@ class DeviceGuard:
             set_terminate(self._handlers[0])
 
     def guarded(self) -> Library:
-        """Return the library with calls that raise DeviceError once a device is lost."""
+        """Return the library with calls that raise DeviceError after a loss."""
         calls = {name: self._calling(getattr(self._library, name)) for name in _CALLS}
         frees = {name: self._freeing(getattr(self._library, name)) for name in _FREES}
         return self._library.replacing(**calls, **frees)
@@ -104,7 +104,7 @@ class DeviceGuard:
         self._lose(told.split(": ", 1)[-1].strip())  # drop the source line
 
     def _lose(self, reason: str) -> NoReturn:
-        """Block this thread, since returning would end the process; exit if no caller waits."""
+        """Block this thread, since returning ends the process; exit if no caller waits."""
         worker = current_worker()
         if worker is None or worker not in self._workers:
             line = f"edge-spec: {NAME} cannot go on: {reason}. {_REMEDY}"
@@ -117,8 +117,7 @@ class DeviceGuard:
 
 
 def _set_terminate() -> Callable[[Any], Any] | None:
-    """Return std::set_terminate of llama.cpp's C++ library; None on Windows, where it is per
-    thread."""
+    """Return llama.cpp's std::set_terminate; None on Windows, where it is per thread."""
     names = {"linux": "libstdc++.so.6", "darwin": "libc++abi.dylib"}
     try:
         found: Any = ctypes.CDLL(names[sys.platform])._ZSt13set_terminatePFvvE

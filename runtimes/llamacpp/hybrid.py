@@ -1,9 +1,8 @@
 """Sessions of models that mix attention and recurrent layers, such as Qwen 3.5.
 
-A recurrent layer has one state for the whole text. The library keeps the states after each of a
-pass's last rows, so that rejected draft tokens can be dropped before the next pass. Rolling back
-further reads text again from the last saved place: states then come from the same passes with
-drafting and without.
+A recurrent layer has one state for all text. The library keeps the states after a pass's last rows,
+so that rejected draft tokens can be dropped before the next pass. A longer rollback reads text
+again from the last saved place: states then come from the same passes with and without drafting.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ MAX_PLACES, MAX_BYTES = 16, 400_000_000  # per session
 
 @dataclass(eq=False)
 class Place:
-    """A saved state, [bytes] uint8, of recurrent layers only in the library's format. was_used:
-    whether the text was resumed here before."""
+    """A saved state of recurrent layers, [bytes] uint8 in the library's format. was_used: whether
+    text resumed here."""
 
     length: int
     state: np.ndarray
@@ -37,8 +36,8 @@ class Place:
 
 
 class Places:
-    """The saved places of a text. Beyond a memory bound, the first unused one goes; the lowest goes
-    last, as most texts with the same beginning resume there."""
+    """The saved places of a text. Beyond a bound, the first unused one between the lowest and the
+    newest goes, else the lowest, where most texts that share its beginning resume."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []  # by length
@@ -66,12 +65,12 @@ class Places:
         return len(self._places) > MAX_PLACES or (len(self._places) > 1 and num_bytes > MAX_BYTES)
 
 
-KEPT_STATES = 7  # per layer, besides the last: so many rows of a pass can be dropped
-# Architectures whose states llama.cpp keeps reliably, tested with random passes, commits and
-# rollbacks. Nemotron-H, which it supports too, is untested.
+KEPT_STATES = 7  # per layer, besides the last: rows that can be dropped
+# Architectures whose states llama.cpp keeps reliably in random passes, commits and rollbacks.
+# Nemotron-H was not tested.
 REWINDABLE = frozenset({"qwen35", "qwen35moe", "lfm2", "lfm2moe"})
 _STATE = {"text": np.int32, "sequence": np.uint8, "places": np.int64, "states": np.uint8}
-_TRIED_TOKENS = 256  # of the context that shows whether states are kept
+_TRIED_TOKENS = 256  # of a trial context
 
 
 class HybridSession(LlamaCppSession):
@@ -105,7 +104,7 @@ class HybridSession(LlamaCppSession):
         self._saved = None
 
     def rollback(self, length: int) -> None:
-        """Read the text up to `length` again if it is shorter than the committed one."""
+        """Read the text up to `length` again if that drops committed tokens."""
         require_rollback(self.length, length)
         if length < self.length:
             self._read_again(length)
@@ -123,8 +122,8 @@ class HybridSession(LlamaCppSession):
 
     def state(self) -> dict[str, np.ndarray]:
         """Return "text" [length] int32, "sequence" [bytes] uint8 in the library's format, "places"
-        [count] int64 and "states" [bytes] uint8, all of one size: the last places that together
-        take no more than the sequence."""
+        [count] int64 and equally long "states" [bytes] uint8: the last places that together fit the
+        sequence's size."""
         self._drop_rejected()
         sequence = self._cache.stored(self._sequence)
         if not self._holds(sequence, self.length):
@@ -153,7 +152,7 @@ class HybridSession(LlamaCppSession):
         return not length or is_sequence(stored, length, is_recurrent=True)
 
     def _checked_places(self, lengths: list[int], states: np.ndarray, length: int) -> Places:
-        """Raises ValueError unless the states are in the format of `state`."""
+        """Raises ValueError unless they are in the format of `state`."""
         size = len(states) // max(1, len(lengths))
         places = Places()
         for index, each in enumerate(lengths):
@@ -166,8 +165,8 @@ class HybridSession(LlamaCppSession):
         return places
 
     def _drop_rejected(self) -> None:
-        """Drop the rejected rows of a pass. If all were rejected, the library silently has no
-        state: read the text again, and save it for the next time."""
+        """Drop a pass's rejected rows. If all were, the library silently has no state: read the
+        text again and save it for the next time."""
         sequence, length = self._sequence, self.length
         pending, chosen = sequence.pending, sequence.outcome[1]
         if pending is None or length == len(sequence.cells) + len(pending.cells):
@@ -185,15 +184,15 @@ class HybridSession(LlamaCppSession):
             context.write(self._saved, 0)
 
     def _read_again(self, length: int) -> None:
-        """Read the text again from the last place before `length`. Raises SessionError, keeping
-        what was read."""
+        """Read the text again from the last place before `length`. A SessionError keeps what was
+        read."""
         text = self._text[:length]
         self._sequence.hold(self._go_back(length))
         self._places.cut(self.length)
         self.prefill(text[self.length :])
 
     def _go_back(self, length: int) -> int:
-        """Return the length that the cache then holds."""
+        """Return the length still cached."""
         context = self._cache.require_open(self._sequence)
         place = self._places.before(length)
         if place is not None:
@@ -206,14 +205,14 @@ class HybridSession(LlamaCppSession):
 
 
 def require_known_hybrid(architecture: str, path: object) -> None:
-    """Raises UnsupportedModelError if the library is not known to keep states."""
+    """Raises UnsupportedModelError if the library may not keep states."""
     if architecture not in REWINDABLE:
         raise _no_states(path)
 
 
 def rewindable(weights: GgufWeights, choices: ContextChoices, path: object) -> ContextChoices:
-    """Return options with as many kept states as a small context accepts, at most KEPT_STATES.
-    Raises UnsupportedModelError if it keeps none."""
+    """Return options with the kept states that a trial context accepts, at most KEPT_STATES. Raises
+    UnsupportedModelError for none."""
     chosen = replace(choices, num_sequences=1, kept_states=KEPT_STATES)
     tried = Context(weights, replace(chosen, num_tokens=_TRIED_TOKENS))
     kept = weights.library.llama_n_rs_seq(tried.handle)

@@ -37,7 +37,7 @@ class KvType(NamedTuple):
 
     keys: int  # ggml_type
     values: int
-    bytes_per_pair: float  # of one key element and one value element
+    bytes_per_pair: float  # of a key and a value element
 
 
 KV_TYPES: Mapping[str, KvType] = {
@@ -58,7 +58,7 @@ def cache_bytes(config: ModelConfig, num_tokens: int, kv_type: str | None) -> in
 
 
 class LibraryDevice(NamedTuple):
-    """A device of the library. Sizes in bytes; 0: not reported."""
+    """A device; sizes in bytes, 0 if not reported."""
 
     name: str  # such as "CPU" or "CUDA0"
     description: str
@@ -72,8 +72,8 @@ class LibraryDevice(NamedTuple):
 
 @dataclass(frozen=True)
 class Offload:
-    """The part of a model that leaves the CPU. num_layers: as --gpu-layers counts, out of `most`;
-    num_cached: those with a KV cache; by_device: bytes by name."""
+    """The part of a model that leaves the CPU. num_layers: for --gpu-layers, of `most`; num_cached:
+    those with KV cache; by_device: bytes by name."""
 
     num_layers: int
     most: int
@@ -83,7 +83,7 @@ class Offload:
 
 @dataclass(frozen=True)
 class ModelChoices:
-    """Options for loading weights."""
+    """How to load weights."""
 
     devices: tuple[LibraryDevice, ...]  # to offload to; empty: CPU only
     gpu_layers: int | None  # None: all
@@ -98,7 +98,7 @@ VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
 
 @dataclass(frozen=True)
 class ContextChoices:
-    """Options for opening a context."""
+    """How to open a context."""
 
     num_tokens: int
     threads: int
@@ -107,8 +107,8 @@ class ContextChoices:
     on_device: bool  # whether attention may leave the CPU
     steady_rows: bool = False  # score single rows with the kernels of wider passes
     num_sequences: int = MAX_ROWS  # one for each leaf of a tree
-    num_outputs: int = MAX_ROWS  # most scored rows in a pass
-    kept_states: int = 0  # recurrent states kept, each after one of a pass's last rows
+    num_outputs: int = MAX_ROWS  # most scored rows of a pass
+    kept_states: int = 0  # recurrent states kept after a pass's last rows
     invariant_rows: bool = False  # a row's bits follow from its sequence's tokens if
     # the cache has them in order
     tap: Any = None  # a features.Tap
@@ -122,8 +122,8 @@ _MAX_LINE = 160  # characters of a log line that errors quote
 
 
 class LibraryLog:
-    """Sends the library's log to `logging`, never to the terminal. The library calls `callback`,
-    which must outlive it, with `data`."""
+    """Sends the library's log to `logging`. `callback`, called with `data`, must outlive the
+    library."""
 
     def __init__(self, name: str = NAME) -> None:
         self._logger = logging.getLogger(f"edge_spec.{name}")
@@ -135,14 +135,13 @@ class LibraryLog:
         self.callback, self.data = self._receiver, ctypes.c_void_p()
 
     def send_through(self, filter: Any) -> None:
-        """Let a C function drop lines below `least_level`: hundreds of calls into Python would
-        delay a loading thread."""
+        """Let a C function drop lines below `least_level`: hundreds of Python calls would delay
+        loading."""
         self.callback = ctypes.cast(filter, LogCallback)
         self.data = ctypes.cast(self._receiver, ctypes.c_void_p)
 
     @property
     def least_level(self) -> int:
-        """The lowest level that is logged now."""
         heard = (level for level, each in _LEVELS.items() if self._logger.isEnabledFor(each))
         return min(heard, default=_ERROR)
 
@@ -182,7 +181,7 @@ UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
     ("ggml_backend_reg_get_proc_address", [_HANDLE, _TEXT], _HANDLE),
 )
 _SCHEDULER_OF = "_ZNK13llama_context9get_schedEv"  # llama_context::get_sched() const
-# For `steady_switch`. The first is in no header, and wheels may drop it.
+# For `steady_switch`. The first is in no header, and wheels may lack it.
 _UNLISTED: tuple[tuple[str, list[Any], Any], ...] = (
     (_SCHEDULER_OF, [_HANDLE], _HANDLE),
     ("ggml_backend_sched_get_n_backends", [_HANDLE], _INT),
@@ -199,8 +198,7 @@ _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 class Library:
     """llama.cpp's and ggml's functions under their C names; handles are addresses.
 
-    `llama_decode` runs in the compute thread, one pass at a time. `api` and `ggml` are
-    llama-cpp-python's.
+    `llama_decode` runs in the compute thread. `api` and `ggml` are llama-cpp-python's.
     """
 
     def __init__(self, api: Any, ggml: Any) -> None:
@@ -224,8 +222,8 @@ class Library:
 
     def _bind(self, functions: Sequence[tuple[str, list[Any], Any]]) -> None:
         for name, arguments, result in functions:
-            # Indexing makes a new function object. Rebinding the package's would free memory that
-            # another thread's call may read.
+            # An item is a new function object. Rebinding the package's would free memory that a
+            # running call may read.
             found = (self.ggml if name.startswith("ggml") else self.api.llama_cpp._lib)[name]
             found.argtypes, found.restype = arguments, result
             self.__dict__[name] = found
@@ -238,8 +236,8 @@ class Library:
 
     @property
     def rows(self) -> Rows:
-        """Our kernels, installed if they pass their test, which once takes seconds in another
-        process. Raises UsageError as `install` does."""
+        """Our kernels, if they pass a test in another process, once, in seconds. Raises UsageError
+        as `install` does."""
         with self._installing:
             if not self._installed:
                 self._installed.append(install(self.ggml))
@@ -277,8 +275,7 @@ class Library:
         return int(self.llama_vocab_n_tokens(self.llama_model_get_vocab(model)))
 
     def has_invariant_rows(self, source: ModelInfo) -> bool:
-        """Return whether our kernels compute all of a loaded model on the CPU, attention
-        included."""
+        """Return whether our kernels compute a loaded model's rows entirely, attention included."""
         return self.rows.takes_attention and self._load_of(source).is_whole
 
     def kernels(self, source: ModelInfo) -> str:
@@ -310,11 +307,11 @@ class Library:
         return handle
 
     def steady_switch(self, context: int) -> Callable[[bool], None] | None:
-        """Return a switch for single rows to use the kernels of wider passes on the CPU; None if
-        the build lacks it.
+        """Return a switch for single rows to use wider passes' kernels on the CPU, None if the
+        build lacks it.
 
         ggml's flash attention splits a single row's cells among threads, which changes the order of
-        its sums (ggml-cpu/ops.cpp). A switch of the backend turns such kernels off.
+        its sums (ggml-cpu/ops.cpp), unless the backend's switch turns such kernels off.
         """
         try:
             scheduler = getattr(self, _SCHEDULER_OF)(context)
@@ -329,7 +326,7 @@ class Library:
     # Devices
 
     def devices(self, *servers: str) -> list[LibraryDevice]:
-        """Return devices of servers (host:port) first, in llama.cpp's order, then local ones."""
+        """Return servers' (host:port) devices in llama.cpp's order, then local ones."""
         found = []
         for server in servers:
             registry = self._add_server(server.encode())
@@ -340,7 +337,7 @@ class Library:
         return found + [self._device(handle) for handle in local]
 
     def _add_server(self, server: bytes) -> int | None:
-        """Register a server. If it does not answer now, or dies later, the process ends."""
+        """Register a server; the process ends if it does not answer, or dies later."""
         self.ggml.ggml_set_abort_callback(_END)
         registry = self.ggml_backend_reg_by_name(b"RPC")
         address = self.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
@@ -364,7 +361,6 @@ class Library:
         )
 
     def _load_backend(self) -> None:
-        """Load a separately compiled backend, as the library's own programs do."""
         path = os.environ.get(BACKEND)
         if path and not self.ggml_backend_load(os.fsencode(path)):
             raise DeviceError(

@@ -1,9 +1,8 @@
-"""Forecasts a GGUF file's memory in llama.cpp and chooses how many layers leave the CPU.
+"""Forecasts a GGUF file's memory and chooses how many layers leave the CPU.
 
-Measured with llama-cpp-python 0.3.36 on x86-64 with AVX-512: loading maps and touches the whole
-file and copies matrices of REPACKED types; our own kernels release the file. llama.cpp counts the
-head as the last layer, offloads from there down, and splits by the devices' free memory
-(llama-model.cpp, load_tensors).
+Measured with llama-cpp-python 0.3.36 on x86-64 with AVX-512: loading touches the whole mapped file
+and copies matrices of REPACKED types; our kernels release the file. llama.cpp counts the head as
+the last layer, offloads from there down, and splits by free memory (llama-model.cpp, load_tensors).
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from edge_spec.runtimes.llamacpp.library import (
 REPACKED = frozenset({"Q4_0", "Q4_K", "IQ4_NL"})
 _EMBEDDING = "model.embed_tokens.weight"
 _CELLS = 256  # cache sizes are a multiple of it
-_VOCABULARY = 7  # times the file's bytes beside tensors, mostly texts and merges
-_SCORED_ROWS = 16  # that get written: buffers hold MAX_ROWS, but few passes are so wide
+_VOCABULARY = 7  # times bytes outside tensors, mostly texts and merges
+_SCORED_ROWS = 16  # that few passes exceed, of MAX_ROWS
 _FLOAT = 4  # bytes
 _MASK = 2
 _LAYER = re.compile(r"\b(?:layers|blk)\.(\d+)\.")  # in a tensor's name
@@ -45,9 +44,8 @@ _LIBRARY_BYTES, _CONTEXT_BYTES = 6_000_000, 2_000_000
 
 @dataclass(frozen=True)
 class Parts:
-    """A model's bytes as devices get them. layers: weights of each, with the one for multi-token
-    prediction that the library counts too; cache: per layer; head: with its norm and all else
-    outside layers; work: of the widest passes, per device."""
+    """Bytes that devices can take. layers: weights of each, with a multi-token prediction layer;
+    cache: per layer; head: all other weights; work: per device, for the widest passes."""
 
     layers: tuple[int, ...]
     cache: int
@@ -81,9 +79,8 @@ def gguf_memory(
     *,
     repacks: bool = True,
 ) -> Memory:
-    """Forecast a GGUF file's memory. offload: the devices' part; repacks: whether the library's own
-    kernels compute, which copy matrices of REPACKED types. Raises KeyError for an unknown KV
-    type."""
+    """Forecast the memory. offload: the devices' part; repacks: whether the library's kernels
+    compute, which copy REPACKED matrices. Raises KeyError for an unknown KV type."""
     cells, config = _cells(source.config, options, num_tokens), source.config
     tensors, file_bytes, copied = _tensors(source), source.path.stat().st_size, 0
     vocabulary = _VOCABULARY * (file_bytes - sum(each.data.nbytes for each in tensors.values()))
@@ -111,7 +108,7 @@ def gguf_memory(
 
 
 def _cells(config: ModelConfig, options: RuntimeOptions, num_tokens: int | None) -> int:
-    """Return the cells of the cache, which starts at FIRST_TOKENS and doubles."""
+    """Return the cache's cells, which double from FIRST_TOKENS."""
     length, used = context_tokens(config.context_length, options, num_tokens)
     cells = min(FIRST_TOKENS, length)
     while cells < used:
@@ -125,14 +122,14 @@ def _tensors(source: ModelInfo) -> Mapping[str, Any]:
 
 
 def _work(config: ModelConfig, cells: int, scored_rows: int = _SCORED_ROWS) -> int:
-    """Return the bytes of narrow passes' scores and of a prefill's activations and mask."""
+    """Return bytes of narrow passes' scores and a prefill's activations and mask."""
     scores = scored_rows * (config.vocab_size + config.hidden_size)
     rows = min(PREFILL_TOKENS, cells)
     activations = rows * (2 * config.hidden_size + 3 * config.intermediate_size)
     return _FLOAT * (scores + activations) + _MASK * rows * cells
 
 
-_USED = 0.9  # of free memory; kernel buffers and rounding take the rest
+_USED = 0.9  # of free memory; buffers and rounding take the rest
 
 _log = logging.getLogger(__name__)
 
@@ -143,8 +140,8 @@ def offload(
     devices: Sequence[LibraryDevice],
     num_tokens: int | None = None,
 ) -> Offload:
-    """Return which part of a model these devices get: the layers asked for, else as many as fit, or
-    all if free memory is unknown. num_tokens: for counting bytes; None: PLANNED_TOKENS."""
+    """Return the part that devices get: the layers asked for, else as many as fit, or all if free
+    memory is unknown. num_tokens: to count bytes for; None: PLANNED_TOKENS."""
     limit = min(source.config.context_length, options.context_length or PLANNED_TOKENS)
     planned = model_parts(source, options, limit)
     most = len(planned.layers) + 1
@@ -161,8 +158,8 @@ def offload(
 def fitted(
     source: ModelInfo, options: RuntimeOptions, devices: Sequence[LibraryDevice]
 ) -> Offload | None:
-    """Return the part of a model to offload, with a warning if not all fits; None: all stays on the
-    CPU. Raises DeviceMemoryError if no layer fits a device that was named."""
+    """Return the part to offload, and warn unless it is all; None: the CPU keeps all. Raises
+    DeviceMemoryError if no layer fits a named device."""
     if not devices or options.gpu_layers == 0:
         return None
     found = offload(source, options, devices)
@@ -194,7 +191,7 @@ def _fits(parts: Parts, count: int, devices: Sequence[LibraryDevice]) -> bool:
 
 
 def _by_device(parts: Parts, count: int, devices: Sequence[LibraryDevice]) -> dict[str, int]:
-    """Return each device's bytes for the head and the last `count` - 1 layers, with buffers."""
+    """Return each device's bytes of the head, the last `count` - 1 layers and buffers."""
     shares = list(accumulate(each.free_bytes or 1 for each in devices))
     sizes = [layer + parts.cache for layer in parts.layers] + [parts.head]
     found: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A model of a GGUF file in llama.cpp."""
+"""A GGUF model in llama.cpp."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from edge_spec.runtimes.llamacpp.session import LlamaCppSession, forward_togethe
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 from edge_spec.scheduler.machine import available_cores
 
-# Attention covers the cache in steps of 256 cells. From 512 cells on, ggml's flash attention splits
-# a single row among threads, which changes the order of its sums (ggml-cpu/ops.cpp).
+# Attention covers cells in steps of 256. From 512 on, ggml's flash attention splits a single row
+# among threads, which changes the order of its sums (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
 _FLOATS = frozenset({"F32", "F16", "BF16"})  # other types' products round activations to 8 bits
 MOST_SHARING = 16  # sessions per pass
 
 
 class LlamaCppModel:
-    """Weights shared by sessions, which also share a cache if `invariant_rows` allows."""
+    """Weights that sessions share, and a cache too if `invariant_rows` allows."""
 
     def __init__(self, library: Library, source: ModelInfo, options: RuntimeOptions) -> None:
         self.config = source.config
@@ -76,8 +76,8 @@ class LlamaCppModel:
             on_device=on_device,
             invariant_rows=is_invariant,
         )
-        # With other kernels a row's bits depend on the rest of the cache, and each row costs nearly
-        # a full pass. A sequence that moves loses what its sliding window has passed.
+        # With other kernels a row's bits depend on the rest of the cache, and rows cost nearly a
+        # pass each. A moved sequence loses what its sliding window has passed.
         is_whole = not (self._weights.state_window or self._weights.is_hybrid)
         self._shares = is_invariant and is_whole
         self._cache: Cache | None = None  # of all sessions if they share one
@@ -123,20 +123,20 @@ class LlamaCppModel:
         return (hybrid.HybridSession if self._weights.is_hybrid else LlamaCppSession)(cache)
 
     def prepare_sharing(self, num_sessions: int) -> int:
-        """Return how many sessions may share a pass; they already share one cache."""
+        """Return how many sessions may share a pass: all share one cache already."""
         return MOST_SHARING if self._shares else 1
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        """num_rows is unused: a row's bits do not depend on the pass width here."""
+        """num_rows is unused: a row's bits do not depend on the pass width."""
         return forward_together(parts)
 
     def close(self) -> None:
-        """Free the weights and close all sessions."""
+        """Free the weights and all sessions."""
         self._weights.close()
 
 
 def _ways(choices: ContextChoices) -> dict[str, ContextChoices]:
-    """Return the ways to compute attention on the CPU if no option sets one, fastest first.
+    """Return the ways to compute attention if no option chooses, fastest first.
 
     ggml splits a single row among threads, which changes the order of its sums. Different types of
     keys and values prevent that, but slow prefill down.
@@ -149,8 +149,8 @@ def _ways(choices: ContextChoices) -> dict[str, ContextChoices]:
 
 
 def _has_known_heads(config: ModelConfig) -> bool:
-    """Return whether our attention supports all heads (kMaxHeadSize of rows/kernels.h); the library
-    itself checks block sizes of quantized caches."""
+    """Return whether our attention takes all heads (kMaxHeadSize of rows/kernels.h). The library
+    checks quantized caches itself."""
     sizes = {config.heads(layer).head_dim for layer in config.attending}
     return all(size % 8 == 0 and size <= 512 for size in sizes)
 

@@ -41,14 +41,13 @@ class LlamaCppRuntime(Runtime):
     _screened: ModelInfo | None = None  # the last runnable one
 
     def kernels(self) -> str:
-        """See `edge_spec.core.model.Runtime`. Whether they fit llama.cpp depends on its build,
-        which is part of the same keys."""
+        """See `edge_spec.core.model.Runtime`. llama.cpp's build, part of the same keys, decides if
+        they fit."""
         return wanted()
 
     @property
     def opens_beside(self) -> bool:
-        """See `edge_spec.core.model.Runtime`: our kernels filter llama.cpp's log before Python sees
-        it."""
+        """See `edge_spec.core.model.Runtime`: our kernels filter llama.cpp's log in C."""
         return bool(wanted())
 
     def open(self, source: ModelInfo, options: RuntimeOptions) -> LlamaCppModel:
@@ -58,7 +57,7 @@ class LlamaCppRuntime(Runtime):
         return LlamaCppModel(self._library(), source, options)
 
     def require_runnable(self, source: ModelInfo) -> None:
-        """Load the vocabulary to see whether the library knows the architecture. Raises
+        """Load the vocabulary to check that the library knows the architecture. Raises
         MissingDependencyError, UnsupportedModelError."""
         if source is self._screened:
             return
@@ -69,8 +68,8 @@ class LlamaCppRuntime(Runtime):
         self._screened = source
 
     def require_devices(self, providers: Sequence[str]) -> None:
-        """See `edge_spec.core.model.Runtime`. "gpu" and names such as "rpc0" may need servers, so
-        they are checked when a model is opened."""
+        """See `edge_spec.core.model.Runtime`. "gpu" and "rpc0" may need servers and are checked on
+        opening."""
         own = [name for name in providers if not name.lower().startswith(("gpu", "rpc"))]
         if own:
             choose_devices(own, self._library().devices())
@@ -97,8 +96,8 @@ class LlamaCppRuntime(Runtime):
         )
 
     def _offload_devices(self, options: RuntimeOptions) -> tuple[LibraryDevice, ...]:
-        """Return the local devices, besides the CPU, that a model would use; none if opening it
-        would fail, or with RPC servers."""
+        """Return the local devices that a model would use besides the CPU; none with RPC servers,
+        or if opening would fail."""
         if (
             options.gpu_layers == 0
             or set(wanted_devices(options)) == {"cpu"}

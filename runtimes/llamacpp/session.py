@@ -22,7 +22,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class LlamaCppSession:
-    """A conversation; its cache may be shared by all on the model."""
+    """A conversation in its own or a shared cache."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -73,7 +73,7 @@ class LlamaCppSession:
             sequence.features.on_prefilled(before, kept)
 
     def rollback(self, length: int) -> None:
-        """Raises SessionError if a sliding window has dropped tokens that are needed then."""
+        """Raises SessionError if a sliding window has dropped tokens needed then."""
         sequence, window = self._sequence, self._weights.state_window
         require_rollback(self.length, length)
         if window and length < self.length:
@@ -101,7 +101,7 @@ class LlamaCppSession:
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         """See `edge_spec.core.features.GivesFeatures`. llama.cpp returns a prompt's final states
-        only with its logits, which cost time and a context with room for them."""
+        only with its logits, which take time and memory."""
         require_layers(layers, self._weights.config.num_layers)
         wanted = Features(self._weights, layers, on_prefilled) if layers else None
         self._cache.collect(self._sequence, wanted)
@@ -120,7 +120,8 @@ class LlamaCppSession:
         return shared.of(layer) if shared is not None and shared.length >= self.length else None
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return "sequence" [bytes] uint8 in the library's format; nothing if that is unknown."""
+        """Return "sequence" [bytes] uint8 in the library's format, or nothing if that is
+        unknown."""
         stored = self._cache.stored(self._sequence)
         return {"sequence": stored} if self._holds(stored, self.length) else {}
 
@@ -139,7 +140,7 @@ class LlamaCppSession:
         self._collected()
 
     def _holds(self, stored: np.ndarray, length: int) -> bool:
-        """Check that the library can be given it as a sequence of `length` tokens."""
+        """Return whether the library can take it for `length` tokens."""
         window = self._weights.state_window
         if window:
             return holds_windowed(stored, length, window)
@@ -147,7 +148,7 @@ class LlamaCppSession:
 
 
 def forward_together(parts: Sequence[PassPart]) -> list[Forward]:
-    """Score trees of several sessions on one cache in one pass. Raises what `forward` does."""
+    """Score trees of sessions on one cache in one pass. Raises what `forward` does."""
     sessions = [each.session for each in parts if isinstance(each.session, LlamaCppSession)]
     require_none_alone(sessions)
     if sum(len(part.tree) for part in parts) > MAX_ROWS:

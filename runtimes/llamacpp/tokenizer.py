@@ -1,4 +1,4 @@
-"""llama.cpp's tokenizer, for vocabularies that the `tokenizers` library does not support."""
+"""llama.cpp's tokenizer, for vocabularies that the `tokenizers` library lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPECIAL, _USER_DEFINED, _STRIPS_BEFORE, _STRIPS_AFTER = 1 | 8, 16, 128, 256
 
 
 class LibraryTokenizer:
-    """Recognises special tokens in a text, adds only BOS and loads no weights."""
+    """Recognises special tokens in a text and adds only BOS. Loads no weights."""
 
     def __init__(self, library: Library, path: Path, bos_id: int | None) -> None:
         known = library.log.num_errors
@@ -39,14 +39,13 @@ class LibraryTokenizer:
         self._size = library.vocab_size(model)
 
     def encode(self, text: str) -> list[int]:
-        """Encode text, starting with BOS if the model wants it."""
+        """Encode text, with BOS first if the model wants it."""
         return self._begun(self._tokens(text))
 
     def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
         """Encode, but read `control` tokens that touch a given character as plain text.
 
-        Text between two recognised tokens is encoded in one piece, so that word splits do not
-        change.
+        Text between two recognised tokens is encoded in one piece, to keep word splits.
         """
         read: list[Place] = []
         plain: list[int] = []  # starts of tokens to read as plain text
@@ -68,8 +67,8 @@ class LibraryTokenizer:
     def _plain_tokens(
         self, text: str, before: Place, after: Place, plain: Sequence[int]
     ) -> list[int]:
-        """Encode the text between two tokens as plain text. The library always parses user-defined
-        tokens, so those are cut after their first character."""
+        """Encode text between tokens as plain text. The library always parses user-defined tokens,
+        so they are cut after a character."""
         start, end = before.end, after.start
         between = text[start:end]
         if self._has(before.token, _STRIPS_AFTER):
@@ -95,7 +94,7 @@ class LibraryTokenizer:
 
     def _tokens(self, text: str, *, parse_special: bool = True) -> list[int]:
         raw = text.encode("utf-8", "replace")
-        size = len(raw) + 8  # at most a token per byte, normally, and a leading space
+        size = len(raw) + 8  # one token per byte and a leading space mostly suffice
         while True:
             ids = (ctypes.c_int32 * size)()
             count = self._library.llama_tokenize(
@@ -139,7 +138,7 @@ class LibraryTokenizer:
         return ByteStream(self.piece, self._first_piece)
 
     def _first_piece(self, token: int) -> bytes:
-        """Return the first token's bytes, without the space that some vocabularies prepend."""
+        """Return the first token's bytes without the space that some vocabularies add."""
         piece = self.piece(token)
         return piece.removeprefix(b" ") if self._adds_space else piece
 
@@ -154,13 +153,13 @@ class LibraryTokenizer:
         return text.decode("utf-8", "replace")
 
     def token_id(self, text: str) -> int | None:
-        """Return the token with this spelling if encoding the spelling yields it."""
+        """Return the token that this spelling encodes to, if it has that spelling."""
         found = self._tokens(text)
         is_whole = len(found) == 1 and self.token_text(found[0]) == text
         return found[0] if is_whole else None
 
     def special_text(self, token: int) -> str:
-        """Return a special token's spelling; "" for other tokens."""
+        """Return a special token's spelling, "" for others."""
         text = self.token_text(token)  # "" if unknown: `piece` needs a valid id
         return "" if not text or self.piece(token) else text
 

@@ -1,9 +1,9 @@
 """Sequences taken out of a context, in the library's format.
 
-The library trusts what it reads, so `is_sequence` checks it first. Two 32-bit words precede the
-cache of full-attention layers, then the cache of sliding-window layers or the state of recurrent
-ones. A cache holds its number of streams and cells, each cell's position and single sequence, then
-keys and values by layer, which the library checks.
+The library trusts what it reads, so `is_sequence` checks it. After two 32-bit words come the cache
+of full attention, then that of sliding windows or the recurrent state. A cache has its number of
+streams and cells, each cell's position and single sequence, then keys and values by layer, which
+the library checks.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from edge_spec.runtimes.llamacpp.context import Context
 
 WORDS_BEFORE, CELL_WORDS = 2, 3  # before the first cache; position, number of sequences, sequence
 _MOST_LAYERS = 4096
-# More words of a cell whose positions have several parts: two parts and the token.
+# More words of a cell with multi-part positions: two parts and the token.
 _EXTRA_WORDS = (0, 3)
 
 
 def is_sequence(
     stored: np.ndarray, length: int, start: int = 0, caches: int = 1, is_recurrent: bool = False
 ) -> bool:
-    """Check that `stored` holds tokens `start` to `length` in this many attention caches, then the
-    recurrent state if any. The library would read any number of cells, past its memory, at any
-    position."""
+    """Check for tokens `start` to `length` in this many attention caches, then a recurrent state if
+    any. The library would read any number of cells, past its memory, at any position."""
     for extra_words in _EXTRA_WORDS if is_recurrent else _EXTRA_WORDS[:1]:
         reader = _Reader(stored, extra_words)
         with suppress(ValueError):
@@ -51,7 +50,7 @@ class _Reader:
         return self._at == len(self._bytes)
 
     def attention(self, start: int, length: int) -> None:
-        """Skip a cache that holds `length` positions from `start`, each once."""
+        """Skip a cache of `length` positions from `start`, each once."""
         _, count = self.words(2)
         if count != length:
             raise ValueError(f"{count} cells for {length} tokens")
@@ -86,8 +85,8 @@ _SIZE = struct.Struct("<Q")
 
 
 def read_windowed(context: Context, number: int, length: int, window: int) -> np.ndarray:
-    """Return a sequence in window-sized parts, each after its size in 8 bytes. Stored whole, it
-    would lack what the window has passed and could not be rolled back."""
+    """Return a sequence in window-sized parts after 8-byte sizes. As a whole it would lack what the
+    window has passed, and could not be rolled back."""
     found, [spare] = [np.empty(0, np.uint8)], context.take_numbers(1)
     context.give_back([spare])
     for start in range(0, length, window):
@@ -110,7 +109,7 @@ def write_windowed(context: Context, number: int, sequence: np.ndarray) -> None:
 
 
 def holds_windowed(sequence: np.ndarray, length: int, window: int) -> bool:
-    """Check that it is in the format of `read_windowed` and has `length` tokens."""
+    """Check for the format of `read_windowed` with `length` tokens."""
     ends = [min(start + window, length) for start in range(0, length, window)]
     try:
         parts = _parts(sequence)

@@ -23,14 +23,14 @@ from edge_spec.runtimes.llamacpp.library import (
     cache_bytes,
 )
 
-# Hybrids that return final states as well as logits. LFM2's graph takes this switch for its
-# embedding model and then computes other logits.
+# Hybrids that return final states besides logits. LFM2's graph takes this switch for its embedding
+# model and computes other logits.
 _HYBRIDS_WITH_STATES = frozenset({"qwen35", "qwen35moe"})
 _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
 
 
 class GgufWeights:
-    """Weights, freed by `close`, on collection or at exit."""
+    """Freed by `close`, on collection or at exit."""
 
     def __init__(
         self, library: Library, path: Path, config: ModelConfig, how: ModelChoices
@@ -70,10 +70,8 @@ class GgufWeights:
     def open_context(
         self, owner: object, choices: ContextChoices
     ) -> tuple[int, weakref.finalize[..., Any]]:
-        """Return a context and the function that frees it, at the latest with its owner or at exit.
-
-        Raises DeviceMemoryError if there is too little memory for its cache, SessionError.
-        """
+        """Return a context and what frees it, at the latest with its owner or at exit. Raises
+        SessionError, DeviceMemoryError if its cache does not fit."""
         needed = cache_bytes(self.config, choices.num_tokens, choices.kv_type)
         if choices.on_device:
             moved = min(self._num_cached, self.config.num_layers)
@@ -101,8 +99,8 @@ class GgufWeights:
 
     @property
     def graphs_reused(self) -> int:
-        """Count the passes of open contexts that reused the previous graph. llama.cpp builds a new
-        one if the number of rows, outputs or sequences changes."""
+        """Count passes of open contexts that reused the previous graph. llama.cpp builds another if
+        the number of rows, outputs or sequences changes."""
         handles = list(self._open_contexts())
         return sum(int(self.library.llama_perf_context(each).n_reused) for each in handles)
 
@@ -120,7 +118,7 @@ class GgufWeights:
         )
 
     def _used_devices(self, on_device: bool) -> list[LibraryDevice]:
-        """Return the devices with their memory that is free now."""
+        """Return the devices with memory free now."""
         names = {device.name for device in self._devices}
         servers = {device.server for device in self._devices if device.server}
         return [
@@ -141,7 +139,7 @@ def _too_little(devices: Sequence[LibraryDevice], needed: int, what: str) -> Dev
 
 
 def _free(free_context: Callable[[int], None], handle: int) -> None:
-    """Free a context and return its memory to the system. Contexts come and go with forks and
-    growing texts, and allocations between them keep the heap from shrinking."""
+    """Free a context and return its memory to the system: forks and growing texts open many, and
+    allocations in between keep the heap from shrinking."""
     free_context(handle)
     return_freed()

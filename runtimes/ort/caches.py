@@ -1,4 +1,4 @@
-"""KV caches that onnxruntime reads and writes in place, in main memory or a device's."""
+"""KV caches that onnxruntime reads and writes in place."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edge_spec.runtimes.kv_cache import KvCache, part_names
 from edge_spec.runtimes.ort.devices import ProviderChoice
 from edge_spec.runtimes.ort.signature import translated
 
-# Providers with memory of their own, as OrtValue names it. None: no addresses, so each pass copies
-# the cache from and to main memory.
+# Providers with memory of their own, as OrtValue names it. None: it has no addresses, so each pass
+# copies from and to main memory.
 _MEMORIES = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": None}
-FIRST_TOKENS = 512  # of a device's cache, which doubles when full
+FIRST_TOKENS = 512  # of a device's cache, which doubles
 
 
 class Place(NamedTuple):
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 def place_of(chosen: Iterable[ProviderChoice]) -> Place | None:
-    """Return the memory of the first provider that has its own; None: main memory."""
+    """Return the first provider's own memory; None: main memory."""
     choice = with_memory(chosen)
     if choice is None:
         return None
@@ -44,7 +44,7 @@ def with_memory(chosen: Iterable[ProviderChoice]) -> ProviderChoice | None:
 
 
 def capacity_for(needed: int, capacity: int, most: int) -> int:
-    """Return the token capacity that a device's cache grows to."""
+    """Return a device cache's next capacity in tokens."""
     room = max(FIRST_TOKENS, capacity)
     while room < needed:
         room *= 2
@@ -57,7 +57,7 @@ class HostCache(KvCache):
     is_copied = False
 
     def bind(self, binding: IOBinding, suffix: str = "") -> None:
-        """Bind each buffer as both past and present. suffix: of the names."""
+        """Bind each buffer as past and present. suffix: of the names."""
         for name, buffer in self.buffers():
             shared = OrtValue.ortvalue_from_numpy(buffer)
             binding.bind_ortvalue_input(f"past.{name}{suffix}", shared)
@@ -65,7 +65,7 @@ class HostCache(KvCache):
 
 
 class DeviceCache(KvCache):
-    """A cache in a device's memory, for chains only; it grows through main memory. Moving it raises
+    """A device's cache, for chains only, which grows through main memory. Moving it raises
     SessionError, DeviceMemoryError."""
 
     def __init__(self, config: ModelConfig, element: np.dtype[Any], place: Place) -> None:
@@ -76,7 +76,7 @@ class DeviceCache(KvCache):
         super().__init__(config, element=element, spare_tokens=1)
 
     def bind(self, binding: IOBinding) -> None:
-        """Bind each layer's keys and values as both past and present."""
+        """Bind each layer's keys and values as past and present."""
         for kind, layers in self._layers.items():
             shape = self._shape(kind, self.capacity)[2:]
             pointer = self._held[kind].data_ptr()

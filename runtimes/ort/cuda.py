@@ -1,9 +1,9 @@
-"""Queries NVIDIA's driver through ctypes and explains why a provider does not start.
+"""Queries NVIDIA's driver and explains why a provider does not start.
 
-The driver (https://docs.nvidia.com/cuda/cuda-driver-api) counts devices as onnxruntime does, with
-CUDA_VISIBLE_DEVICES. NVML (https://docs.nvidia.com/deploy/nvml-api) reports free memory without a
-context. Patterns match messages of onnxruntime 1.31.1 (cuda_call.cc, provider_bridge_ort.cc), of
-Linux's and Windows' linkers, and of cudaGetErrorString.
+The driver (https://docs.nvidia.com/cuda/cuda-driver-api) numbers devices as onnxruntime does, with
+CUDA_VISIBLE_DEVICES; NVML (https://docs.nvidia.com/deploy/nvml-api) reports free memory without a
+context. Patterns match onnxruntime 1.31.1 (cuda_call.cc, provider_bridge_ort.cc), Linux's and
+Windows' linkers, and cudaGetErrorString.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def cuda_driver() -> CudaDriver:
 
 
 def free_bytes(device: CudaDevice) -> int | None:
-    """Return the device's free memory; None if NVML is missing or does not know."""
+    """Return free device memory, or None if NVML does not know."""
     with suppress(OSError, AttributeError):
         return _free_bytes(CDLL(_NVML), device)
     return None
@@ -140,8 +140,7 @@ def _refused(known: tuple[str, str], words: str) -> DeviceError:
 
 
 def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
-    """Raises DeviceError if CUDA is wanted and its driver is missing, too old or shows no
-    device."""
+    """Raises DeviceError if CUDA is wanted and its driver is missing, old or shows no device."""
     if _CUDA not in providers:
         return
     driver, built = cuda_driver(), _cuda_version(onnxruntime)
@@ -154,8 +153,8 @@ def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
 
 
 def prepare_cuda(onnxruntime: Any) -> None:
-    """Load NVIDIA's libraries once if onnxruntime uses CUDA. Failures are not printed, now or
-    later."""
+    """Load NVIDIA's libraries once if onnxruntime uses CUDA. Failures, even later ones, are not
+    printed."""
     with _preparing:
         _prepare(onnxruntime)
 
@@ -165,8 +164,8 @@ def _prepare(onnxruntime: Any) -> None:
     if not _cuda_version(onnxruntime):
         return
     onnxruntime.set_default_logger_severity(_FATAL)
-    # preload_dlls prints what it does not find. Replace only this module's `print`, as other
-    # threads may be writing JSON to standard output.
+    # preload_dlls prints what it misses. Replace only its module's `print`: other threads may be
+    # writing JSON to standard output.
     onnxruntime.print = lambda *words: None
     try:
         onnxruntime.preload_dlls()
@@ -175,7 +174,7 @@ def _prepare(onnxruntime: Any) -> None:
 
 
 def _cuda_version(onnxruntime: Any) -> str:
-    """Return the CUDA version that it was built with; "" for none."""
+    """Return the CUDA version of the build, "" without."""
     return str(getattr(onnxruntime, "cuda_version", None) or "")
 
 
@@ -188,7 +187,7 @@ _NO_MEMORY = (
 
 
 def _missing(library: str) -> str:
-    """Return a pattern for linker errors about a missing or mismatched library."""
+    """Match linker errors about a missing or mismatched library."""
     return (
         rf"(lib{library}[\w.-]*\.so[.\d]*: [^\n]*|undefined symbol: \w+, version lib{library}[^\n]*"
         rf'|depends on "{library}[^"]*" which is missing)'
@@ -196,12 +195,12 @@ def _missing(library: str) -> str:
 
 
 def _failed(*codes: int) -> str:
-    """Return the pattern of a cuda_call.cc message without its source position."""
+    """Match a cuda_call.cc message up to its source position."""
     return rf"CUDA failure ({'|'.join(map(str, codes))}): [^;\n]*"
 
 
 _LIBRARIES = ("cudnn", "cublas", "cudart", "curand", "cufft", "nvrtc", "nvJitLink")
-# The first match counts. onnxruntime's general message follows each failure, so it comes last.
+# The first match counts. onnxruntime's general message follows each failure, so it is last.
 _KNOWN: tuple[tuple[str, tuple[str, str]], ...] = (
     (rf"{_failed(35, 803)}|[^\n:;]*driver version is insufficient[^;\n]*", _OLD_DRIVER),
     (_failed(100), _NO_DEVICE),
@@ -231,7 +230,7 @@ _KNOWN: tuple[tuple[str, tuple[str, str]], ...] = (
 
 
 def find_cause(text: str) -> DeviceError | None:
-    """Return the error for a known message; None for any other."""
+    """Return the error for a known message, else None."""
     for pattern, known in _KNOWN:
         match = re.search(pattern, text, re.IGNORECASE)
         if match:
@@ -241,7 +240,7 @@ def find_cause(text: str) -> DeviceError | None:
 
 
 def start_error(names: Sequence[str], text: str) -> DeviceError | None:
-    """Return the error of starting these devices; None for an unknown message."""
+    """Return the error of starting these devices, None for an unknown message."""
     found = find_cause(text)
     if found is None:
         return None

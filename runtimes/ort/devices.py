@@ -22,10 +22,10 @@ _SUFFIX = "executionprovider"
 _PACKAGES = ("onnxruntime_ep_webgpu", "onnxruntime_qnn")  # get_library_path() and get_ep_name()
 _CUDA = "cuda"
 QNN = "qnn"
-# Only there is the provider's HTP an NPU; elsewhere it is an emulator or compiler.
+# Where the provider's HTP is an NPU; elsewhere it is an emulator and a compiler.
 _ARM = ("aarch64", "arm64")
-# Supported providers. Others compute draft trees' attention wrong, recompile the graph for each new
-# pass shape, or have a runtime of their own. QNN's may only be a compiler for NPUs.
+# Others compute draft trees' attention wrong, recompile the graph for each new pass shape, or have
+# a runtime of their own. QNN's may only compile for NPUs.
 _KINDS: Mapping[str, str] = {CPU: CPU, _CUDA: GPU, "webgpu": GPU, QNN: NPU}
 # Their attention takes float16, not float32.
 TAKES_HALF = frozenset({"CUDAExecutionProvider"})
@@ -49,8 +49,8 @@ class ProviderChoice(NamedTuple):
 
 
 def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
-    """Return providers for names such as "cuda", "cuda:1" or "CUDAExecutionProvider"; by default
-    the CPU's. Packages are loaded for names that are not built in. Raises UsageError."""
+    """Return providers for names such as "cuda", "cuda:1" or "CUDAExecutionProvider", else the
+    CPU's. Loads packages for unknown names. Raises UsageError."""
     names = [_short(name).removesuffix(":0") for name in wanted or (CPU,)]
     if names != [CPU]:
         prepare_cuda(onnxruntime)
@@ -70,8 +70,8 @@ def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
 
 
 def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderChoice]:
-    """Return the choices by name, numbered from a provider's second device on ("cuda:1").
-    asks_driver: whether to list CUDA devices, which starts their driver."""
+    """Return the choices by name, numbered from a provider's second device ("cuda:1"). asks_driver:
+    list CUDA devices, which starts their driver."""
     found: list[ProviderChoice] = []
     for provider in onnxruntime.get_available_providers():
         name = _short(provider)
@@ -89,8 +89,7 @@ def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderCho
 
 @cache
 def load_packages() -> Mapping[str, str]:
-    """Register installed packages' providers once; return why some fail. Raises
-    MissingDependencyError."""
+    """Register packages' providers once; return why some fail. Raises MissingDependencyError."""
     onnxruntime = import_onnxruntime()
     faults = {}
     for module in _PACKAGES:
@@ -114,8 +113,8 @@ def load_packages() -> Mapping[str, str]:
 def add_providers(
     settings: Any, chosen: Sequence[ProviderChoice]
 ) -> list[str | tuple[str, dict[str, str]]] | None:
-    """Add packages' providers to the SessionOptions, or return the built-in ones that a session
-    takes. Raises UsageError for providers that cannot be combined, DeviceError."""
+    """Add packages' providers to the SessionOptions, or return built-in ones for the session.
+    Raises UsageError for providers that cannot be combined, DeviceError."""
     if not any(choice.from_package for choice in chosen):
         return [
             (choice.provider, dict(choice.options)) if choice.options else choice.provider
@@ -140,8 +139,8 @@ def start_session(
     chosen: Sequence[ProviderChoice],
     ask: Callable[[str], str | None] | None = None,
 ) -> Any:
-    """Return an InferenceSession on these devices. Raises DeviceError if one does not start, else
-    onnxruntime's errors and those of `add_providers`. ask: see `require_started`."""
+    """Return an InferenceSession. Raises DeviceError if a device does not start, onnxruntime's
+    errors, and those of `add_providers`. ask: see `require_started`."""
     providers = add_providers(settings, chosen)
     try:
         session = import_onnxruntime().InferenceSession(
@@ -163,10 +162,8 @@ def start_session(
 def require_started(
     session: Any, chosen: Sequence[ProviderChoice], ask: Callable[[str], str | None] | None = None
 ) -> None:
-    """Raises DeviceError if a provider did not start: onnxruntime goes on without it.
-
-    ask: returns the reason for a device name, which onnxruntime only logs.
-    """
+    """Raises DeviceError if onnxruntime goes on without a provider. ask: returns why a device does
+    not start, which onnxruntime only logs."""
     lost = [choice.name for choice in chosen if choice.provider not in session.get_providers()]
     if lost:
         reason = ask(lost[0]) if ask else None
@@ -190,7 +187,7 @@ def _require_one_each(chosen: Sequence[ProviderChoice]) -> None:
 
 
 def _told_apart(name: str, provider: str, told: Sequence[Any]) -> Iterator[ProviderChoice]:
-    """Yield a choice for each OrtEpDevice of a provider, those of its usual kind first."""
+    """Yield a choice for each OrtEpDevice, those of the provider's kind first."""
     kind = _KINDS[name]
     told = sorted(told, key=lambda device: device.device.type.name.lower() != kind)
     for number, device in enumerate(told):
@@ -199,8 +196,8 @@ def _told_apart(name: str, provider: str, told: Sequence[Any]) -> Iterator[Provi
 
 
 def _cuda_devices(provider: str) -> list[ProviderChoice]:
-    """Return the driver's devices; the provider alone if there are none, so that a start explains
-    why."""
+    """Return the driver's devices, or just the provider, so that a start explains why there are
+    none."""
     try:
         devices = cuda_driver().devices
     except DeviceError:
@@ -242,7 +239,7 @@ def _description(device: Any) -> str:
 
 RECORDS_PLACEMENT = "session.record_ep_graph_assignment_info"  # set to "1" before loading
 _CPU_PROVIDER = "CPUExecutionProvider"
-# Operators that take most time. Few shape or lookup nodes are not worth a copy.
+# Operators that take most time; shapes and lookups are not worth a copy.
 _HEAVY = (
     "Attention",
     "Gemm",
@@ -256,7 +253,6 @@ _HEAVY = (
 
 
 def count_nodes(inference: Any) -> dict[str, dict[str, int]]:
-    """Count an InferenceSession's operators by provider."""
     counts: dict[str, Counter[str]] = {}
     for part in inference.get_provider_graph_assignment_info():
         found = counts.setdefault(part.ep_name, Counter())
@@ -271,7 +267,7 @@ def heavy_on_cpu(placement: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def require_on_device(inference: Any, chosen: Sequence[ProviderChoice]) -> None:
-    """Raises DeviceError if the CPU would compute attention or matrices without being asked for."""
+    """Raises DeviceError if the CPU would compute attention or matrices unasked."""
     if any(choice.kind == CPU for choice in chosen):
         return
     heavy = heavy_on_cpu(count_nodes(inference))

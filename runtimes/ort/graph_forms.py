@@ -1,16 +1,16 @@
-"""Makes graphs in memory from a bundle's graph (exporters/onnx/graph.py), on the same weights file.
+"""Makes graphs in memory from a bundle's (exporters/onnx/graph.py), on the same weights file.
 
-Devices get a graph for chains only: CUDA's attention refuses a mask, WebGPU's ignores
-`position_ids`. It keeps one form of attention and experts where the CPU has two
-(exporters/onnx/attention.py, experts.py), attends to a single row once, and does not round
-activations to int8, which shifts logits by a tenth of their deviation or more.
+Devices get a graph for chains: CUDA's attention refuses a mask, WebGPU's ignores `position_ids`. It
+has one form of attention and experts, not the CPU's two (exporters/onnx/attention.py, experts.py),
+attends to a single row once, and does not round activations to int8, which shifts logits by a tenth
+of their deviation or more.
 
-CUDA's GroupQueryAttention takes no float32, so matrices, attention and the cache become float16.
-Quantized integers stay in the file; their float32 scales are rounded once, on loading. A residual
-stream may overflow float16, as Gemma 3's does: such models keep embeddings, residual sums and norms
-in float32, with a Cast around each matrix.
+CUDA's GroupQueryAttention takes no float32, so matrices, attention and cache become float16.
+Quantized integers stay in the file; their scales are rounded once, on loading. Residual streams may
+overflow float16, as Gemma 3's does: then embeddings, residual sums and norms stay float32, with
+Casts around matrices.
 
-On the CPU, features (`edge_spec.core.features`) are extra outputs, free if not bound to a buffer:
+On the CPU, features (`edge_spec.core.features`) are extra outputs, free if unbound:
 
     feature.N            [1, rows, hidden_size]   the residual stream that enters layer N
     feature.num_layers   [rows, hidden_size]      after the final norm, of all rows
@@ -50,15 +50,13 @@ _SUFFIX = ".float16"
 
 def keeps_wide_stream(config: ModelConfig) -> bool:
     """Return whether float16 may not hold the residual stream: embeddings are scaled, or sublayer
-    outputs are normed."""
+    outputs normed."""
     return config.embedding_scale != 1.0 or config.norm_places != "before"
 
 
 class _Halving:
-    """Turns a model into float16, node by node in execution order. `_types` maps values to types.
-
-    model: loaded from `path` without its weights.
-    """
+    """Turns a model into float16, node by node in execution order. model: loaded from `path`
+    without weights."""
 
     def __init__(self, model: ModelProto, path: Path, is_wide: bool) -> None:
         self._graph = model.graph
@@ -82,7 +80,6 @@ class _Halving:
         return self._made
 
     def _changed(self, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield the node after the casts that it needs."""
         node.input[:] = [self._same.get(name, name) for name in node.input]
         if node.op_type == "Cast":
             yield from self._changed_cast(node)
@@ -99,7 +96,7 @@ class _Halving:
         yield node
 
     def _changed_cast(self, node: NodeProto) -> Iterator[NodeProto]:
-        """Drop casts that widen a stored float16 matrix."""
+        """Drop casts to float32, if the stream is wide only those of stored matrices."""
         source, target = node.input[0], node.output[0]
         to = next(each.i for each in node.attribute if each.name == "to")
         if to == _FLOAT and (source in self._stored or not self._is_wide):
@@ -109,7 +106,6 @@ class _Halving:
         yield node
 
     def _type_of(self, node: NodeProto, floating: list[str]) -> int:
-        """Return the type that a node computes in."""
         if node.op_type in _ALWAYS_HALF or not self._is_wide:
             return _HALF
         if node.op_type in _LOOKUPS:
@@ -126,7 +122,7 @@ class _Halving:
         return self._types.get(name) in (_FLOAT, _HALF)
 
     def _convert(self, name: str, kind: int) -> Iterator[NodeProto]:
-        """Record the value's name in another type, and yield the node that makes it."""
+        """Record the value's name in another type; yield the node that makes it."""
         if (name, kind) in self._cast:
             return
         if kind == _HALF and name in self._stored:
@@ -137,7 +133,6 @@ class _Halving:
         yield helper.make_node("Cast", [name], [made], made, to=kind)
 
     def _store(self, name: str) -> str:
-        """Add the float16 form of a weight."""
         values = stored_values(self._stored[name], self._path)
         with np.errstate(over="ignore"):
             rounded = values.astype(np.float16)
@@ -158,7 +153,7 @@ class _Halving:
 
 
 def stored_values(proto: TensorProto, path: Path) -> np.ndarray:
-    """Return a weight of the graph at `path`, memory-mapped if it is external."""
+    """Return a weight of the graph at `path`, mapped if external."""
     if proto.data_location != TensorProto.EXTERNAL:
         return numpy_helper.to_array(proto)
     stated = {each.key: each.value for each in proto.external_data}
@@ -168,7 +163,7 @@ def stored_values(proto: TensorProto, path: Path) -> np.ndarray:
 
 
 def _external(name: str, values: np.ndarray, like: TensorProto) -> TensorProto:
-    """Return an external tensor whose bytes are passed with the graph."""
+    """Return an external tensor whose bytes come with the graph."""
     proto = TensorProto(
         name=name, dims=values.shape, data_type=_HALF, data_location=TensorProto.EXTERNAL
     )
@@ -185,8 +180,8 @@ def feature_name(layer: int) -> str:
 
 
 def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> bytes:
-    """Return a serialized ModelProto with features. Raises BundleError for a graph with other names
-    than the exporter's."""
+    """Return a serialized ModelProto with features. Raises BundleError unless names are the
+    exporter's."""
     model = onnx.load(str(path), load_external_data=False)
     graph = model.graph
     made_by = {output: node for node in graph.node for output in node.output}
@@ -212,7 +207,7 @@ def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> byt
 
 
 def _norm_of_all_rows(made_by: Mapping[str, NodeProto], name: str) -> NodeProto:
-    """Copy the node that makes "hidden", but read all rows instead of the gathered ones."""
+    """Copy the node that makes "hidden", for all rows instead of the scored ones."""
     node = NodeProto()
     node.CopyFrom(made_by[_HIDDEN])
     node.name = name
@@ -231,8 +226,7 @@ _WINDOW = "window."  # prefix of nodes that make its bias
 
 @dataclass(frozen=True)
 class GraphForm:
-    """How devices compute the graph. has_wide_stream: keep the residual stream and its norms in
-    float32."""
+    """How devices compute. has_wide_stream: residual stream and norms stay float32."""
 
     is_half: bool = False
     has_wide_stream: bool = False
@@ -253,8 +247,8 @@ def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm]:
 def formed_graph(
     path: Path, config: ModelConfig, form: GraphForm
 ) -> tuple[bytes, Mapping[str, np.ndarray]]:
-    """Return a serialized ModelProto and its retyped weights, to be passed as external
-    initializers. Raises DeviceError if float16 cannot hold a weight."""
+    """Return a serialized ModelProto and retyped weights for external initializers. Raises
+    DeviceError if float16 cannot hold a weight."""
     model = onnx.load(str(path), load_external_data=False)
     _keep_general_forms(model)
     _take_chains(model.graph, config)
@@ -268,7 +262,7 @@ def formed_graph(
 
 
 def _keep_general_forms(model: ModelProto) -> None:
-    """Replace each `If` by its else branch, which suits any number of rows."""
+    """Replace each `If` by its else branch, for any number of rows."""
     graph = model.graph
     nodes: list[NodeProto] = []
     for node in graph.node:
@@ -280,14 +274,14 @@ def _keep_general_forms(model: ModelProto) -> None:
 
 
 def inlined(node: NodeProto, branch: str) -> list[NodeProto]:
-    """Return the nodes of a branch of an `If`, writing to its outputs."""
+    """Return an `If` branch's nodes, writing to the outputs of the `If`."""
     graph = next(each.g for each in node.attribute if each.name == branch)
     names = zip((value.name for value in graph.output), node.output, strict=True)
     return renamed(graph.node, dict(names))
 
 
 def _attend_once(graph: GraphProto) -> None:
-    """Drop the nodes around attention that repeat rows and remove the copies."""
+    """Drop the nodes that repeat rows around attention."""
     taken = {
         node.output[0]: node.input[0]
         for node in graph.node
@@ -302,14 +296,14 @@ def _attend_once(graph: GraphProto) -> None:
 
 
 def set_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
-    """Replace a graph's nodes, perhaps by some of its own."""
+    """Replace a graph's nodes, perhaps by its own."""
     kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
 
 
 def drop_unread(graph: GraphProto, unwanted: Set[str]) -> None:
-    """Drop unread weights, and those of the `unwanted` inputs that are unread."""
+    """Drop unread weights and unread `unwanted` inputs."""
     read = {name for node in graph.node for name in node.input}
     inputs = [at for at, value in enumerate(graph.input) if value.name in unwanted - read]
     weights = [at for at, value in enumerate(graph.initializer) if value.name not in read]
@@ -327,7 +321,7 @@ def renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> list[NodePr
 
 
 def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
-    """Let attention do masks, positions and windows itself, which is right for chains."""
+    """Leave masks, positions and windows to attention, which is right for chains."""
     layers = (node for node in graph.node if node.op_type == _ATTENTION)
     for layer, node in enumerate(layers):
         window = config.kind(layer).window
@@ -340,7 +334,7 @@ def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
 
 
 def _keep_activations(graph: GraphProto) -> None:
-    """Drop accuracy_level, which lets the CPU's kernels round activations."""
+    """Drop accuracy_level, which rounds activations."""
     for node in graph.node:
         kept = [each for each in node.attribute if each.name != "accuracy_level"]
         if len(kept) < len(node.attribute):

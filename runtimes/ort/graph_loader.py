@@ -1,4 +1,4 @@
-"""Loads the graphs of a bundle in onnxruntime."""
+"""Loads a bundle's graphs in onnxruntime."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from edge_spec.runtimes.ort.rows import OwnProducts
 from edge_spec.scheduler.machine import available_cores
 
 GRAPH_FILE = "model.onnx"
-_ROOM = 4  # times the size of a bundle's files, needed to load its graph again
+_ROOM = 4  # times the bundle's size, to load a graph again
 _STOPS_SPINNING = "session.force_spinning_stop"  # of idle threads after each pass
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # for a graph in memory
 
 
 class GraphLoader:
-    """Loads a bundle's graphs with its devices and threads."""
+    """Loads a bundle's graphs on its devices, with its threads."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class GraphLoader:
         entries: Mapping[str, str] = MappingProxyType({}),
         **settings: bool,
     ) -> None:
-        """has_own_products: whether our kernels may compute products on the CPU. entries: session
-        configuration; settings: attributes of SessionOptions."""
+        """has_own_products: our kernels may compute on the CPU. entries: session configuration;
+        settings: SessionOptions attributes."""
         self._library = import_onnxruntime()
         self.devices = devices.choose(self._library, options.providers)
         self._on_cpu = all(device.name == CPU for device in self.devices)
@@ -54,8 +54,8 @@ class GraphLoader:
         if options.threads is None and available_cores() < (os.cpu_count() or 1):
             self._num_threads = available_cores()  # onnxruntime does not know about affinity
         self.bundle = bundle
-        # Our graph has rotary tables for the context, and a single row's unused second one
-        # (session.MIN_ATTENDED) needs an entry, too.
+        # Our graph needs rotary entries for the context and for a single row's unused second one
+        # (session.MIN_ATTENDED).
         is_growing = bundle.manifest.kv_cache == "growing"
         longest = bundle.config.context_length - (0 if is_growing else 1)
         length = min(options.context_length or longest, longest)
@@ -66,18 +66,18 @@ class GraphLoader:
 
     @property
     def kernels(self) -> str | None:
-        """Describe our kernels in this bundle in one line; None on other devices."""
+        """Our kernels in one line; None on devices."""
         return self._products.description if self._suits else None
 
     @property
     def threads(self) -> int | None:
-        """The threads of a CPU pass; None if other devices compute, too."""
+        """The threads of a CPU pass; None on devices."""
         if not self._on_cpu:
             return None
         return self._num_threads or available_cores()
 
     def has_room(self) -> bool:
-        """Return whether there is memory for another graph with its own packed weights."""
+        """Return whether memory suffices for another graph with packed weights."""
         files = (self.bundle.file(name) for name in self.bundle.manifest.files)
         free = free_bytes()
         return free is None or free > _ROOM * sum(file.stat().st_size for file in files)
@@ -90,10 +90,9 @@ class GraphLoader:
         initializers: Mapping[str, np.ndarray] = MappingProxyType({}),
         stops_spinning: bool = False,
     ) -> Any:
-        """Return an InferenceSession. threads: instead of the options'. made: a graph made from the
-        file, on its weights except `initializers`. stops_spinning: whether another graph runs at
-        the same time or between passes, which spinning threads would slow. Raises BundleError,
-        DeviceError."""
+        """Return an InferenceSession. made: a graph made from the file, on its weights except
+        `initializers`. stops_spinning: whether another graph runs meanwhile or between passes,
+        which spinning threads slow. Raises BundleError, DeviceError."""
         graph, chosen = self.bundle.file(name), threads or self._num_threads
         given = {name: OrtValue.ortvalue_from_numpy(each) for name, each in initializers.items()}
         self._held += given.values()
@@ -123,7 +122,7 @@ class GraphLoader:
         initializers: Mapping[str, OrtValue],
         folder: Path | None,
     ) -> Any:
-        """folder: of the weights of a graph in memory, else None."""
+        """folder: of weights, for a graph in memory."""
         options = self._library.SessionOptions()
         for name, value in self._settings.items():
             setattr(options, name, value)

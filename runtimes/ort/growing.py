@@ -1,7 +1,7 @@
-"""Graphs whose KV cache grows with every pass, written by `exporters/optimum`.
+"""Graphs whose KV cache grows with every pass, by `exporters/optimum`.
 
-The graph takes each layer's past and returns it with the pass's rows appended. That becomes the
-next past, cut if rows were rejected. There is no mask, so only chains are scored.
+They take each layer's past and return it with the pass's rows, to be the next past, cut after a
+rejection. They have no mask: only chains are scored.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from edge_spec.runtimes.ort.signature import translated
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _PAST, _PRESENT = "past_key_values.", "present."
-_PREFILL_SCORES = 1 << 24  # most logits in a prefill pass, which scores every row
+_PREFILL_SCORES = 1 << 24  # most logits of a prefill pass, which scores all rows
 
 
 class GrowingModel:
-    """A model of such a graph. Raises BundleError for any other graph."""
+    """A model of such a graph. Raises BundleError for another."""
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
-        # Memory plans are kept per shape, and each pass has a new shape here.
+        # Memory plans are kept per shape, and each pass has a new one.
         loader = GraphLoader(bundle, options, enable_mem_pattern=False)
         self.config = loader.config
         self._inference: Any = loader.open(GRAPH_FILE)
@@ -66,7 +66,7 @@ class GrowingModel:
 
 
 class GrowingSession:
-    """caches: heads and size of each cache input, [1, heads, tokens, size]."""
+    """caches: heads and size of each cache, [1, heads, tokens, size]."""
 
     def __init__(
         self,
@@ -101,7 +101,8 @@ class GrowingSession:
         return Forward(self._run(tree.tokens.astype(np.int64)).numpy()[0])
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Raises ValueError unless these are the last pass's first rows and nothing followed it."""
+        """Raises ValueError unless these are the first rows of the last pass, with no change
+        since."""
         scored, after = self._scored
         kept = len(rows)
         if self.length != after or not 0 < kept <= scored or list(rows) != list(range(kept)):
@@ -116,7 +117,7 @@ class GrowingSession:
         self.length = length
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return each cache by its input's name, [1, heads, length, size] float32."""
+        """Return each cache by input name, [1, heads, length, size] float32."""
         return {name: value.numpy().copy() for name, value in self._cut_past().items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -144,7 +145,6 @@ class GrowingSession:
         }
 
     def _cut_past(self) -> dict[str, OrtValue]:
-        """Return the caches cut to the committed tokens."""
         past, held = self._past
         if held != self.length:
             past = {
@@ -155,11 +155,10 @@ class GrowingSession:
         return past
 
     def _forget(self) -> None:
-        """Drop the last pass's rows."""
         self._scored, self._present = (0, 0), {}
 
     def _run(self, tokens: np.ndarray) -> OrtValue:
-        """Run a pass over tokens [rows] int64; return logits [1, rows, vocab] float32."""
+        """Run a pass over [rows] int64; return logits [1, rows, vocab] float32."""
         start, rows = self.length, len(tokens)
         total = start + rows
         inputs = {
@@ -184,11 +183,9 @@ class GrowingSession:
 
 
 def _read_caches(inference: Any, vocab_size: int, path: Path) -> dict[str, tuple[int, int]]:
-    """Return heads and size of each cache input.
-
-    Raises BundleError unless caches are float32 [batch, heads, tokens, size], inputs are known, and
-    outputs are one cache for each and logits of this vocabulary.
-    """
+    """Return heads and size of each cache input. Raises BundleError unless caches are float32
+    [batch, heads, tokens, size], inputs known, and outputs one per cache and logits of this
+    vocabulary."""
     inputs = {value.name: value for value in inference.get_inputs()}
     outputs = {value.name: value for value in inference.get_outputs()}
     caches = {}

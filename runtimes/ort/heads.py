@@ -1,4 +1,4 @@
-"""Runs trained draft heads as exporters/heads stores them: one graph per step."""
+"""Runs trained heads as exporters/heads stores them, one graph a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.rows import OwnProducts
 from edge_spec.runtimes.ort.signature import bind_output
 
-# Threads spin between two products, but not after a step, when the target needs the cores.
+# Threads spin between products, but not after a step: the target needs the cores.
 _WAITS_AWAKE = {"session.intra_op.spin_duration_us": "100", "session.force_spinning_stop": "1"}
 _POSITIONS = 1024  # of rotary tables made at once
 
@@ -36,7 +36,7 @@ class OrtMedusaStep:
     def __init__(self, stored: StoredStep, threads: int | None) -> None:
         self._session = _opened(stored, "Medusa heads", threads)
         asked = {each.name: each.shape for each in self._session.get_inputs()}.get("asked")
-        self._num_heads = None if asked is None else asked[0]  # None: all heads are always scored
+        self._num_heads = None if asked is None else asked[0]  # None: all are always scored
 
     def __call__(self, state: np.ndarray, heads: Sequence[int]) -> HeadScores:
         inputs, rows = {"state": state[None]}, list(heads)
@@ -64,7 +64,7 @@ class OrtLayers:
         return self._bound(self, cache)
 
     def rotary_tables(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return cos and sin for at least this many positions, [some, rotated / 2] float32 each."""
+        """Return cos and sin for at least these positions, [some, rotated / 2] float32 each."""
         if len(self._tables[0]) < positions:
             self._tables = self._rope.tables(max(_POSITIONS, 2 * positions), self._rotated)
         return self._tables
@@ -117,8 +117,7 @@ class BoundStep:
 
 
 class BoundBlock:
-    """A block step on a cache that the graph reads in place; its few new entries are copied
-    there."""
+    """A block step; the graph reads the cache in place, and its few new entries are copied."""
 
     def __init__(self, layers: OrtLayers, cache: np.ndarray) -> None:
         self._layers = layers
@@ -158,7 +157,7 @@ class BoundBlock:
 
 
 def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.InferenceSession:
-    """Open the graph, with our kernels where they fit. Raises ModelFileError."""
+    """Open a graph, with our kernels where they fit. Raises ModelFileError."""
     library = import_onnxruntime()
     weights = stored.weights
     folder = weights.parent if isinstance(weights, Path) else None

@@ -23,18 +23,17 @@ from edge_spec.runtimes.ort.signature import (
     translated,
 )
 
-_PLACES = (2, 4, 8)  # numbers of sessions that a graph may have places for
+_PLACES = (2, 4, 8)  # that a graph may have
 _NOBODYS = TokenTree.chain(0)
 
 
 def places_for(num_sessions: int) -> int:
-    """Return the places of a graph for that many sessions, or the most there are."""
+    """Return how many places a graph gets for these sessions."""
     return min((places for places in _PLACES if places >= num_sessions), default=_PLACES[-1])
 
 
 class JointPasses:
-    """A `joint_graph`. Each place stays bound to its last cache; a place without a session attends
-    to a dummy cache."""
+    """A `joint_graph`. Places stay bound to their last cache; unused ones attend to a dummy."""
 
     def __init__(
         self, inference: onnxruntime.InferenceSession, num_places: int, config: ModelConfig
@@ -52,11 +51,8 @@ class JointPasses:
     def score(
         self, sessions: Sequence[HostSession], trees: Sequence[TokenTree], num_rows: int
     ) -> list[Forward]:
-        """Score a tree of each session in one pass. Scores are copies, readable during the next
-        pass.
-
-        Raises SessionError, DeviceMemoryError, ContextFullError.
-        """
+        """Score a tree of each session in one pass. Scores are copies that outlive the next pass.
+        Raises SessionError, DeviceMemoryError, ContextFullError."""
         for session, tree in zip(sessions, trees, strict=True):
             session.join(len(tree))
         with translated(num_rows, max(session.length for session in sessions)):
@@ -68,7 +64,7 @@ class JointPasses:
     def _run(
         self, sessions: Sequence[HostSession], trees: Sequence[TokenTree], num_rows: int
     ) -> tuple[np.ndarray, np.ndarray, list[slice]]:
-        """Return logits, hidden states and each session's rows in them."""
+        """Return logits, hidden states and each session's rows."""
         tokens = np.zeros(num_rows, np.int64)
         kept = np.zeros(num_rows, np.int64)  # padding rows repeat the first
         spans = [slice(0, 0)] * len(trees)
@@ -94,7 +90,7 @@ class JointPasses:
         return logits, hidden, spans
 
     def _places(self, caches: Sequence[HostCache]) -> list[int | None]:
-        """Assign sessions to places, preferring the place that has a session's cache bound."""
+        """Assign sessions to places, to those that have their caches bound if possible."""
         places: list[int | None] = [None] * len(self._bound)
         left = []
         held = [None if bound is None else bound[0] for bound in self._bound]
@@ -119,8 +115,7 @@ class JointPasses:
     def _bind_attention(
         self, place: int, cache: HostCache, row: int, start: int, tree: TokenTree
     ) -> int:
-        """Bind one place's attention inputs; the tree begins at this row of the pass. Return the
-        number of attended rows."""
+        """Bind a place's attention, for a tree at this row. Return the number of attended rows."""
         count = len(tree)
         sees = None if tree.is_chain else tree.ancestors
         num_rows = count if self._has_forms else max(count, MIN_ATTENDED)

@@ -1,9 +1,8 @@
-"""The graph for passes that several sessions share, with attention for each of them.
+"""The graph for passes that several sessions share, with attention for each.
 
-In the graph of exporters/onnx/graph.py, attention with its inputs and caches is repeated for each
-session's place, with a suffix to names; products take the rows of all sessions together. Attention
-is the operator of a session's own pass, on the same shapes, so scores are as equal bit for bit as
-those of passes of different widths.
+Attention of exporters/onnx/graph.py is repeated for each session's place, with a suffix to names of
+inputs and caches; products take all rows. Attention is the operator of a session's own pass, on the
+same shapes, so scores are as equal bit for bit as in passes of different widths.
 
     attention_rows@P   [attended] int64   the pass's row that each attended row of place P repeats
     kept_rows          [rows] int64       the attended row, over all places, for each row
@@ -42,15 +41,13 @@ _OWN_SIZES = ("attended", "total", "capacity", "slots", "own")
 
 
 def place_suffix(place: int) -> str:
-    """Return the suffix of a place's inputs, outputs and nodes."""
+    """Return the suffix of a place's names."""
     return f"@{place}"
 
 
 def joint_graph(path: Path, num_places: int) -> bytes:
-    """Return a serialized ModelProto on the same weights file.
-
-    Raises BundleError for a graph without the nodes to split at.
-    """
+    """Return a serialized ModelProto on the same weights. Raises BundleError for a graph without
+    the nodes to split at."""
     model = onnx.load(str(path), load_external_data=False)
     graph = model.graph
     suffixes = [place_suffix(place) for place in range(num_places)]
@@ -72,7 +69,7 @@ def joint_graph(path: Path, num_places: int) -> bytes:
 
 
 def _keep_stacked_forms(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Replace each `If` of both attention forms by its first form, over a place's own rows."""
+    """Replace each `If` of attention's forms by the first, over a place's own rows."""
     for node in nodes:
         if STACKED not in node.input:
             yield node
@@ -85,7 +82,7 @@ def _keep_stacked_forms(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _repeated_nodes(nodes: Iterable[NodeProto], suffixes: Sequence[str]) -> Iterator[NodeProto]:
-    """Repeat for each place the nodes that depend on a session's inputs, up to the node that takes
+    """Repeat for each place the nodes that depend on a session's inputs, up to the one that takes
     all places' rows. Nodes are in execution order."""
     own: set[str] = set()
     for node in nodes:
@@ -103,8 +100,7 @@ def _repeated_nodes(nodes: Iterable[NodeProto], suffixes: Sequence[str]) -> Iter
 
 
 def _placed(node: NodeProto, suffix: str, produced: set[str]) -> NodeProto:
-    """Copy a node for one place, with the suffix on the session's inputs and all that depends on
-    them."""
+    """Copy a node for a place, with the suffix on what depends on its session."""
     copy = NodeProto()
     copy.CopyFrom(node)
     copy.name += suffix

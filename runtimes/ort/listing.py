@@ -34,8 +34,8 @@ _MEGABYTES = re.compile(r"(\d+) MB")  # a card's memory on Windows
 
 
 def listed() -> Iterator[Device]:
-    """List the devices; each provider multiplies matrices in an isolated process. Only opening a
-    model shows whether it runs correctly. Raises MissingDependencyError."""
+    """List devices after multiplying matrices on each in an isolated process. Only opening a model
+    shows whether it is right. Raises MissingDependencyError."""
     onnxruntime = import_onnxruntime()
     packages = devices.load_packages()
     prepare_cuda(onnxruntime)
@@ -49,7 +49,7 @@ def listed() -> Iterator[Device]:
 
 
 def fault(name: str) -> str | None:
-    """Return why a device cannot be used, in one line; None if it can."""
+    """Return in one line why a device cannot be used, or None."""
     try:
         isolated(_probe, name, timeout_s=_PROBE_S)
     except IsolatedError as error:
@@ -70,7 +70,7 @@ def _described(choice: devices.ProviderChoice, fault: str | None) -> Device:
 
 
 def _probe(name: str) -> None:
-    """Multiply two matrices. Raises ValueError for a wrong product, and the library's errors."""
+    """Raises ValueError for a wrong product, and the library's errors."""
     from onnx import parser
 
     onnxruntime = import_onnxruntime()

@@ -1,11 +1,9 @@
-"""Forecasts a bundle's memory in onnxruntime from its manifest alone.
+"""Forecasts a bundle's memory in onnxruntime from its manifest.
 
-Measured with onnxruntime 1.31 and 1.32 on x86-64: each integer matrix is repacked and its original
-unmapped; scales and zero points stay mapped, with copies of the scales and block sums. Our own
-kernels take a little less. A tied embedding stays beside the head's copy. Float16 is widened to
-float32, except embeddings.
-
-Nothing was measured on a GPU: copies there (graph_forms.py, caches.py) are added up.
+Measured with onnxruntime 1.31 and 1.32 on x86-64: integer matrices are repacked and unmapped;
+scales and zero points stay mapped, with copies of scales and block sums. Our kernels take a little
+less. A tied embedding stays beside the head's copy. Float16 becomes float32, except embeddings. On
+GPUs, unmeasured, the copies of graph_forms.py and caches.py are added up.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ _BLOCK_COPY_BYTES = 8  # a block's scale and sum
 _LAYER_BYTES = 95_000  # nodes of the graph
 _EMBEDDING_BLOCK = 32
 _FLOAT = 4  # bytes
-_DECODED_ROWS = 15  # with kept scores: buffers for widths 1 to 5
+_DECODED_ROWS = 15  # buffers for widths 1 to 5
 _SCORE_BUFFERS, _ROUND_ROWS = 3, 16
 _ARENA = 2  # it grows in powers of two
 _HALF = 2  # bytes, on a GPU
 _CUDA_BYTES = 500_000_000  # context and kernels
-# Copies in each function of a static bundle, of integer matrices. Others, and each scoring
+# Copies of integer matrices in each function of a static bundle; other matrices, and each scoring
 # function's head, are float32. Measured with the demo model's four functions.
 _COPIED = 1.5
 _BLOCK_SCALE_BITS = 1  # per weight: blocks of 32 share 32
@@ -51,8 +49,8 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     capacity = min(steps * GROWTH_TOKENS, length + (0 if is_growing else 1))
     cache = config.cached_elements * capacity * _FLOAT
     if is_growing:
-        # Matrices are repacked like ours. Only used rows of an embedding are read, but which tensor
-        # is one is unknown: the demo model as int4 is forecast at 408 MB and takes 267.
+        # Matrices are repacked like ours. Of an embedding only used rows are read, but which tensor
+        # it is is unknown: the demo model as int4 is forecast at 408 MB and takes 267.
         heads = 2 * config.query_size + PREFILL_ROWS * config.num_heads  # one layer at a time
         work = _FLOAT * _ARENA * (heads * capacity + PREFILL_ROWS * config.vocab_size)
         return Memory(bundle.num_bytes, 2 * cache, work, LIBRARY_BYTES)  # past and present
@@ -63,7 +61,7 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
 
 
 def _own_memory(options: RuntimeOptions) -> str | None:
-    """Return the device with its own memory that gets the model; None: main memory."""
+    """Return the device whose memory gets the model; None: main memory."""
     if all(name.lower() == CPU for name in options.providers):
         return None
     choice = with_memory(choose(import_onnxruntime(), options.providers))
@@ -71,8 +69,7 @@ def _own_memory(options: RuntimeOptions) -> str | None:
 
 
 def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memory:
-    """Return the memory with weights and cache on a device; float16 copies are also counted
-    here."""
+    """Count weights and cache on a device, with those made in float16 held here, too."""
     config = bundle.config
     stored = bundle.file(DATA_FILE).stat().st_size
     if bundle.manifest.quantization == "fp32":
@@ -118,7 +115,7 @@ def layer_weights(config: ModelConfig) -> int:
 
 
 def _work(config: ModelConfig, capacity: int) -> int:
-    """Return bytes of a prefill's activations and three masks, and of narrow passes' scores."""
+    """Return bytes of a prefill's activations and three masks, and narrow passes' scores."""
     layers = range(config.num_layers)
     inner = 4 * max(map(config.inner_largest, layers)) + 4 * config.hidden_size
     heads = max((config.heads(layer) for layer in config.attending), key=lambda each: each.head_dim)
@@ -131,7 +128,7 @@ def _work(config: ModelConfig, capacity: int) -> int:
 
 
 def static_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
-    """Forecast a static bundle, whose sessions always have all of their slots."""
+    """Forecast a static bundle, whose sessions have all slots at once."""
     config, manifest = bundle.config, bundle.manifest
     states, scores = session_bytes(bundle, options, num_tokens)
     weights = sum(entry.num_bytes for entry in manifest.files.values())

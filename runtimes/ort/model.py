@@ -20,7 +20,7 @@ from edge_spec.runtimes.ort.signature import Graph
 
 
 class OrtModel:
-    """A model whose sessions share weights and threads. form, place: see `ModelGraphs`."""
+    """Weights and threads that sessions share. form, place: see `ModelGraphs`."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class OrtModel:
         return count_nodes(self.graphs.whole)
 
     def prepare_sharing(self, num_sessions: int) -> int:
-        """Load the graph for shared passes if there is memory for another copy of the packed
-        weights, with as many places as were ever wanted."""
+        """Load the graph for shared passes, with the most places ever wanted, if memory allows
+        another copy of the packed weights."""
         graphs = self.graphs
         if graphs.threads is None or graphs.form is not None or graphs.place is not None:
             return 1  # other devices were not measured

@@ -1,4 +1,4 @@
-"""The graphs of a model, each loaded when first needed."""
+"""A model's graphs, each loaded when first needed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _log = logging.getLogger(__name__)
 
 
 class ModelGraphs(GraphLoader):
-    """The graphs of a model; threads may load them concurrently.
+    """A model's graphs, which threads may load.
 
-    form: of the whole graph; None: as stored, for the CPU. place: memory of KV caches; None: the
-    options'.
+    form: None: as stored, for the CPU. place: memory of caches; None: the options'.
     """
 
     def __init__(
@@ -49,18 +48,18 @@ class ModelGraphs(GraphLoader):
         self._lock, self._threads_lock = Lock(), Lock()
 
     def governor(self) -> ThreadGovernor | None:
-        """Return a session's thread governor; None if there is no smaller number."""
+        """Return a thread governor for a session, None if it had no choice."""
         if self.threads is None or self.threads < 2:
             return None
         return ThreadGovernor(self.threads, steps=1, is_ready=self.is_ready)
 
     def with_threads(self, threads: int) -> Any:
-        """Return the whole graph with this many threads; None until ready."""
+        """Return the whole graph with this many threads, None until ready."""
         return self.whole if threads == self.threads else self._slim
 
     def is_ready(self, threads: int) -> bool:
-        """Start to load the graph with fewer threads, if there is memory for a second copy of the
-        packed weights: onnxruntime cannot change a loaded graph's threads."""
+        """Load the graph with fewer threads in the background, if memory allows a second copy of
+        the packed weights: onnxruntime cannot change a loaded graph's threads."""
         with self._threads_lock:
             if self._opening is None and threads != self.threads and self.has_room():
                 self._opening = Thread(target=self._open_slim, args=(threads,), daemon=True)
@@ -90,9 +89,9 @@ class ModelGraphs(GraphLoader):
         return self.open(GRAPH_FILE, threads, made)
 
     def open_featured(self, layers: Sequence[int]) -> Any:
-        """Return the graph with these features. It replaces the one without, so that a second copy
-        of the weights lives no longer than sessions that use it. Raises BundleError,
-        UnsupportedModelError on devices."""
+        """Return the graph with these features. It replaces the one without, so that two copies of
+        the weights exist only while older sessions do. Raises BundleError, UnsupportedModelError on
+        devices."""
         if self.form is not None:
             raise UnsupportedModelError(
                 "what the model's layers compute is given on the CPU alone",
@@ -111,8 +110,8 @@ class ModelGraphs(GraphLoader):
             return self.whole
 
     def open_partial(self) -> Any:
-        """Return the graph with optional sublayers. Raises UsageError if the bundle has none, or on
-        a device."""
+        """Return the graph with optional sublayers. Raises UsageError without one, or on
+        devices."""
         if self.form is not None:
             raise UsageError(
                 "a model cannot draft for itself on this device, whose cache is of another kind",
@@ -132,7 +131,7 @@ class ModelGraphs(GraphLoader):
             return self._partial
 
     def open_joint(self, num_places: int) -> Any:
-        """Load the graph for passes shared by this many sessions."""
+        """Load the graph for passes that so many sessions share."""
         made = joint_graph(self.bundle.file(GRAPH_FILE), num_places)
         return self.open(GRAPH_FILE, made=made, stops_spinning=True)
 
@@ -150,7 +149,7 @@ class ModelGraphs(GraphLoader):
 
 
 def _require_described(inference: Any, bundle: Bundle) -> None:
-    """Raises BundleError unless the graph matches the manifest, which memory forecasts rely on."""
+    """Raises BundleError unless the graph is the manifest's, which memory is forecast from."""
     config = bundle.config
     parts = [(layer, part) for layer in config.caching for part in ("key", "value")]
     caches = {f"past.{layer}.{part}": tuple(config.heads(layer)[1:]) for layer, part in parts}

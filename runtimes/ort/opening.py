@@ -1,4 +1,4 @@
-"""Opens bundles in onnxruntime; on devices, in the first form whose scores are right."""
+"""Opens bundles in onnxruntime, on devices in the first form with correct scores."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def open_bundle(source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingMo
 
 
 def choose_devices(providers: Sequence[str]) -> list[ProviderChoice]:
-    """Return these devices after checking their driver. Raises UsageError, DeviceError."""
+    """Return these devices, with a working driver. Raises UsageError, DeviceError."""
     onnxruntime = import_onnxruntime()
     chosen = ort_devices.choose(onnxruntime, providers)
     require_driver(onnxruntime, [choice.provider for choice in chosen])
@@ -54,7 +54,7 @@ def choose_devices(providers: Sequence[str]) -> list[ProviderChoice]:
 
 
 def _require_known_to_devices(source: Bundle) -> None:
-    """Raises UsageError for models that only the CPU computes."""
+    """Raises UsageError for models that only the CPU runs."""
     config = source.config
     parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
     lacked = [what for what, found in parts.items() if found]
@@ -77,7 +77,7 @@ def _open(
 def _open_right(
     bundle: Bundle, options: RuntimeOptions, form: GraphForm, expected: np.ndarray, devices: str
 ) -> OrtModel | GrowingModel:
-    """Raises DeviceError or SessionError if scores differ from the CPU's."""
+    """Raises DeviceError, SessionError unless scores are the CPU's."""
     model = _open(bundle, options, form)
     try:
         trial.require_same(trial.scores(model), expected, devices)

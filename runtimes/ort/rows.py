@@ -1,6 +1,5 @@
-"""Replaces onnxruntime's integer products on the CPU with our kernels for few rows.
-
-If they do not fit, onnxruntime stays as it is, and one line says why.
+"""Replaces onnxruntime's integer products on the CPU by our kernels for few rows. If they do not
+fit, onnxruntime stays as it is, and one line says why.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from edge_spec.runtimes.llamacpp.rows.install import refusal
 
 DOMAIN, OPERATOR = "edge_spec", "MatMulRows"
 _REPLACED = "MatMulNBits"
-_ACCURACY_INT8 = 4  # rounds activations to 8 bits, as our kernels do
+_ACCURACY_INT8 = 4  # rounds activations to 8 bits, as ours do
 _BLOCK = 32  # values in our blocks
 _WEIGHT, _SCALES, _ZERO_POINTS, _GROUP_INDEX = range(1, 5)  # inputs
 _in_memory = count()  # number of the next model without a file
 
 
 class RowsGraph(NamedTuple):
-    """A changed graph. num_left: nodes whose blocks our kernels do not support."""
+    """num_left: nodes whose blocks our kernels lack."""
 
     model: bytes
     num_replaced: int
@@ -35,8 +34,8 @@ class RowsGraph(NamedTuple):
 
 
 def rows_graph(source: Path | bytes, folder: Path | None, threads: int) -> RowsGraph:
-    """Replace products. source: a graph file in `folder`, or a graph made from one; folder: None
-    for weights in memory."""
+    """Replace products in a graph file in `folder`, or a graph made from one. folder: None for
+    weights in memory."""
     if isinstance(source, bytes):
         model = onnx.load_model_from_string(source)
         origin = folder
@@ -75,7 +74,6 @@ def _initializers(graph: GraphProto) -> Iterator[TensorProto]:
 
 
 def _parts(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield the graph and its subgraphs."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -121,8 +119,8 @@ _log = logging.getLogger(__name__)
 
 
 def wanted() -> str:
-    """Return the kernels that bundles get here, with their build; "" for none. Raises UsageError as
-    `refusal` does."""
+    """Return the kernels and build for bundles here; "" for none. Raises UsageError as `refusal`
+    does."""
     return library.build_name() if refusal() is None else ""
 
 
@@ -132,8 +130,8 @@ def description() -> str:
 
 
 class OwnProducts:
-    """Gives our kernels to the graphs of a bundle or head: all or none, since their rows differ
-    from onnxruntime's. suits: whether the CPU computes."""
+    """Gives our kernels to all graphs of a bundle or head, or to none, since rows of the two
+    differ. suits: whether the CPU computes."""
 
     def __init__(self, suits: bool = True) -> None:
         self._reason = refusal() if suits else "other devices compute"  # why none of them
@@ -158,8 +156,8 @@ class OwnProducts:
         make_options: Callable[[Path | None], Any],
         load: Callable[[Path | bytes, Any], Any],
     ) -> Any:
-        """Load a graph, with our operator where it fits. folder: see `rows_graph`; make_options:
-        gets the folder of weights for a graph in memory, else None. Raises what `load` does."""
+        """Load a graph, with our operator if it fits. folder: see `rows_graph`; make_options: takes
+        it for a graph in memory, else None. Raises what `load` does."""
         if self._reason is None:
             try:
                 made = rows_graph(graph, folder, threads)

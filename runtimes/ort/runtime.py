@@ -1,6 +1,4 @@
-"""The onnxruntime runtime; imports only onnxruntime, to report it missing before a model is
-converted.
-"""
+"""The onnxruntime runtime. It imports only onnxruntime, to miss it before a model is converted."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ class OrtRuntime(Runtime):
         self, source: Bundle, options: RuntimeOptions
     ) -> OrtModel | GrowingModel | StaticModel:
         """Open a bundle. On devices, a few scores are first compared with the CPU's, which loads
-        the model there, too. Raises UsageError, BundleError, DeviceError."""
+        the model, too. Raises UsageError, BundleError, DeviceError."""
         from edge_spec.runtimes.ort.opening import open_bundle
 
         options.require_only(self.name, "threads", "providers", "context_length")

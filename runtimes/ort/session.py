@@ -1,9 +1,8 @@
-"""Sessions of a whole model with a KV cache each, which parts of the model share on the CPU.
+"""Sessions with a KV cache each, which parts of the model share on the CPU.
 
-Parts are for self-speculation: early exit (Elhoushi et al. 2024, LayerSkip) and layer skipping
-(Zhang et al. 2023, Draft & Verify; Xia et al. 2024, SWIFT). A part writes after the target's
-committed tokens, and the target's next pass overwrites that in every layer: its scores do not
-change.
+Parts serve self-speculation: early exit (Elhoushi et al. 2024, LayerSkip) and layer skipping (Zhang
+et al. 2023, Draft & Verify; Xia et al. 2024, SWIFT). A part writes after the target's committed
+tokens, and the target's next pass overwrites all of that: its scores do not change.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from edge_spec.runtimes.ort.signature import (
     widened,
 )
 
-MIN_ATTENDED = 2  # rows that attention computes (exporters/onnx/graph.py)
+MIN_ATTENDED = 2  # rows of attention (exporters/onnx/graph.py)
 Cache = TypeVar("Cache", HostCache, DeviceCache)
 
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """What all passes of one width share, output buffers included."""
+    """What passes of one width share, output buffers too."""
 
     binding: onnxruntime.IOBinding
     attended: int  # rows
@@ -66,11 +65,9 @@ class _Bound:
 class _Passes(Generic[Cache]):
     """Commits tokens and scores rows after them, in passes of one graph over a cache.
 
-    A pass is one `run_with_iobinding`; on the CPU, numpy and onnxruntime share every buffer. CUDA
-    graphs are impossible: they would replay the total length, which GroupQueryAttention reads from
-    main memory.
-
-    runs [2 * layers] bool: the sublayers that the next pass runs; None: all.
+    A pass is one `run_with_iobinding`; on the CPU, numpy and onnxruntime share all buffers. CUDA
+    graphs would replay the growing total length, which GroupQueryAttention reads from main memory.
+    runs [2 * layers] bool: the next pass's sublayers; None: all.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class _Passes(Generic[Cache]):
         self._config = config
         self._runs = runs
         self._run_options = onnxruntime.RunOptions()
-        # Shared by all widths: scores are valid until the next pass. Unused rows take no memory.
+        # For all widths: scores are valid until the next pass. Unused rows take no memory.
         self._logits = np.empty((MAX_ROWS, config.vocab_size), graph.logits)
         self._hidden = np.empty((MAX_ROWS, config.hidden_size), graph.hidden)
         self._bound: dict[tuple[onnxruntime.InferenceSession, int], _Bound] = {}
@@ -100,7 +97,7 @@ class _Passes(Generic[Cache]):
                 self._report(at, bound.features)
 
     def forward(self, tree: TokenTree) -> Forward:
-        """Raises ValueError for more than MAX_ROWS, or for branches if only chains run."""
+        """Raises ValueError for more than MAX_ROWS, or branches if only chains run."""
         self._claim()
         rows, start = len(tree), self.length
         if rows > MAX_ROWS:
@@ -111,8 +108,8 @@ class _Passes(Generic[Cache]):
         sees = None if tree.is_chain else tree.ancestors
         if start or sees is None:
             return self._score(tree.tokens, start + tree.depths, start, sees).scores
-        # On an empty cache GroupQueryAttention ignores position_ids and counts rows, so siblings
-        # would follow each other. Score the root first.
+        # On an empty cache GroupQueryAttention ignores position_ids and counts rows: siblings would
+        # follow each other. Score the root first.
         root = self._score(tree.tokens[:1], tree.depths[:1], 0, None)
         first = [None if each is None else each.copy() for each in root.parts]
         rest = self._score(tree.tokens[1:], tree.depths[1:], 1, sees[1:, 1:]).parts
@@ -124,7 +121,7 @@ class _Passes(Generic[Cache]):
         return widened(logits, hidden, features)
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Raises ValueError if another session has written to the cache, or the pass failed."""
+        """Raises ValueError if another session wrote to the cache since, or the pass failed."""
         if self.cache.last_writer is not self:
             raise ValueError("the rows to commit are gone: the cache was written to since")
         if rows[-1] != len(rows) - 1:  # not a prefix
@@ -136,7 +133,7 @@ class _Passes(Generic[Cache]):
         self._run_options.terminate = True
 
     def close(self) -> None:
-        """Free buffers now: a reference cycle may keep this object for hours."""
+        """Free buffers now: a reference cycle may live for hours."""
         self._bound.clear()
         self._logits, self._hidden = self._logits[:0].copy(), self._hidden[:0].copy()
 
@@ -150,7 +147,7 @@ class _Passes(Generic[Cache]):
         """Report features of prefilled tokens from `start` on."""
 
     def _chunks(self, tokens: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Make room for all tokens and yield each pass's start and tokens."""
+        """Make room for all tokens; yield each pass's start and tokens."""
         start = self.length
         self._reserve(len(tokens))
         for done in range(0, len(tokens), PREFILL_ROWS):
@@ -164,8 +161,7 @@ class _Passes(Generic[Cache]):
             self._generation = self.cache.generation
 
     def _read(self, start: int, tokens: np.ndarray, outputs: Sequence[str] = ()) -> _Bound:
-        """Run a prefill pass; the head must score a row, which is ignored. outputs: extra outputs
-        to bind."""
+        """Run a prefill pass, whose one scored row is ignored. outputs: extra ones to bind."""
         rows = len(tokens)
         with translated(rows, start):
             bound = self._bind(rows, np.array([rows - 1]))
@@ -250,8 +246,8 @@ class _Passes(Generic[Cache]):
 
 
 class OrtSession(_Passes[Cache]):
-    """A session with its own cache. No parts on devices: their graph would need its own weights
-    there."""
+    """A session with its own cache. Devices have no parts, whose graph would need its own
+    weights."""
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
@@ -272,7 +268,7 @@ class OrtSession(_Passes[Cache]):
 
 
 class PartialSession(_Passes[HostCache]):
-    """A part of a model. peers: all parts of `target`, perhaps with this one."""
+    """A part of `target`; peers: all of its parts."""
 
     _runs: np.ndarray
 
@@ -286,7 +282,7 @@ class PartialSession(_Passes[HostCache]):
 
     @property
     def skipped(self) -> frozenset[int]:
-        """The sublayers left out: 2 * layer for attention, 2 * layer + 1 for the MLP.
+        """Sublayers left out: 2 * layer is attention, 2 * layer + 1 the MLP.
 
         Can be set between passes at no cost. Raises UsageError for an unknown one.
         """
@@ -304,13 +300,13 @@ class PartialSession(_Passes[HostCache]):
         self._runs[list(skipped)] = False
 
     def rollback(self, length: int) -> None:
-        """Roll back to any length that this session or its target has reached."""
+        """Roll back to any length that this or its target has reached."""
         require_rollback(max(self.length, self._target.length), length)
         self.length = length
 
     def influence(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return [2 * layers] float64: 1 - cosine similarity of the residual stream before and
-        after each sublayer of the full model, averaged over `tokens` after the committed ones.
+        """Return [2 * layers] float64: 1 - cosine similarity of the full model's residual stream
+        before and after each sublayer, a mean over `tokens` after the committed ones.
 
         Block influence: Men et al. 2024, ShortGPT. Commits nothing. Raises ContextFullError.
         """
@@ -338,7 +334,7 @@ class PartialSession(_Passes[HostCache]):
         super().close()
 
     def _claim(self) -> None:
-        """Raises ValueError if the pass would overwrite tokens that the target has committed."""
+        """Raises ValueError if a pass would overwrite the target's committed tokens."""
         if self.length < self._target.length:
             raise ValueError(
                 f"a pass at {self.length} tokens would overwrite some of the "
@@ -349,7 +345,7 @@ class PartialSession(_Passes[HostCache]):
 
 
 def _cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the cosine of each row; [rows, hidden] float32 -> [rows] float64."""
+    """Return each row's cosine; [rows, hidden] float32 -> [rows] float64."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     similar: np.ndarray = np.sum(a * b, axis=1) / np.sqrt(
         np.sum(a * a, axis=1) * np.sum(b * b, axis=1)
@@ -358,7 +354,7 @@ def _cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 class HostSession(OrtSession[HostCache]):
-    """A CPU session. After each call, its parts have committed exactly what it has."""
+    """A CPU session. Its parts have always committed exactly what it has."""
 
     def __init__(self, config: ModelConfig, graphs: ModelGraphs) -> None:
         graph = Graph.of(graphs.whole)
@@ -382,8 +378,7 @@ class HostSession(OrtSession[HostCache]):
         return out
 
     def join(self, rows: int) -> None:
-        """Make room for a shared pass; rows can be committed after `joined`. Raises
-        ContextFullError."""
+        """Make room for a shared pass; `joined` lets rows be committed. Raises ContextFullError."""
         self._claim()
         self._reserve(rows)
         self.cache.last_writer = None
@@ -400,8 +395,8 @@ class HostSession(OrtSession[HostCache]):
         return self._on_prefilled is not None
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """See `edge_spec.core.features.GivesFeatures`. The first call loads the graph again, also
-        for sessions opened later. Raises BundleError."""
+        """See `edge_spec.core.features.GivesFeatures`. The first call reloads the graph, for later
+        sessions, too. Raises BundleError."""
         require_layers(layers, self._config.num_layers)
         if not layers and not self.collects:
             return
@@ -412,7 +407,7 @@ class HostSession(OrtSession[HostCache]):
         self._on_prefilled = on_prefilled if layers else None
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
-        """See `edge_spec.core.features.SharesKeysValues`: they are always available."""
+        """See `edge_spec.core.features.SharesKeysValues`. Always available."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """See `edge_spec.core.features.SharesKeysValues`."""
@@ -439,8 +434,8 @@ class HostSession(OrtSession[HostCache]):
         return self.open_skipping(frozenset(range(2 * num_layers, 2 * layers)))
 
     def open_skipping(self, skipped: frozenset[int]) -> PartialSession:
-        """See `edge_spec.core.model.SelfDrafting`. The first call makes a second copy of the packed
-        weights (145 MB for the demo model), which all parts share."""
+        """See `edge_spec.core.model.SelfDrafting`. The first call copies the packed weights (145 MB
+        for the demo model) for all parts."""
         runs = np.ones(2 * self._config.num_layers, np.bool_)
         part = PartialSession(Graph.of(self._graphs.open_partial()), self, runs, self._parts)
         part.skipped = skipped
@@ -448,7 +443,6 @@ class HostSession(OrtSession[HostCache]):
         return part
 
     def _use(self, inference: onnxruntime.InferenceSession) -> None:
-        """Run the next passes with another InferenceSession of the same graph."""
         self._graph = replace(self._graph, inference=inference)
 
     def _claim(self) -> None:

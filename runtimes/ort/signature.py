@@ -1,5 +1,5 @@
-"""The inputs and outputs of a graph in any form (graph_forms.py), and attention's inputs besides
-the rows (exporters/onnx/attention.py).
+"""Inputs and outputs of graphs (graph_forms.py), and attention's extra inputs
+(exporters/onnx/attention.py).
 """
 
 from __future__ import annotations
@@ -57,18 +57,15 @@ class Graph:
     def bind(
         self, binding: onnxruntime.IOBinding, values: Mapping[str, np.ndarray], suffix: str = ""
     ) -> None:
-        """Bind the values that the graph takes. suffix: of input names."""
+        """Bind the values that the graph takes. suffix: of names."""
         for name, array in values.items():
             if name + suffix in self.inputs:
                 binding.bind_cpu_input(name + suffix, array)
 
 
 def widened(logits: np.ndarray, hidden: np.ndarray, features: np.ndarray | None = None) -> Forward:
-    """Return a pass's scores as float32.
-
-    Raises SessionError for float16 scores or states that are not finite: float16 overflowed, so the
-    pass is meaningless.
-    """
+    """Return a pass's scores as float32. Raises SessionError for float16 ones that are not finite:
+    the pass overflowed and is meaningless."""
     if logits.dtype == np.float32:
         return Forward(logits, hidden, features)
     logits, hidden = logits.astype(np.float32), hidden.astype(np.float32, copy=False)
@@ -93,7 +90,7 @@ _OUT_OF_MEMORY = re.compile(r"failed to allocate|bad_?alloc|out of memory", re.I
 
 @contextmanager
 def translated(rows: int, start: int) -> Iterator[None]:
-    """Turn onnxruntime's errors in a pass of `rows` rows after `start` tokens into SessionError or
+    """Turn onnxruntime's errors in a pass of `rows` after `start` tokens into SessionError,
     DeviceMemoryError."""
     try:
         yield
@@ -111,9 +108,9 @@ def translated(rows: int, start: int) -> Iterator[None]:
 def attention_inputs(
     config: ModelConfig, positions: np.ndarray, sees: np.ndarray | None, start: int, attended: int
 ) -> dict[str, np.ndarray]:
-    """Return attention's inputs for a session's rows, without its mask.
+    """Return attention's inputs for a session's rows, except the mask.
 
-    positions: [rows]. sees: [rows, rows] bool, None for a chain. attended: rows of the operator; a
+    positions: [rows]. sees: [rows, rows] bool, None for a chain. attended: the operator's rows; a
     single row is repeated.
     """
     total = start + attended
@@ -135,8 +132,7 @@ def attention_mask(
     element: np.dtype[Any], rows: int, start: int, sees: np.ndarray | None
 ) -> np.ndarray:
     """Return an unstacked pass's mask, [1, 1, rows, start + rows]. sees: [rows, rows] bool; None
-    for a chain, for which zeros suffice, as the operator is causal. All rows see all cached
-    tokens."""
+    for a chain: zeros, as the operator is causal. All see cached tokens."""
     mask = np.zeros((1, 1, rows, start + rows), element)
     if sees is not None:
         mask[0, 0, :, start:] = np.where(sees, 0.0, -np.inf)
@@ -144,7 +140,7 @@ def attention_mask(
 
 
 class StackedMask:
-    """The mask of stacked passes of one width over the whole cache, updated incrementally."""
+    """The mask of stacked passes of one width over the whole cache, changed little by little."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         self.bias = np.full((1, 1, rows, capacity), -np.inf, np.float32)

@@ -1,7 +1,5 @@
-"""Static bundles in onnxruntime: one graph per function, all on one weights file.
-
-Bundles compiled for a Qualcomm NPU open only there. That part follows the documentation of
-onnxruntime's QNN provider and was not measured on an NPU.
+"""Static bundles in onnxruntime: one graph per function on one weights file. Those for a Qualcomm
+NPU open only there, written from the QNN provider's documentation, not measured.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.static.onnx_program import OnnxProgram, OpenedGraphs
 from edge_spec.runtimes.static.session import StaticModel, config_of
 
-# Keep activations of DequantizeLinear and MatMul in float32. By default they become int8, which
-# magnifies last-bit differences between pass widths to a tenth of a logit. Blocks stay integers;
-# 8-bit channels have no fast kernel then and are widened once.
+# Keep activations of DequantizeLinear and MatMul in float32. Int8, the default, magnifies last-bit
+# differences between pass widths to a tenth of a logit. Blocks stay integers; 8-bit channels,
+# without a fast kernel then, are widened once.
 _ENTRIES = {
     "int4": {"session.qdq_matmulnbits_accuracy_level": "1"},
     "int8": {"session.disable_quant_qdq": "1"},
@@ -36,8 +34,7 @@ _ENTRIES = {
 
 
 class OrtGraphs(OnnxProgram):
-    """A bundle's functions, each loaded when first run: every one holds a repacked copy of the
-    weights."""
+    """Functions, each loaded when first run with a repacked copy of the weights."""
 
     def __init__(self, loader: GraphLoader, opened: OpenedGraphs) -> None:
         super().__init__(opened)
@@ -47,7 +44,7 @@ class OrtGraphs(OnnxProgram):
         self._lock = Lock()  # sessions may run in threads
 
     def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Raises SessionError, and BundleError or DeviceError if the function cannot be loaded."""
+        """Raises SessionError; BundleError, DeviceError if the function does not load."""
         with self._lock:
             if function not in self._loaded:
                 self._loaded[function] = self._loader.open(self._files[function])
@@ -70,9 +67,8 @@ _SOC = re.compile(r"(SM|SC)\d{4}[A-Z]*")  # QNN's names; some systems have their
 
 
 def open_static(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
-    """Open a static bundle. Raises UsageError for another device or a context beyond the cache,
-    DeviceError without the NPU it was compiled for, BundleError for graphs that do not load or
-    match the manifest."""
+    """Open a static bundle. Raises UsageError for another device or too long a context, DeviceError
+    without its NPU, BundleError for graphs that do not load or match."""
     format, compiled = bundle.manifest.format, bundle.manifest.compiled
     is_compiled = format == COMPILED
     if is_compiled and compiled is None:
@@ -115,7 +111,7 @@ def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:
 
 
 def _soc() -> str | None:
-    """Return QNN's name of the processor; None if the system does not give it."""
+    """Return QNN's name of the processor, if the system gives it."""
     try:
         name = _SOC_ID.read_text(encoding="ascii").strip().upper()
     except (OSError, ValueError):

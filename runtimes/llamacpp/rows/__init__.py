@@ -1,3 +1,3 @@
-"""Our kernels for llama.cpp's narrow CPU passes, such as verification, where extra rows cost
-little. build.py compiles them with the package.
+"""Our kernels for llama.cpp's narrow CPU passes, where more rows cost little. build.py compiles
+them.
 """

@@ -71,21 +71,21 @@ def digest() -> str:
 
 
 def is_current(library: Path) -> bool:
-    """Return whether the library exists and matches the sources; a wheel has no sources."""
+    """Return whether the library matches the sources beside this file; wheels have none."""
     if not library.is_file() or not sources():
         return library.is_file()
     return _mark().encode() in library.read_bytes()
 
 
 def _mark() -> str:
-    """Return the mark that dispatch.cpp puts into a library of these sources."""
+    """Return the mark that dispatch.cpp leaves in a library."""
     return f"compiled from {digest()}"
 
 
 def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
-    """Write the shared library to `out`, reproducibly. compiler: a command, $CXX or c++ by default;
-    machine: its target. Instruction sets that the compiler does not know are left out. Raises
-    OSError without a compiler, subprocess.CalledProcessError if it fails."""
+    """Write the shared library to `out`, reproducibly, without instruction sets that the compiler
+    lacks. compiler: a command, by default $CXX or c++; machine: its target. Raises OSError without
+    a compiler, subprocess.CalledProcessError if it fails."""
     command = list(compiler) or os.environ.get("CXX", "c++").split()
     tables = BY_MACHINE.get(machine or platform.machine(), {})
     with tempfile.TemporaryDirectory() as work:
@@ -105,7 +105,7 @@ def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
         made = str(Path(work) / "library")
         subprocess.run([*command, "-shared", *objects, "-o", made, "-ldl", "-pthread"], check=True)
         out.parent.mkdir(parents=True, exist_ok=True)
-        # Replace the file, as processes may have the old one loaded.
+        # Replaced, not overwritten: processes may have the old one loaded.
         beside = out.with_name(f".{out.name}.{os.getpid()}")
         shutil.copyfile(made, beside)
         beside.replace(out)
@@ -118,7 +118,6 @@ def _tables(names: Iterable[str]) -> str:
 
 
 def _knows(command: Sequence[str], flags: Sequence[str], work: str) -> bool:
-    """Return whether the compiler takes these flags. Raises OSError without a compiler."""
     to = str(Path(work) / "flags.o")
     tried = [*command, *flags, "-x", "c++", "-c", os.devnull, "-o", to]
     return subprocess.run(tried, capture_output=True).returncode == 0

@@ -1,6 +1,5 @@
-"""Installs the kernels for few rows into llama.cpp if they compute correctly in its build.
-
-Otherwise llama.cpp stays as it is, and one line says why.
+"""Installs the kernels for few rows into llama.cpp if they are right in its build. If not,
+llama.cpp stays as it is, and one line says why.
 """
 
 from __future__ import annotations
@@ -31,16 +30,14 @@ _ATTENTION = 2  # bit of `takes`
 
 _TIMEOUT_S = 20.0  # 100 times the usual
 
-# Build key to the reason why the plugin does not fit; None if it does.
+# Build key to why the plugin does not fit, None if it does.
 _FAULT: Quantity[str, str | None] = Quantity("kernels", str, lambda: TypeAdapter(str | None))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The kernels in force; table: None for llama.cpp's own, with a reason.
-
-    takes_attention: whether attention rows, too, are the same in passes of any width.
-    """
+    """The kernels in force. table: None for llama.cpp's own, with a reason; takes_attention:
+    whether attention, too, is the same in passes of any width."""
 
     table: str | None
     reason: str | None = None
@@ -53,7 +50,6 @@ class Rows:
         return f"rows: off, {self.reason}"
 
     def describe(self, load: library.Load) -> str:
-        """Return the description for a loaded model."""
         if self.table is None:
             return self.description
         if load.num_failed:
@@ -68,8 +64,8 @@ class Rows:
 
 
 def install(ggml: Any) -> Rows:
-    """Install the kernels before a model is opened, when llama.cpp lists its buffer types. ggml:
-    the library as loaded by ctypes. Raises UsageError for a bad environment variable."""
+    """Install the kernels before a model opens, as llama.cpp lists buffer types then. ggml: as
+    ctypes loaded it. Raises UsageError for a bad environment variable."""
     reason = _llama_refusal()
     if reason is not None:
         return Rows(None, reason)
@@ -92,14 +88,14 @@ def install(ggml: Any) -> Rows:
 
 
 def wanted() -> str:
-    """Return the name and build of the kernels that a fitting llama.cpp gets here; "" for none.
-    Raises UsageError as `install` does."""
+    """Return the kernels and their build for a fitting llama.cpp; "" for none. Raises UsageError as
+    `install` does."""
     return library.build_name() if _llama_refusal() is None else ""
 
 
 def refusal() -> str | None:
-    """Return why nothing gets the kernels here; None if they may be used. Raises UsageError for a
-    bad environment variable."""
+    """Return why the kernels cannot be used here, or None. Raises UsageError for a bad environment
+    variable."""
     try:
         return _find_refusal()
     except (OSError, AttributeError) as error:
@@ -134,7 +130,7 @@ def _llama_refusal() -> str | None:
 
 
 def build_fault(key: str, ggml: Path) -> str | None:
-    """Test once, in an isolated process, why the plugin does not fit this build; None if it does.
+    """Return why the plugin does not fit this build, or None, tested once in an isolated process.
     ggml: the library to load there."""
     known = _FAULT.read(key)
     if known is not None:
@@ -156,7 +152,7 @@ def build_fault(key: str, ggml: Path) -> str | None:
 def loading(
     rows: Rows, *, wants_stock: bool = False, scored_tokens: ScoredTokens | None = None
 ) -> Iterator[library.Load]:
-    """Yield a record of what this thread's model load gives to the kernels, filled in afterwards.
+    """Yield a record, filled afterwards, of what this thread's load gives to the kernels.
     scored_tokens: rows to keep in the output matrix; None: all."""
     load = library.Load()
     if rows.table is None:

@@ -1,4 +1,4 @@
-"""Python bindings of the shared library of kernels for few rows."""
+"""Python bindings of the kernels for few rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from edge_spec.runtimes.llamacpp.rows import build
 from edge_spec.storage.atomic import sha256_file
 
-# ggml's numbers of the weight types that have kernels, in the order of rows::Type.
+# ggml's numbers of weight types with kernels, in the order of rows::Type.
 TYPES = {
     "Q4_0": 2,
     "Q4_1": 3,
@@ -49,14 +49,13 @@ class Load(ctypes.Structure):
 
     @property
     def left(self) -> dict[str, int]:
-        """Return the number of matrices left to ggml by type name."""
+        """Count the matrices left to ggml by type name."""
         names = {number: name for name, number in TYPES.items()}
         left = enumerate(self.left_by_number)
         return {names.get(i, f"type {i}"): count for i, count in left if count}
 
     @property
     def is_whole(self) -> bool:
-        """Whether the kernels took all matrices."""
         return self.num_packed > 0 and not self.num_failed and not self.left
 
 
@@ -95,8 +94,7 @@ def library() -> Any:
 
 
 def _require_current() -> None:
-    """Compile a checkout's library again if its sources have changed. Raises OSError if that
-    fails."""
+    """Rebuild a checkout's library if its sources have changed. Raises OSError if that fails."""
     if not path().is_file() or build.is_current(path()):
         return
     _log.warning("Compiling the kernels for few rows, whose sources have changed.")
@@ -113,15 +111,14 @@ def function(name: str) -> Any:
 
 
 def table() -> str:
-    """Return the name of the kernels in force: the fastest for this processor, or those that the
-    environment names. Raises as `library` does."""
+    """Return the kernels in force: the fastest for this processor, or the environment's. Raises as
+    `library` does."""
     name: bytes = function("best_table")()
     return name.decode()
 
 
 def tables() -> list[str]:
-    """Return the names of the kernels that this processor runs, fastest first. Raises as `library`
-    does."""
+    """Return the kernels that this processor runs, fastest first. Raises as `library` does."""
     names = iter(partial(next, map(function("table_name"), count())), None)
     runs = function("table_is_supported")
     return [name.decode() for index, name in enumerate(names) if runs(index)]
@@ -133,8 +130,8 @@ def build_name() -> str:
 
 
 def ggml_libraries(ggml: Any) -> list[Path]:
-    """Return the files whose functions the plugin would use; none if unknown. ggml: as loaded by
-    ctypes."""
+    """Return the files whose functions the plugin would use, if known. ggml: as ctypes loaded
+    it."""
     text = ctypes.create_string_buffer(_PATHS_BYTES)
     if not function("libraries")(ggml._handle, text, len(text)):
         return []

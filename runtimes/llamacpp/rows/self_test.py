@@ -1,6 +1,5 @@
-"""Compares the plugin's results in ggml's graphs with ggml's own.
-
-Runs in an isolated process, as a build with other structures may crash it. Nothing is freed.
+"""Compares the plugin's results with ggml's own, in an isolated process: another build's structures
+may crash it. Nothing is freed.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ _F32, _F16, _I32 = 0, 1, 26
 _HANDLE, _INT, _SIZE, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int64
 _COLUMNS, _OUTPUTS = 512, 40  # of a matrix; a partial last tile of outputs
 _ROWS = 11  # more than a panel
-# Both round activations to 8 bits, but differently: results differ by less than 1%. A wrong kernel
-# is off by 100%.
+# Both round activations to 8 bits, differently: results differ by less than 1%, a wrong kernel's by
+# 100%.
 _TOLERANCE = 0.03
 
 
@@ -56,8 +55,8 @@ class WrongError(Exception):
 
 
 def run(path: str) -> dict[str, Any]:
-    """Install the plugin into this process's ggml and test it. Raises WrongError, or OSError or
-    AttributeError for a missing library or function."""
+    """Install the plugin into this process's ggml and test it. Raises WrongError; OSError or
+    AttributeError if anything is missing."""
     ggml = ctypes.CDLL(path)
     every = (1 << len(TYPES)) - 1
     reason = function("install")(ggml._handle, every, 1)
@@ -131,7 +130,7 @@ class _Test:
         mask_rows = np.where(seen, 0, -np.inf).astype(np.float32)
 
         def attended(part: slice, queries: np.ndarray | None) -> list[np.ndarray]:
-            """Return the attended rows and their queries. If queries are given, ggml computes."""
+            """Return the rows and their queries, computed by ggml if queries are given."""
             context, rows = self._context(), given[part]
             x = self._tensor(context, _F32, *rows.shape)
             q = self._tensor(context, _F32, len(rows), width)
@@ -170,7 +169,7 @@ class _Test:
         return tensor
 
     def _both(self, kind: int, shape: tuple[int, ...]) -> list[int]:
-        """Return a weight in ggml's buffer and the same in ours."""
+        """Return a weight in ggml's buffer and in ours."""
         values, found = self._stored(kind, self._numbers(*shape)), []
         for buffer_type in (self._cpu, self._ours):
             context = self._context()
@@ -184,7 +183,6 @@ class _Test:
             raise WrongError("ggml could not allocate a buffer")
 
     def _stored(self, kind: int, numbers: np.ndarray) -> np.ndarray:
-        """Return numbers as a file of this type stores them."""
         if kind == _F32:
             return numbers
         columns, source = numbers.shape[-1], np.ascontiguousarray(numbers)
