@@ -33,7 +33,7 @@ from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 FIRST_TOKENS = 2048  # of a new cache, which doubles
 _TRIED_TOKENS = 256  # of a trial context; the library's minimum
-_SPARE = 1.5  # a new context's room for several conversations, times their cells
+_SPARE = 1.5  # room of a new context for several conversations, times their cells
 
 
 class SequenceRows(NamedTuple):
@@ -114,7 +114,7 @@ class Cache:
         return sequence.home
 
     def require_tap(self, tap: Tap) -> None:
-        """Use a tap in the next passes, this one unless there is one."""
+        """Have the next passes use a tap: this one if there is none yet."""
         if self.choices.tap is None:
             self.choices = replace(self.choices, tap=tap)
 
@@ -376,8 +376,8 @@ class Cache:
         return replace(out, features=features.read(context.choices.tap, num_rows, hidden, rows))
 
     def _share_out(self, context: Context, rows: int, seconds: float) -> None:
-        """Choose the next pass's threads, on which scores do not depend if attention never splits a
-        row."""
+        """Choose the next pass's threads. Scores do not depend on it unless attention splits single
+        rows."""
         governor = self._threads
         if governor is None:
             return

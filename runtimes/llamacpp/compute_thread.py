@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from edge_spec.core import turns
 
 _Result = TypeVar("_Result")
-# Not a name that makes commands exit by force (cli/start.py): whoever waits for a pass is joined or
-# has one.
+# Not a name that makes commands exit by force (cli/start.py): the thread that waits for a pass is
+# joined or has such a name.
 _NAME = "llamacpp-compute"
 _here = local()  # .worker: this thread's Worker
 

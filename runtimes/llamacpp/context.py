@@ -143,10 +143,10 @@ class Context:
         self._switch_steady = library.steady_switch(self.handle) if choices.steady_rows else None
         self._is_single = False
         self._gives_hidden: bool | None = False
-        # By address: the library reuses the buffer of logits and hidden states.
+        # By address of the logits: the library keeps their buffer, which hidden states share.
         self._forwards: dict[tuple[int | None, int, bool | None], Forward] = {}
         self.tail = 0  # all cells before it are used, none after
-        self.is_broken = False  # whether the records of cells may be wrong
+        self.is_broken = False  # whether cells may differ from the records
         self.viewer: CacheSequence | None = None  # whose scores are in the library's buffers
         self._keeps_order = keeps_order(choices)
         self._held_end = 0  # after the last cell in HELD
@@ -157,7 +157,7 @@ class Context:
     # Passes
 
     def want_steady(self, is_single: bool) -> None:
-        """Make a single row and several compute alike, with `steady_rows`."""
+        """Prepare for one row or several; with `steady_rows` both compute alike."""
         if self._switch_steady is not None and is_single != self._is_single:
             self._switch_steady(is_single)
             self._is_single = is_single

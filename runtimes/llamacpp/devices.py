@@ -52,8 +52,8 @@ def fault(server: str) -> str | None:
     except OSError as error:
         return f"no connection: {error}"
     with connection:
-        # A free server closes a connection without requests at once. A busy one would answer a
-        # request after the client has gone, and exit.
+        # A free server closes a connection without requests at once. A busy one would reach a
+        # request only after the client has gone, which ends its process.
         connection.shutdown(socket.SHUT_WR)
         connection.settimeout(_FREE_S)
         try:

@@ -186,7 +186,7 @@ class KeysValues:
         self._last: list[np.ndarray] | None = None  # last pass, ordered as `wanted`
 
     def take(self, tap: Tap | None, rows: int) -> None:
-        """Take the last pass's, before any row is committed."""
+        """Take the last pass's keys and values, before its rows are committed."""
         found = [None if tap is None else tap.rows(each, rows) for each in self.wanted]
         known = [each for each in found if each is not None]
         self._last = known if len(known) == len(found) else None

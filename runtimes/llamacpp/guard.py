@@ -41,7 +41,7 @@ _FREES = ("llama_model_free", "llama_free")
 @cache
 def device_library(library: Library, is_guarded: bool) -> Library:
     """Return the library for devices, whose passes skip the compute thread. is_guarded: a lost
-    device raises DeviceError, which RPC servers cannot."""
+    device raises DeviceError, which is impossible with RPC servers."""
     direct = library.replacing(llama_decode=library.api.llama_decode)
     return DeviceGuard(direct).guarded() if is_guarded else direct
 

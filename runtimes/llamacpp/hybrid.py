@@ -122,8 +122,8 @@ class HybridSession(LlamaCppSession):
 
     def state(self) -> dict[str, np.ndarray]:
         """Return "text" [length] int32, "sequence" [bytes] uint8 in the library's format, "places"
-        [count] int64 and equally long "states" [bytes] uint8: the last places that together fit the
-        sequence's size."""
+        [count] int64 and their "states" [bytes] uint8, of equal size: the last places whose states
+        together are no larger than the sequence."""
         self._drop_rejected()
         sequence = self._cache.stored(self._sequence)
         if not self._holds(sequence, self.length):
@@ -184,8 +184,8 @@ class HybridSession(LlamaCppSession):
             context.write(self._saved, 0)
 
     def _read_again(self, length: int) -> None:
-        """Read the text again from the last place before `length`. A SessionError keeps what was
-        read."""
+        """Read the text again from the last place before `length`. Raises SessionError, keeping
+        what was read."""
         text = self._text[:length]
         self._sequence.hold(self._go_back(length))
         self._places.cut(self.length)

@@ -236,8 +236,8 @@ class Library:
 
     @property
     def rows(self) -> Rows:
-        """Our kernels, if they pass a test in another process, once, in seconds. Raises UsageError
-        as `install` does."""
+        """Our kernels, if they pass their test: the first use takes seconds, in another process.
+        Raises UsageError as `install` does."""
         with self._installing:
             if not self._installed:
                 self._installed.append(install(self.ggml))
@@ -307,11 +307,11 @@ class Library:
         return handle
 
     def steady_switch(self, context: int) -> Callable[[bool], None] | None:
-        """Return a switch for single rows to use wider passes' kernels on the CPU, None if the
+        """Return a switch that makes single rows use wider passes' kernels on the CPU, None if the
         build lacks it.
 
         ggml's flash attention splits a single row's cells among threads, which changes the order of
-        its sums (ggml-cpu/ops.cpp), unless the backend's switch turns such kernels off.
+        its sums (ggml-cpu/ops.cpp). The backend's switch turns such kernels off.
         """
         try:
             scheduler = getattr(self, _SCHEDULER_OF)(context)

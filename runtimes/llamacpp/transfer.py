@@ -24,8 +24,9 @@ _EXTRA_WORDS = (0, 3)
 def is_sequence(
     stored: np.ndarray, length: int, start: int = 0, caches: int = 1, is_recurrent: bool = False
 ) -> bool:
-    """Check for tokens `start` to `length` in this many attention caches, then a recurrent state if
-    any. The library would read any number of cells, past its memory, at any position."""
+    """Check for a sequence of tokens `start` to `length` in this many attention caches, then a
+    recurrent state if any. The library would read any number of cells, past its memory, at any
+    position."""
     for extra_words in _EXTRA_WORDS if is_recurrent else _EXTRA_WORDS[:1]:
         reader = _Reader(stored, extra_words)
         with suppress(ValueError):

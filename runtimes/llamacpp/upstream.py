@@ -19,7 +19,7 @@ from edge_spec.runtimes.llamacpp.library import Library
 
 # A thread's spins at a barrier before it sleeps, about 0.1 ms. GNU's OpenMP spins 300,000 times,
 # taking the processor from the thread it waits for. With 4,000, a step of a 1.5B beside a busy
-# process took 36 ms instead of 49, and no longer without one (2 cores of a Zen 5;
+# process took 36 ms instead of 49, and as long as before without one (2 cores of a Zen 5;
 # benchmarks/results/engines.json).
 _SPINS = "4000"
 _opening = Lock()  # two threads may open the library at once

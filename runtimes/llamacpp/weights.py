@@ -30,7 +30,7 @@ _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
 
 
 class GgufWeights:
-    """Freed by `close`, on collection or at exit."""
+    """Loaded weights, freed by `close`, on collection or at exit."""
 
     def __init__(
         self, library: Library, path: Path, config: ModelConfig, how: ModelChoices

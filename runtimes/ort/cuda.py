@@ -187,7 +187,7 @@ _NO_MEMORY = (
 
 
 def _missing(library: str) -> str:
-    """Match linker errors about a missing or mismatched library."""
+    """Return a pattern of linker errors about a missing or mismatched library."""
     return (
         rf"(lib{library}[\w.-]*\.so[.\d]*: [^\n]*|undefined symbol: \w+, version lib{library}[^\n]*"
         rf'|depends on "{library}[^"]*" which is missing)'
@@ -195,7 +195,7 @@ def _missing(library: str) -> str:
 
 
 def _failed(*codes: int) -> str:
-    """Match a cuda_call.cc message up to its source position."""
+    """Return a pattern of cuda_call.cc messages up to the source position."""
     return rf"CUDA failure ({'|'.join(map(str, codes))}): [^;\n]*"
 
 

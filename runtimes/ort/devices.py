@@ -22,10 +22,10 @@ _SUFFIX = "executionprovider"
 _PACKAGES = ("onnxruntime_ep_webgpu", "onnxruntime_qnn")  # get_library_path() and get_ep_name()
 _CUDA = "cuda"
 QNN = "qnn"
-# Where the provider's HTP is an NPU; elsewhere it is an emulator and a compiler.
+# Machines where the provider's HTP is an NPU; elsewhere it is an emulator and a compiler.
 _ARM = ("aarch64", "arm64")
-# Others compute draft trees' attention wrong, recompile the graph for each new pass shape, or have
-# a runtime of their own. QNN's may only compile for NPUs.
+# Other providers compute draft trees' attention wrong, recompile the graph for each new pass shape,
+# or have a runtime of their own. QNN's may only compile for NPUs.
 _KINDS: Mapping[str, str] = {CPU: CPU, _CUDA: GPU, "webgpu": GPU, QNN: NPU}
 # Their attention takes float16, not float32.
 TAKES_HALF = frozenset({"CUDAExecutionProvider"})
@@ -49,7 +49,7 @@ class ProviderChoice(NamedTuple):
 
 
 def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
-    """Return providers for names such as "cuda", "cuda:1" or "CUDAExecutionProvider", else the
+    """Return providers for names such as "cuda", "cuda:1" or "CUDAExecutionProvider"; none: the
     CPU's. Loads packages for unknown names. Raises UsageError."""
     names = [_short(name).removesuffix(":0") for name in wanted or (CPU,)]
     if names != [CPU]:

@@ -334,7 +334,7 @@ def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
 
 
 def _keep_activations(graph: GraphProto) -> None:
-    """Drop accuracy_level, which rounds activations."""
+    """Drop accuracy_level, which lets kernels round activations."""
     for node in graph.node:
         kept = [each for each in node.attribute if each.name != "accuracy_level"]
         if len(kept) < len(node.attribute):

@@ -26,7 +26,7 @@ from edge_spec.scheduler.machine import available_cores
 
 GRAPH_FILE = "model.onnx"
 _ROOM = 4  # times the bundle's size, to load a graph again
-_STOPS_SPINNING = "session.force_spinning_stop"  # of idle threads after each pass
+_STOPS_SPINNING = "session.force_spinning_stop"  # idle threads stop after each pass
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # for a graph in memory
 
 

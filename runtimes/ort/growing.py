@@ -1,4 +1,4 @@
-"""Graphs whose KV cache grows with every pass, by `exporters/optimum`.
+"""Graphs whose KV cache grows with every pass, as `exporters/optimum` writes them.
 
 They take each layer's past and return it with the pass's rows, to be the next past, cut after a
 rejection. They have no mask: only chains are scored.

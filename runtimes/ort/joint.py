@@ -51,8 +51,8 @@ class JointPasses:
     def score(
         self, sessions: Sequence[HostSession], trees: Sequence[TokenTree], num_rows: int
     ) -> list[Forward]:
-        """Score a tree of each session in one pass. Scores are copies that outlive the next pass.
-        Raises SessionError, DeviceMemoryError, ContextFullError."""
+        """Score a tree of each session in one pass. Scores are copies, read while the next pass
+        runs. Raises SessionError, DeviceMemoryError, ContextFullError."""
         for session, tree in zip(sessions, trees, strict=True):
             session.join(len(tree))
         with translated(num_rows, max(session.length for session in sessions)):

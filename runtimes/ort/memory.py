@@ -1,9 +1,9 @@
 """Forecasts a bundle's memory in onnxruntime from its manifest.
 
-Measured with onnxruntime 1.31 and 1.32 on x86-64: integer matrices are repacked and unmapped;
-scales and zero points stay mapped, with copies of scales and block sums. Our kernels take a little
-less. A tied embedding stays beside the head's copy. Float16 becomes float32, except embeddings. On
-GPUs, unmeasured, the copies of graph_forms.py and caches.py are added up.
+Measured with onnxruntime 1.31 and 1.32 on x86-64: integer matrices are repacked and their originals
+unmapped; scales and zero points stay mapped, with copies of scales and block sums. Our kernels take
+a little less. A tied embedding stays beside the head's copy. Float16 becomes float32, except
+embeddings. GPUs were not measured: the copies of graph_forms.py and caches.py are added up.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class ModelGraphs(GraphLoader):
-    """A model's graphs, which threads may load.
+    """A model's graphs, which threads may load concurrently.
 
     form: None: as stored, for the CPU. place: memory of caches; None: the options'.
     """
@@ -48,7 +48,7 @@ class ModelGraphs(GraphLoader):
         self._lock, self._threads_lock = Lock(), Lock()
 
     def governor(self) -> ThreadGovernor | None:
-        """Return a thread governor for a session, None if it had no choice."""
+        """Return a session's thread governor; None on devices or with one thread."""
         if self.threads is None or self.threads < 2:
             return None
         return ThreadGovernor(self.threads, steps=1, is_ready=self.is_ready)

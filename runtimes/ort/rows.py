@@ -20,13 +20,13 @@ from edge_spec.runtimes.llamacpp.rows.install import refusal
 DOMAIN, OPERATOR = "edge_spec", "MatMulRows"
 _REPLACED = "MatMulNBits"
 _ACCURACY_INT8 = 4  # rounds activations to 8 bits, as ours do
-_BLOCK = 32  # values in our blocks
+_BLOCK = 32  # values in a block of our kernels
 _WEIGHT, _SCALES, _ZERO_POINTS, _GROUP_INDEX = range(1, 5)  # inputs
 _in_memory = count()  # number of the next model without a file
 
 
 class RowsGraph(NamedTuple):
-    """num_left: nodes whose blocks our kernels lack."""
+    """A graph with our products. num_left: nodes whose blocks our kernels lack."""
 
     model: bytes
     num_replaced: int

@@ -1,4 +1,6 @@
-"""The onnxruntime runtime. It imports only onnxruntime, to miss it before a model is converted."""
+"""The onnxruntime runtime. It imports only onnxruntime, so that a missing one is reported before a
+model is converted.
+"""
 
 from __future__ import annotations
 

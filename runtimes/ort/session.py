@@ -37,7 +37,7 @@ from edge_spec.runtimes.ort.signature import (
     widened,
 )
 
-MIN_ATTENDED = 2  # rows of attention (exporters/onnx/graph.py)
+MIN_ATTENDED = 2  # least rows of attention (exporters/onnx/graph.py)
 Cache = TypeVar("Cache", HostCache, DeviceCache)
 
 
@@ -246,7 +246,7 @@ class _Passes(Generic[Cache]):
 
 
 class OrtSession(_Passes[Cache]):
-    """A session with its own cache. Devices have no parts, whose graph would need its own
+    """A session with its own cache. On devices it has no parts: their graph would need its own
     weights."""
 
     def rollback(self, length: int) -> None:
@@ -306,7 +306,7 @@ class PartialSession(_Passes[HostCache]):
 
     def influence(self, tokens: Sequence[int]) -> np.ndarray:
         """Return [2 * layers] float64: 1 - cosine similarity of the full model's residual stream
-        before and after each sublayer, a mean over `tokens` after the committed ones.
+        before and after each sublayer, averaged over `tokens` after the committed ones.
 
         Block influence: Men et al. 2024, ShortGPT. Commits nothing. Raises ContextFullError.
         """
@@ -354,7 +354,7 @@ def _cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 class HostSession(OrtSession[HostCache]):
-    """A CPU session. Its parts have always committed exactly what it has."""
+    """A CPU session. After each call, its parts have committed exactly what it has."""
 
     def __init__(self, config: ModelConfig, graphs: ModelGraphs) -> None:
         graph = Graph.of(graphs.whole)

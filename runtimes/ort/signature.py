@@ -140,7 +140,7 @@ def attention_mask(
 
 
 class StackedMask:
-    """The mask of stacked passes of one width over the whole cache, changed little by little."""
+    """The mask of stacked passes of one width over the whole cache, updated incrementally."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         self.bias = np.full((1, 1, rows, capacity), -np.inf, np.float32)

@@ -1,5 +1,5 @@
-"""Static bundles in onnxruntime: one graph per function on one weights file. Those for a Qualcomm
-NPU open only there, written from the QNN provider's documentation, not measured.
+"""Static bundles in onnxruntime: one graph per function on one weights file. Bundles for a Qualcomm
+NPU open only there; that code follows the QNN provider's documentation and was not measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _ENTRIES = {
 
 
 class OrtGraphs(OnnxProgram):
-    """Functions, each loaded when first run with a repacked copy of the weights."""
+    """The graphs of a bundle's functions, each loaded when first run, with its own repacked
+    weights."""
 
     def __init__(self, loader: GraphLoader, opened: OpenedGraphs) -> None:
         super().__init__(opened)

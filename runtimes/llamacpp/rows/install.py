@@ -30,7 +30,7 @@ _ATTENTION = 2  # bit of `takes`
 
 _TIMEOUT_S = 20.0  # 100 times the usual
 
-# Build key to why the plugin does not fit, None if it does.
+# A build's key to why the plugin does not fit it, None if it does.
 _FAULT: Quantity[str, str | None] = Quantity("kernels", str, lambda: TypeAdapter(str | None))
 
 

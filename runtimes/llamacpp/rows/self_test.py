@@ -56,7 +56,7 @@ class WrongError(Exception):
 
 def run(path: str) -> dict[str, Any]:
     """Install the plugin into this process's ggml and test it. Raises WrongError; OSError or
-    AttributeError if anything is missing."""
+    AttributeError for a missing library or function."""
     ggml = ctypes.CDLL(path)
     every = (1 << len(TYPES)) - 1
     reason = function("install")(ggml._handle, every, 1)
