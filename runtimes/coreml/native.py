@@ -295,7 +295,6 @@ class OpenedPackage:
 
     @classmethod
     def of(cls, bundle: Bundle) -> OpenedPackage:
-        """Raises UsageError, BundleError."""
         package = package_of(bundle)
         specification = read_specification(package)
         signatures = signatures_of_spec(specification)

@@ -53,7 +53,6 @@ class Places:
             self._places.remove(next(unused, self._places[0]))
 
     def before(self, length: int) -> Place | None:
-        """Return the last place at or before `length`."""
         return next((each for each in reversed(self._places) if each.length <= length), None)
 
     def cut(self, length: int) -> None:

@@ -2,7 +2,7 @@
 
 Measured with llama-cpp-python 0.3.36 on x86-64 with AVX-512: loading touches the whole mapped file
 and copies matrices of REPACKED types; our kernels release the file. llama.cpp counts the head as
-the last layer, offloads from there down, and splits by free memory (llama-model.cpp, load_tensors).
+one more layer, offloads from there down, and splits by free memory (llama-model.cpp, load_tensors).
 """
 
 from __future__ import annotations

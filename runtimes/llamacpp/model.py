@@ -109,7 +109,6 @@ class LlamaCppModel:
 
     @property
     def graphs_reused(self) -> int:
-        """See `GgufWeights.graphs_reused`."""
         return self._weights.graphs_reused
 
     def choose_way(self, name: str) -> None:

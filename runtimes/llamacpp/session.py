@@ -108,14 +108,12 @@ class LlamaCppSession:
         self._untold = None
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
-        """See `edge_spec.core.features.SharesKeysValues`."""
         shared = KeysValues(self._weights.config, layers) if layers else None
         if shared is not None:
             self._cache.require_tap(new_tap(self._weights, PREFILL_TOKENS))
         self._sequence.keys_values = shared
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `edge_spec.core.features.SharesKeysValues`."""
         shared = self._sequence.keys_values
         return shared.of(layer) if shared is not None and shared.length >= self.length else None
 

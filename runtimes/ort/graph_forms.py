@@ -296,7 +296,6 @@ def _attend_once(graph: GraphProto) -> None:
 
 
 def set_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
-    """Replace a graph's nodes, perhaps by its own."""
     kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)

@@ -58,7 +58,6 @@ class GrowingModel:
         return GrowingSession(self._inference, self._caches, self.config)
 
     def node_placement(self) -> dict[str, dict[str, int]]:
-        """See TellsNodePlacement."""
         return count_nodes(self._inference)
 
     def close(self) -> None:

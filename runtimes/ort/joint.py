@@ -28,7 +28,6 @@ _NOBODYS = TokenTree.chain(0)
 
 
 def places_for(num_sessions: int) -> int:
-    """Return how many places a graph gets for these sessions."""
     return min((places for places in _PLACES if places >= num_sessions), default=_PLACES[-1])
 
 

@@ -51,7 +51,6 @@ class OrtModel:
         return session if config.encoder is None else OrtSourceSession(session, config)
 
     def node_placement(self) -> dict[str, dict[str, int]]:
-        """See TellsNodePlacement."""
         return count_nodes(self.graphs.whole)
 
     def prepare_sharing(self, num_sessions: int) -> int:

@@ -410,12 +410,10 @@ class HostSession(OrtSession[HostCache]):
         """See `edge_spec.core.features.SharesKeysValues`. Always available."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `edge_spec.core.features.SharesKeysValues`."""
         keys, values = self.cache.of_layer(layer)
         return keys[:, : self.length], values[:, : self.length]
 
     def attend_to(self, source: Sequence[int]) -> None:
-        """See `edge_spec.core.source_session.DecoderSession`."""
         self._source = self._graphs.encode(source)
         self._bound.clear()
 

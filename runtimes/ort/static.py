@@ -95,7 +95,6 @@ def open_static(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
 
 
 def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:
-    """Raises DeviceError."""
     load_packages()
     if QNN not in choices(import_onnxruntime()):
         raise DeviceError(

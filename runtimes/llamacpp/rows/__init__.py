@@ -1,3 +1,1 @@
-"""Our kernels for llama.cpp's narrow CPU passes, where more rows cost little. build.py compiles
-them.
-"""
+"""Our kernels for llama.cpp's CPU passes of few rows, where a row costs little (see build.py)."""

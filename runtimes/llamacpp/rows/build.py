@@ -65,7 +65,6 @@ def sources() -> list[Path]:
 
 
 def digest() -> str:
-    """Hash all that a library is compiled from."""
     made_of = [*sources(), Path(__file__)]
     return hashlib.sha256(b"".join(p.name.encode() + p.read_bytes() for p in made_of)).hexdigest()
 
