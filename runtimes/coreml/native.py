@@ -1,4 +1,4 @@
-"""Core ML through coremltools: macOS only, but for what a package on disk says."""
+"""Core ML through coremltools; outside macOS, packages can only be read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from edge_spec.runtimes.static.session import (
     read_layout,
 )
 
-_MIN_MACOS = 15  # states and several functions in a package
+_MIN_MACOS = 15  # for states and multifunction packages
 
 
 def import_coremltools() -> Any:
@@ -45,12 +45,12 @@ def import_coremltools() -> Any:
 
 
 def this_system() -> tuple[str, str]:
-    """Python's name of it, and the version of macOS, "" elsewhere."""
+    """Return sys.platform and the macOS version, "" elsewhere."""
     return sys.platform, platform.mac_ver()[0]
 
 
 def require_core_ml() -> None:
-    """Raises DeviceError where Core ML cannot run a package."""
+    """Raises DeviceError if Core ML cannot run here."""
     system, macos = this_system()
     remedy = "Here, --runtime ort or llamacpp runs the model as it was published."
     if system != "darwin":
@@ -64,7 +64,7 @@ def require_core_ml() -> None:
 
 ANE, ALL = "ane", "all"
 UNITS: Mapping[str, str] = {CPU: "CPU_ONLY", GPU: "CPU_AND_GPU", ANE: "CPU_AND_NE", ALL: "ALL"}
-# Classes of devices, as coremltools calls them.
+# coremltools' device classes.
 CLASSES: Mapping[str, str] = {
     "MLCPUComputeDevice": CPU,
     "MLGPUComputeDevice": GPU,
@@ -80,13 +80,13 @@ _SHOWN = 200
 
 
 def package_of(bundle: Bundle) -> Path:
-    """Raises UsageError for a bundle of another format, BundleError for one without a package."""
+    """Raises UsageError for another format, BundleError for an incomplete package."""
     if bundle.manifest.format != FORMAT:
         raise UsageError(
             f"{bundle.path} is a bundle of format {bundle.manifest.format}, not {FORMAT}",
             remedy="Choose another --runtime, or export the model with --format coreml.",
         )
-    # The file that every package has, which the bundle has to list.
+    # Every package has this file.
     package = bundle.file(f"{PACKAGE}/Manifest.json").parent
     listed = [name.removeprefix(f"{PACKAGE}/Data/") for name in bundle.manifest.files]
     for path in _listed_paths(package):
@@ -96,7 +96,7 @@ def package_of(bundle: Bundle) -> Path:
 
 
 def _listed_paths(package: Path) -> list[str]:
-    """Returns the paths of the parts of a package, below its Data. Raises BundleError."""
+    """Return the paths of a package's parts below Data. Raises BundleError."""
     try:
         with (package / "Manifest.json").open("rb") as file:
             entries = json.loads(file.read(_MAX_MANIFEST_BYTES))["itemInfoEntries"]
@@ -106,11 +106,11 @@ def _listed_paths(package: Path) -> list[str]:
 
 
 def read_specification(package: Path) -> Any:
-    """Returns the package's protocol buffer. Raises BundleError for a damaged package."""
+    """Return a package's protocol buffer. Raises BundleError if it is damaged."""
     coremltools = import_coremltools()
     try:
         specification = coremltools.models.utils.load_spec(str(package))
-    except Exception as error:  # of the package reader, or protobuf's
+    except Exception as error:  # the package reader's or protobuf's
         raise _damaged(package, error) from error
     if specification.WhichOneof("Type") != "mlProgram":
         raise _damaged(package, "it holds no ML program")
@@ -118,12 +118,11 @@ def read_specification(package: Path) -> Any:
 
 
 def compute_of(specification: Any) -> str | None:
-    """Returns the unit that the package was laid out for; None where it does not say."""
+    """Return the unit that the package was laid out for, if known."""
     return specification.description.metadata.userDefined.get(_COMPUTE) or None
 
 
 def signatures_of_spec(spec: Any) -> dict[str, Signature]:
-    """Reads the signatures of a package's specification, a protocol buffer."""
     described = spec.description
     functions = described.functions or [described]
 
@@ -145,13 +144,13 @@ def _damaged(package: Path, why: object) -> BundleError:
 
 
 def read_plan(compiled: Path, unit: str) -> Any:
-    """coremltools' MLComputePlan. Raises DeviceError where Core ML makes none."""
+    """Return coremltools' MLComputePlan. Raises DeviceError if there is none."""
     coremltools = import_coremltools()
     from coremltools.models.compute_plan import MLComputePlan
 
     try:
         return MLComputePlan.load_from_path(str(compiled), coremltools.ComputeUnit[UNITS[unit]])
-    except Exception as error:  # Core ML's, as RuntimeError; or coremltools'
+    except Exception as error:  # RuntimeError from Core ML; coremltools' own
         raise DeviceError(
             f"Core ML makes no plan for {compiled} on {unit}: {error}",
             remedy="Choose another --device.",
@@ -159,7 +158,7 @@ def read_plan(compiled: Path, unit: str) -> Any:
 
 
 def summarize(plan: Any, unit: str) -> list[FunctionPlacement]:
-    """One for each function, by name. plan: as coremltools has it, made for `unit`."""
+    """Summarize coremltools' plan for `unit` by function."""
     functions = plan.model_structure.program.functions
     return [_summary(plan, name, functions[name].block, unit) for name in sorted(functions)]
 
@@ -169,7 +168,7 @@ def _summary(plan: Any, name: str, block: Any, unit: str) -> FunctionPlacement:
     costs: Counter[str] = Counter()
     fallbacks: Counter[str] = Counter()
     for operation in block.operations:
-        kind = operation.operator_name.rpartition(".")[2]  # of "ios18.linear"
+        kind = operation.operator_name.rpartition(".")[2]  # e.g. "ios18.linear"
         if kind.startswith("const"):  # constexpr operations, too
             continue
         usage = plan.get_compute_device_usage_for_mlprogram_operation(operation)
@@ -198,15 +197,15 @@ _T = TypeVar("_T")
 
 
 class NativeProgram:
-    """A compiled package on some of the machine's units. Functions are loaded when they are first
-    run; a state that one function's model has made is passed to all."""
+    """A compiled package on some units. Functions load when first run and share the state that the
+    first one's model makes."""
 
     def __init__(self, compiled: Path, functions: Sequence[str], unit: str) -> None:
         self._compiled = compiled
         self._first = functions[0]
         self._unit = unit
         self._models: dict[str, Any] = {}
-        self._lock = Lock()  # sessions may be used by threads of their own
+        self._lock = Lock()  # sessions may run in threads
 
     def make_state(self) -> Any:
         return _tried("make a state", self._model(self._first).make_state)
@@ -215,7 +214,7 @@ class NativeProgram:
         self, function: str, inputs: Mapping[str, np.ndarray], state: Any
     ) -> Mapping[str, np.ndarray]:
         model = self._model(function)
-        # A copy: coremltools replaces float16 inputs in it.
+        # Copy the inputs: coremltools replaces float16 ones.
         found: Mapping[str, np.ndarray] = _tried(
             f"run {function}", lambda: model.predict(dict(inputs), state)
         )
@@ -238,7 +237,7 @@ class NativeProgram:
         units = coremltools.ComputeUnit[UNITS[self._unit]]
         try:
             return coremltools.models.CompiledMLModel(str(self._compiled), units, function)
-        except Exception as error:  # Core ML's, as RuntimeError; or coremltools'
+        except Exception as error:  # RuntimeError from Core ML; coremltools' own
             raise DeviceError(
                 f"Core ML cannot load {function} of {self._compiled} on {self._unit}: {error}",
                 remedy="Choose another --device, or export the model with another --compute.",
@@ -246,15 +245,15 @@ class NativeProgram:
 
 
 def compiled_package(bundle: Bundle) -> Path:
-    """Return the package as this system's Core ML compiles it, once. It stays where it is: Core ML
-    keeps what it makes for the Neural Engine by the path. Raises BundleError."""
+    """Return the compiled package, made once for this system. Core ML caches Neural Engine code by
+    path, so the path stays. Raises BundleError."""
 
     def compile_into(work: Path) -> None:
         package = package_of(bundle)
         coremltools = import_coremltools()
         try:
             coremltools.models.utils.compile_model(str(package), str(work / _COMPILED))
-        except Exception as error:  # Core ML's, as RuntimeError; or coremltools'
+        except Exception as error:  # RuntimeError from Core ML; coremltools' own
             raise BundleError(
                 f"Core ML cannot compile {package}: {error}", remedy=EXPORT_AGAIN
             ) from error
@@ -264,7 +263,7 @@ def compiled_package(bundle: Bundle) -> Path:
 
 
 def compute_devices(runtime: str) -> list[Device]:
-    """Lists the devices of this machine by the names that `--device` takes."""
+    """List this machine's devices as `--device` names them."""
     coremltools = import_coremltools()
     found = coremltools.models.MLModel.get_available_compute_devices()
     names = {CLASSES.get(type(device).__name__) for device in found}
@@ -278,7 +277,7 @@ def compute_devices(runtime: str) -> list[Device]:
 def _tried(what: str, call: Callable[[], _T]) -> _T:
     try:
         return call()
-    except Exception as error:  # Core ML's, as RuntimeError; or coremltools'
+    except Exception as error:  # RuntimeError from Core ML; coremltools' own
         raise SessionError(
             f"Core ML failed to {what}: {error}",
             remedy="Try another --device; edge-spec devices --model shows where operations run.",
@@ -287,7 +286,7 @@ def _tried(what: str, call: Callable[[], _T]) -> _T:
 
 @dataclass(frozen=True)
 class OpenedPackage:
-    """Holds what a package says of itself."""
+    """What a package says about itself."""
 
     package: Path
     specification: Any  # coremltools' protocol buffer
@@ -296,7 +295,6 @@ class OpenedPackage:
 
     @classmethod
     def of(cls, bundle: Bundle) -> OpenedPackage:
-        """Raises UsageError, BundleError."""
         package = package_of(bundle)
         specification = read_specification(package)
         signatures = signatures_of_spec(specification)
@@ -305,7 +303,7 @@ class OpenedPackage:
 
     @property
     def unit(self) -> str:
-        """Returns the unit that the package was laid out for."""
+        """The unit that the package was laid out for, or the GPU."""
         return compute_of(self.specification) or GPU
 
 
@@ -314,8 +312,8 @@ class CoreMlRuntime(Runtime):
     reads = FORMAT
 
     def open(self, source: Bundle, options: RuntimeOptions) -> StaticModel:
-        """Raises DeviceError on other systems than macOS, UsageError, BundleError."""
-        # Threads are Core ML's own matter; a draft is given its target's.
+        """Raises DeviceError outside macOS, UsageError, BundleError."""
+        # Core ML chooses threads itself; a draft model gets its target's options.
         options.require_only(self.name, "threads", "providers", "context_length")
         asked = _asked_unit(options.providers)
         config = config_of(source, options)
@@ -326,7 +324,8 @@ class CoreMlRuntime(Runtime):
         return StaticModel(program, opened.layout, config)
 
     def compute(self, providers: Sequence[str]) -> str | None:
-        """Packages are laid out for the Neural Engine, or by default for the GPU."""
+        """Return the Neural Engine as the unit to lay a package out for if it was asked for, else
+        None (the GPU)."""
         require_core_ml()
         return ANE if _asked_unit(providers) == ANE else None
 
@@ -338,14 +337,14 @@ class CoreMlRuntime(Runtime):
         return compute_devices(self.name)
 
     def placements(self, source: Bundle, options: RuntimeOptions) -> list[FunctionPlacement]:
-        """Returns Core ML's own plan for the unit that the options name, or the package's."""
+        """Return Core ML's plan for the options' unit, or the package's."""
         require_core_ml()
         unit = _asked_unit(options.providers) or OpenedPackage.of(source).unit
         return summarize(read_plan(compiled_package(source), unit), unit)
 
 
 def _asked_unit(providers: Sequence[str]) -> str | None:
-    """The name that was given. Raises UsageError."""
+    """Return the requested unit. Raises UsageError."""
     if not providers:
         return None
     names = [name.lower() for name in providers]

@@ -1,7 +1,4 @@
-"""llama.cpp: runs GGUF files.
-
-`LlamaCppSession` lives in `.session`; the library loads when a model is opened.
-"""
+"""Runs GGUF files with llama.cpp, which loads when a model is opened."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ __all__ = ["LlamaCppModel", "LlamaCppRuntime"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports them when they are first used: kernels are tried in a process of its own, which needs
-    nothing of them."""
+    """Import lazily: the process that tests the kernels needs no runtime."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from edge_spec.runtimes.llamacpp import model, runtime

@@ -1,7 +1,7 @@
-"""The cells that the conversations on one model have in llama.cpp.
+"""The KV cache of the conversations on a llama.cpp model.
 
-A `Cache` has one context, in which each conversation is a sequence, so that a pass may score rows
-of several. Where another one is needed, each conversation moves there with its next pass.
+Each conversation is a sequence in the `Cache`'s context, so a pass may score rows of several. When
+another context opens, each conversation moves there with its next pass.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from edge_spec.runtimes.llamacpp.library import NAME, NO_REASON, PREFILL_TOKENS,
 from edge_spec.runtimes.llamacpp.transfer import read_windowed, write_windowed
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
-FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full
-_TRIED_TOKENS = 256  # of the context that tells which streams there are: the library has no less
-_SPARE = 1.5  # times the cells in use, that a new context of several conversations has
+FIRST_TOKENS = 2048  # of a new cache, which doubles
+_TRIED_TOKENS = 256  # of a trial context; the library's minimum
+_SPARE = 1.5  # room of a new context for several conversations, times their cells
 
 
 class SequenceRows(NamedTuple):
-    """What a conversation has in a pass. is_scored: whether anybody reads the scores."""
+    """A conversation's rows in a pass. is_scored: whether their logits are read."""
 
     sequence: CacheSequence
     tree: TokenTree
@@ -45,15 +45,12 @@ class SequenceRows(NamedTuple):
 
 
 class Cache:
-    """Of all conversations on a model where these share passes, else of one. Any thread may call.
-
-    There is a context while there are conversations.
-    """
+    """The cache of one conversation, or of all that share passes. Thread-safe."""
 
     def __init__(self, weights: GgufWeights, choices: ContextChoices) -> None:
         self.weights = weights
         self.context_length = weights.config.context_length
-        self.choices = choices  # of the next context, but for its size
+        self.choices = choices  # of the next context, except its size
         if keeps_order(choices):
             self.choices = replace(choices, num_sequences=NUM_SEQUENCES)
         self._lock = Lock()
@@ -64,7 +61,7 @@ class Cache:
         self._current: Context | None = None
 
     def join(self) -> CacheSequence:
-        """Add a conversation without tokens. Raises SessionError, DeviceMemoryError."""
+        """Add an empty conversation. Raises SessionError, DeviceMemoryError."""
         with self._lock:
             self._collect()
             context = self._current
@@ -75,7 +72,7 @@ class Cache:
             return self._sequences[-1]
 
     def leave(self, sequence: CacheSequence) -> None:
-        """Wait for no pass: where one runs, the next one gives the cells up."""
+        """Close a conversation without waiting: the next pass frees its cells."""
         sequence.is_closed = True
         if self._lock.acquire(blocking=False):
             try:
@@ -84,10 +81,9 @@ class Cache:
                 self._lock.release()
 
     def score(self, parts: Sequence[SequenceRows]) -> list[Forward]:
-        """Score rows of one conversation, or of several, in one pass. Beside rows that are not
-        scored, others come without hidden states. Features are those of all rows.
-
-        Raises SessionError, DeviceMemoryError; there are no rows to commit then."""
+        """Score rows of conversations in one pass. Hidden states are given only if all parts are
+        scored or a sequence collects final states; features cover all rows. Raises SessionError,
+        DeviceMemoryError; then no rows can be committed."""
         sequences = [part.sequence for part in parts]
         rows, branches, num_scored, is_whole = 0, 0, 0, False
         for sequence, tree, is_scored in parts:
@@ -112,25 +108,25 @@ class Cache:
         return outs
 
     def require_open(self, sequence: CacheSequence) -> Context:
-        """Return a conversation's context. Raises SessionError once it or its model is closed."""
+        """Return a conversation's context. Raises SessionError if closed."""
         if sequence.is_closed or not sequence.home.free.alive:
             raise SessionError("the session is closed", remedy="Open another one.")
         return sequence.home
 
     def require_tap(self, tap: Tap) -> None:
-        """Have the next passes keep what a tap takes. tap: the one for it if there is none yet."""
+        """Have the next passes use a tap: this one if there is none yet."""
         if self.choices.tap is None:
             self.choices = replace(self.choices, tap=tap)
 
     def collect(self, sequence: CacheSequence, features: Features | None) -> None:
-        """Have the next passes give features. Raises UnsupportedModelError, SessionError."""
+        """Collect features from the next pass on. Raises UnsupportedModelError, SessionError."""
         if features is not None:
             self._require_streams(features.streams)
             self.choices = features.fitted(self.choices)
         sequence.features = features
 
     def _require_streams(self, streams: Sequence[Tapped]) -> None:
-        """Try a pass of one token in a context of its own."""
+        """Try new streams with a one-token pass in a context of its own."""
         untried = [each for each in streams if each not in self.weights.known_streams]
         if not untried:
             return
@@ -152,23 +148,22 @@ class Cache:
         self.weights.known_streams.update(untried)
 
     def settle(self, sequence: CacheSequence, rows: int = 0) -> Context:
-        """Drop rows that were not committed, and make room for `rows` more. Raises SessionError,
-        DeviceMemoryError."""
+        """Drop uncommitted rows, make room for `rows`. Raises SessionError, DeviceMemoryError."""
         with self._turn():
             return self._prepare([sequence], rows)
 
     def stored(self, sequence: CacheSequence) -> np.ndarray:
-        """Return [bytes] uint8, in the library's own form. Raises SessionError."""
+        """Return the sequence as [bytes] uint8 in the library's format. Raises SessionError."""
         with self._turn():
             self._prepare([sequence], 0)
             return self._read(sequence)
 
     def replace(self, sequence: CacheSequence, stored: np.ndarray, length: int) -> None:
-        """Give a conversation the tokens of a stored sequence. Raises ValueError where the library
-        does not take it, SessionError, DeviceMemoryError; nothing is changed then."""
+        """Load a stored sequence. Raises ValueError if the library refuses it, SessionError,
+        DeviceMemoryError; then nothing changes."""
         with self._turn():
             context = self._prepare([sequence], 0)
-            # What is left where it was may be written over in a window, out of the order of cells.
+            # A sliding window may reuse the old sequence's cells, out of order.
             is_fresh = bool(self.weights.state_window) or not keeps_order(self.choices)
             is_full = context.tail + length > context.choices.num_tokens
             if is_fresh or is_full or not context.has_numbers(1):
@@ -177,7 +172,7 @@ class Cache:
             self._collect()
 
     def _turn(self) -> Lock:
-        """Return the lock; what a thread waits for it is no time of its own."""
+        """Return the lock; waiting for it is not the thread's own time."""
         if self._lock.locked():
             thread, started_s = get_ident(), time.perf_counter()
             turns.begin_waiting(thread)
@@ -190,7 +185,7 @@ class Cache:
         return self._lock
 
     def _prepare(self, sequences: Sequence[CacheSequence], rows: int, branches: int = 0) -> Context:
-        """Bring these together in a context that has room for `rows` more, and settle it."""
+        """Move the sequences to one settled context with room for `rows`."""
         for each in sequences:
             self.require_open(each)
         self._collect(sequences)
@@ -216,11 +211,10 @@ class Cache:
             return True
         if wanted.tap is not found.tap or wanted.num_outputs != found.num_outputs:
             return True
-        viewer = context.viewer  # who may be reading its scores
+        viewer = context.viewer  # may still read its scores
         return viewer is not None and not viewer.is_closed and viewer not in sequences
 
     def _collect(self, joining: Sequence[CacheSequence] = ()) -> None:
-        """Settle contexts, and free those that nobody needs any more."""
         for context in {each.home for each in self._sequences}:
             here = [each for each in self._sequences if each.home is context]
             if not context.free.alive or all(each.is_closed for each in here):
@@ -235,7 +229,7 @@ class Cache:
                     context.give_back([each.number])
 
     def _open(self, rows: int) -> Context:
-        """Open a context for all, and `rows` more. Raises SessionError, DeviceMemoryError."""
+        """Open a context for all tokens and `rows` more."""
         open_ones = [each for each in self._sequences if not each.is_closed]
         used = sum(each.length for each in open_ones) + rows
         before, most = self._current, self.context_length * max(1, len(open_ones))
@@ -267,8 +261,8 @@ class Cache:
     def _put(
         self, sequence: CacheSequence, context: Context, stored: np.ndarray, length: int
     ) -> None:
-        """Write a stored sequence to a context. Raises ValueError, and changes nothing, where the
-        library does not take it."""
+        """Write a stored sequence to a context. Raises ValueError, with nothing changed, if the
+        library refuses it."""
         [number] = context.take_numbers(1)
         try:
             if length:
@@ -301,8 +295,8 @@ class Cache:
     def _lay_out(
         self, context: Context, parts: Sequence[SequenceRows], num_rows: int, is_whole: bool
     ) -> list[slice | np.ndarray]:
-        """Begin a pass and write its batch; return where each part's rows are in it: first rows
-        before second ones, so that what is rejected comes after what is kept."""
+        """Begin a pass and return each part's rows in the batch: all first rows, then all second
+        ones, so that rejected rows come last."""
         places: list[slice | np.ndarray] = [slice(num_rows)]
         if len(parts) > 1:
             order = sorted(
@@ -318,7 +312,6 @@ class Cache:
         return places
 
     def _decode(self, context: Context, sequences: Sequence[CacheSequence], num_rows: int) -> None:
-        """Raises SessionError."""
         log, tap = self.weights.library.log, context.choices.tap
         if tap is not None:
             streams = {each for one in sequences if one.features for each in one.features.streams}
@@ -346,7 +339,6 @@ class Cache:
         places: Sequence[slice | np.ndarray],
         num_rows: int,
     ) -> list[Forward]:
-        """Return what the last pass gives each part."""
         outs, outputs = [], self._offsets[:num_rows]
         if len(parts) > 1:
             outputs = self._batch.outputs(num_rows)
@@ -355,7 +347,7 @@ class Cache:
                 out = Forward(np.empty((0, self.weights.vocab_size), np.float32))
             elif len(self._sequences) == 1:
                 out = context.scores(num_rows)
-                context.viewer = sequence  # nobody else writes to the library's own buffers
+                context.viewer = sequence  # nobody else overwrites the library's buffers
             else:
                 out = context.scores(int(outputs[-1]) + 1)
                 own = outputs[rows]
@@ -374,7 +366,6 @@ class Cache:
         num_rows: int,
         rows: slice | np.ndarray,
     ) -> Forward:
-        """Add what is collected of these rows of the last pass, of `num_rows`."""
         features, keys_values = sequence.features, sequence.keys_values
         context.wait()
         if keys_values is not None:
@@ -385,8 +376,8 @@ class Cache:
         return replace(out, features=features.read(context.choices.tap, num_rows, hidden, rows))
 
     def _share_out(self, context: Context, rows: int, seconds: float) -> None:
-        """Choose the number of threads of the next pass. No score depends on it where attention
-        does not share out a single row."""
+        """Choose the next pass's threads. Scores do not depend on it unless attention splits single
+        rows."""
         governor = self._threads
         if governor is None:
             return

@@ -1,8 +1,8 @@
-"""One thread that makes all passes on the processor, whoever asks for them.
+"""One thread that runs all CPU passes.
 
-GNU's OpenMP keeps a pool of threads for each thread that has called it. Once all pools together
-have more threads than there are processors, they sleep at each of a pass's hundreds of barriers
-instead of spinning: it takes half as long again.
+GNU's OpenMP keeps a thread pool per calling thread. Pools with more threads in total than
+processors sleep instead of spinning at each of a pass's hundreds of barriers, and passes take 1.5
+times as long.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from typing import Any, TypeVar
 from edge_spec.core import turns
 
 _Result = TypeVar("_Result")
-# Not one of the names by which a command ends by force (cli/start.py): a pass at that time has a
-# thread that waits for it, which is joined or has such a name.
+# Not a name that makes commands exit by force (cli/start.py): the thread that waits for a pass is
+# joined or has such a name.
 _NAME = "llamacpp-compute"
-_here = local()  # .worker: what runs a call in this thread
+_here = local()  # .worker: this thread's Worker
 
 
 def current_worker() -> Worker | None:
-    """Returns the worker whose thread this is."""
     worker: Worker | None = getattr(_here, "worker", None)
     return worker
 
 
 class _Call:
-    """One thing to do, which begins once however often it was asked for."""
+    """A call that runs at most once, however often it is queued."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.function = function
@@ -42,11 +41,11 @@ class _Call:
         self.error: BaseException | None = None
         self.is_done = False
         self._begun = Lock()
-        self.ended = Lock()  # as a signal: the fastest that there is
+        self.ended = Lock()  # the fastest signal there is
         self.ended.acquire()
 
     def begin(self) -> bool:
-        """Tells whether this is the first time."""
+        """Return True only the first time."""
         return self._begun.acquire(blocking=False)
 
     def end(self) -> None:
@@ -55,24 +54,24 @@ class _Call:
 
 
 class Worker:
-    """A thread that does one thing at a time for whoever waits for it."""
+    """A thread that runs one call at a time while the caller waits."""
 
     def __init__(self, name: str) -> None:
-        self.is_lost = False  # its thread stays where it is for good
+        self.is_lost = False  # its thread is blocked for good
         self._asked: SimpleQueue[_Call] = SimpleQueue()
         self._current: _Call | None = None
         Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[..., _Result], arguments: tuple[Any, ...]) -> _Result:
-        """Returns, or raises, what the function does. What a signal's handler raises comes after a
-        call that has begun, as after a direct one; one that has not begun never does."""
+        """Return or raise what the function does. A signal handler's exception is raised after a
+        call that has begun and cancels one that has not."""
         asked = _Call(function, arguments)
         interrupt: BaseException | None = None
         while not asked.is_done:
             try:
                 if interrupt is None:
                     turns.begin_waiting(asked.caller)
-                self._asked.put(asked)  # once more after an interrupt, which may have come before
+                self._asked.put(asked)  # again if an interrupt came before
                 asked.ended.acquire()
             except BaseException as raised:
                 interrupt = raised
@@ -84,13 +83,13 @@ class Worker:
         if error is not None:
             try:
                 raise error
-            finally:  # or what they hold would wait for a collection
+            finally:  # break reference cycles
                 del error, interrupt, asked
         result: _Result = asked.result
         return result
 
     def lose(self) -> None:
-        """Ends the present call for its caller. For this thread alone, which does nothing more."""
+        """End the caller's wait. Only for this worker's thread, which must then block."""
         self.is_lost = True
         if self._current is not None:
             self._current.end()
@@ -105,19 +104,19 @@ class Worker:
                 self._current = asked
                 try:
                     asked.result = asked.function(*asked.arguments)
-                except BaseException as error:  # is the caller's
+                except BaseException as error:  # for the caller
                     asked.error = error
                 self._current = None
                 asked.end()
             del asked
 
 
-_worker: Worker | None = None  # of this process
+_worker: Worker | None = None
 _starting = Lock()
 
 
 def in_compute_thread(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Returns a function that does the same in the thread that all of these share."""
+    """Make `function` run in the shared compute thread."""
 
     @wraps(function)
     def call(*arguments: Any) -> _Result:
@@ -134,7 +133,7 @@ def _start() -> Worker:
 
 
 def _forget() -> None:
-    """A process that was forked has none of the threads of its parent."""
+    """A forked child has none of its parent's threads."""
     global _worker, _starting
     _worker, _starting = None, Lock()
 

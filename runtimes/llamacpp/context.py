@@ -1,9 +1,9 @@
-"""One context of llama.cpp: its batch, its scores, and which of its cells conversations have.
+"""A llama.cpp context: its batch, scores and the cells of its conversations.
 
-With `invariant_rows`, a row's bits follow from the tokens before it as long as these are in cells
-in their order, in which attention adds them up; rows of a tree are behind their parents. The
-library puts new tokens into the first free cells, so no cell before the last one in use may be
-free: what is rejected there stays in the sequence HELD, which nobody reads.
+With `invariant_rows`, a row's bits follow from the tokens before it if these are in cells in order,
+as attention sums cell by cell; a tree's rows follow their parents. New tokens go into the first
+free cells, so none may be free before the last used one: rejected tokens there stay in the unread
+sequence HELD.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from edge_spec.runtimes.llamacpp.weights import GgufWeights
 if TYPE_CHECKING:
     from edge_spec.runtimes.llamacpp.features import Features, KeysValues
 
-# Of a context that keeps the order of tokens: each has room for the scores of as many rows.
+# Of a context that keeps token order; each has room for its rows' scores.
 NUM_SEQUENCES = MAX_ROWS + 1
 HELD = NUM_SEQUENCES - 1
-WHOLE, RECURRENT = 0, 1  # llama_state_seq_flags: all layers, or those with a recurrent state
+WHOLE, RECURRENT = 0, 1  # llama_state_seq_flags: all layers, or recurrent ones
 
 
 class Batch:
-    """The tokens of one pass. `struct`, a `llama_batch`, points into arrays of this."""
+    """The tokens of a pass. `struct`, a `llama_batch`, points into its arrays."""
 
     def __init__(self, batch_type: type[ctypes.Structure], num_tokens: int) -> None:
         self._tokens = np.zeros(num_tokens, np.int32)
@@ -63,8 +63,8 @@ class Batch:
         numbers: Sequence[int],
         is_scored: bool,
     ) -> None:
-        """Write a tree to these rows. numbers: the sequence of each leaf; a row has those of the
-        leaves below it."""
+        """Write a tree to these rows. numbers: each leaf's sequence, shared by the rows above
+        it."""
         self._tokens[rows] = tree.tokens
         self._positions[rows] = tree.depths + position if len(tree) > 1 else position
         self._scored[rows] = is_scored
@@ -81,13 +81,13 @@ class Batch:
             self._sequences[row, : len(own)] = own
 
     def outputs(self, num_rows: int) -> np.ndarray:
-        """Return where the scores of each row are, [rows], as far as it has any."""
+        """Return each row's index among the scored rows, [rows]."""
         outputs: np.ndarray = np.cumsum(self._scored[:num_rows]) - 1
         return outputs
 
 
 class PendingRows(NamedTuple):
-    """The rows of a conversation's last pass. numbers: the sequence of each leaf."""
+    """The rows of a conversation's last pass. numbers: each leaf's sequence."""
 
     tree: TokenTree
     cells: Sequence[int]
@@ -96,11 +96,10 @@ class PendingRows(NamedTuple):
 
 @dataclass(eq=False)
 class CacheSequence:
-    """One conversation's tokens.
+    """A conversation's tokens.
 
-    outcome: how many tokens it has, and which rows of its last pass are among them, None before it
-    has chosen. has_rows: whether it may choose. Its own thread sets these two; all else is changed
-    under the cache's lock.
+    outcome: its length and the chosen rows of its last pass, None before the choice. has_rows:
+    whether it may choose. Its own thread sets these; the cache's lock protects the rest.
     """
 
     home: Context
@@ -110,8 +109,8 @@ class CacheSequence:
     has_rows: bool = False
     pending: PendingRows | None = None
     is_closed: bool = False
-    features: Features | None = None  # that are collected
-    keys_values: KeysValues | None = None  # that someone reads
+    features: Features | None = None  # to collect
+    keys_values: KeysValues | None = None  # to share
 
     @property
     def length(self) -> int:
@@ -123,19 +122,19 @@ class CacheSequence:
 
     @property
     def needs_final_states(self) -> bool:
-        """Whether those of all of its rows are collected, unscored ones included."""
+        """Whether even unscored rows need final states."""
         return self.features is not None and self.features.has_final
 
     def hold(self, length: int) -> None:
-        """Note that its first `length` tokens are in the cache, and nothing else."""
+        """Record that the cache holds only the first `length` tokens."""
         self.cells, self.pending, self.outcome = list(range(length)), None, (length, ())
 
 
 class Context:
-    """Lives as long as its weights and whoever refers to it."""
+    """A context, freed with its weights or when unreferenced."""
 
     def __init__(self, weights: GgufWeights, choices: ContextChoices) -> None:
-        """Raises DeviceMemoryError where there is too little memory for its cache, SessionError."""
+        """Raises SessionError, DeviceMemoryError if the cache does not fit."""
         self._weights = weights
         self.choices = choices
         self.handle, self.free = weights.open_context(self, choices)
@@ -144,43 +143,42 @@ class Context:
         self._switch_steady = library.steady_switch(self.handle) if choices.steady_rows else None
         self._is_single = False
         self._gives_hidden: bool | None = False
-        # By the address of the logits, whose buffer the library keeps; hidden states share it.
+        # By address of the logits: the library keeps their buffer, which hidden states share.
         self._forwards: dict[tuple[int | None, int, bool | None], Forward] = {}
-        self.tail = 0  # all cells before it are in use, none after it
-        self.is_broken = False  # whether cells may be others than those that are noted
-        self.viewer: CacheSequence | None = None  # whose last scores are in the library's buffers
+        self.tail = 0  # all cells before it are used, none after
+        self.is_broken = False  # whether cells may differ from the records
+        self.viewer: CacheSequence | None = None  # whose scores are in the library's buffers
         self._keeps_order = keeps_order(choices)
-        self._held_end = 0  # the cell after the last one in HELD
+        self._held_end = 0  # after the last cell in HELD
         count = choices.num_sequences - self._keeps_order
         self._free_numbers = list(range(count - 1, -1, -1))
-        self._stale_numbers: list[int] = []  # of sequences that are still to be removed
+        self._stale_numbers: list[int] = []  # of sequences yet to be removed
 
     # Passes
 
     def want_steady(self, is_single: bool) -> None:
-        """Prepare a pass of one row, or of several: with `steady_rows` it is scored alike."""
+        """Prepare for one row or several; with `steady_rows` both compute alike."""
         if self._switch_steady is not None and is_single != self._is_single:
             self._switch_steady(is_single)
             self._is_single = is_single
 
     def want_hidden(self, wanted: bool) -> None:
-        """Have the next passes give hidden states, where the model can."""
         if self._weights.gives_final_states and wanted != self._gives_hidden:
             self._gives_hidden = None
             self._weights.library.llama_set_embeddings(self.handle, wanted)
             self._gives_hidden = wanted
 
     def decode(self, batch: Any) -> int:
-        """Return 0 when the pass is made, 1 where no cell is left, or another number."""
+        """Return 0, or 1 if no cell is free, or another error."""
         status: int = self._weights.library.llama_decode(self.handle, batch)
         return status
 
     def wait(self) -> None:
-        """Return when the passes are done: devices go on by themselves."""
+        """Wait for passes, which devices run asynchronously."""
         self._weights.library.llama_synchronize(self.handle)
 
     def scores(self, rows: int) -> Forward:
-        """Return those of the last pass, in the library's own buffers."""
+        """Return the last pass's scores in the library's buffers."""
         start = self._weights.library.llama_get_logits(self.handle)
         key = start, rows, self._gives_hidden
         if key not in self._forwards:
@@ -189,25 +187,24 @@ class Context:
         return self._forwards[key]
 
     def hidden(self, rows: int) -> np.ndarray:
-        """Return the hidden states of the last pass."""
         start = self._weights.library.llama_get_embeddings(self.handle)
         return _view(start, rows, self._weights.hidden_size)
 
     # Sequences
 
     def remove(self, number: int, start: int = -1, end: int = -1) -> bool:
-        """Forget these positions of a sequence, -1: all. Return False where the library cannot."""
+        """Remove positions of a sequence; -1: all. Return False if the library cannot."""
         return bool(self._weights.library.llama_memory_seq_rm(self.memory, number, start, end))
 
     def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
         self._weights.library.llama_memory_seq_cp(self.memory, source, target, start, end)
 
     def first_position(self, number: int) -> int:
-        """Return the first position of a sequence that the library still has; -1: none."""
+        """Return a sequence's first position still cached; -1: none."""
         return int(self._weights.library.llama_memory_seq_pos_min(self.memory, number))
 
     def read(self, number: int, part: int = WHOLE) -> np.ndarray:
-        """Return a sequence as [bytes] uint8, in the library's own form."""
+        """Return a sequence as [bytes] uint8 in the library's format."""
         library = self._weights.library
         size = library.llama_state_seq_get_size_ext(self.handle, number, part)
         buffer = (ctypes.c_uint8 * size)()
@@ -216,9 +213,9 @@ class Context:
         return sequence
 
     def write(self, sequence: np.ndarray, number: int, part: int = WHOLE) -> None:
-        """Replace a sequence by one that `transfer` knows. Raises ValueError where the library does
-        not take it."""
-        writable = np.require(sequence, requirements=("C", "W"))  # from_buffer takes no other
+        """Replace a sequence by one that `transfer` has checked. Raises ValueError if the library
+        refuses it."""
+        writable = np.require(sequence, requirements=("C", "W"))  # from_buffer needs both
         size = len(sequence)
         buffer = (ctypes.c_uint8 * size).from_buffer(writable.data)
         library = self._weights.library
@@ -233,13 +230,13 @@ class Context:
         return [self._free_numbers.pop() for _ in range(count)]
 
     def give_back(self, numbers: Sequence[int]) -> None:
-        """What these sequences have is removed before the next pass."""
+        """Free these sequences before the next pass."""
         self._stale_numbers += numbers
 
     # Cells
 
     def begin(self, sequence: CacheSequence, tree: TokenTree, cells: Sequence[int]) -> list[int]:
-        """Begin a pass over a tree, in these cells; return the sequences of its leaves."""
+        """Begin a pass over a tree in these cells; return its leaves' sequences."""
         numbers = [sequence.number]
         if not tree.is_chain:
             numbers += self.take_numbers(len(tree.leaves) - 1)
@@ -250,9 +247,9 @@ class Context:
         return numbers
 
     def settle(self, sequences: Sequence[CacheSequence], joining: Sequence[CacheSequence]) -> None:
-        """Keep what the sequences have chosen of their last passes and drop all else; again after
-        an interrupt. sequences: all that are here. joining: those whose next pass it is, which have
-        given up what they have not chosen."""
+        """Keep the chosen rows of the last passes and drop all others; can be repeated after an
+        interrupt. sequences: all here. joining: those that start a pass, whose unchosen rows are
+        dropped."""
         decided = [each for each in sequences if each in joining or not each.is_undecided]
         kept = [self._kept_cells(each) for each in decided]
         if self._keeps_order:
@@ -276,7 +273,7 @@ class Context:
             self.is_broken = False
 
     def _kept_cells(self, sequence: CacheSequence) -> Sequence[int]:
-        """Return the cells of the tokens that it keeps, or only the last ones of them."""
+        """Return the kept tokens' cells, or only the last of them."""
         length, chosen = (0, ()) if sequence.is_closed else sequence.outcome
         known, pending = len(sequence.cells), sequence.pending
         if length <= known or pending is None:
@@ -286,14 +283,14 @@ class Context:
         return [pending.cells[row] for row in chosen or ()][: length - known]
 
     def _keep_branch(self, sequence: CacheSequence) -> None:
-        """Make the path that was chosen of a tree the sequence's own."""
+        """Give a tree's chosen path to the sequence itself."""
         assert sequence.pending is not None
         tree, cells, numbers = sequence.pending
         rows, own, start = list(sequence.outcome[1] or ()), sequence.number, len(sequence.cells)
         kept = own
         for leaf, number in zip(tree.leaves.tolist(), numbers, strict=True):
             path = tree.path(leaf)
-            shared = sum(row in rows for row in path)  # with the kept path: the first ones
+            shared = sum(row in rows for row in path)  # a common prefix
             if rows and shared == len(rows):
                 kept = number if kept == own else kept
             self._hold(number, start + shared, [cells[row] for row in path[shared:]])
@@ -303,11 +300,10 @@ class Context:
         else:
             self.remove(own, start + len(rows))
         sequence.cells.extend(cells[row] for row in rows)
-        # In one statement, so that an interrupt finds all of it done, or none.
+        # One statement, so that an interrupt leaves all or nothing done.
         self._stale_numbers, sequence.pending = [*self._stale_numbers, *numbers[1:]], None
 
     def _cut(self, sequence: CacheSequence) -> None:
-        """Give up the cells after its last token."""
         length, cells = 0 if sequence.is_closed else sequence.length, sequence.cells
         if len(cells) > length or self.is_broken:
             self._hold(sequence.number, length, cells[length:])
@@ -315,7 +311,7 @@ class Context:
             del cells[length:]
 
     def _hold(self, number: int, position: int, cells: Sequence[int]) -> None:
-        """Hold what a sequence has from this position on in these cells, before the tail."""
+        """Keep cells before the tail in HELD, from this position on."""
         held = bisect_left(cells, self.tail) if self._keeps_order else 0
         if held:
             self.copy(number, HELD, position, position + held)
@@ -323,12 +319,12 @@ class Context:
 
 
 def keeps_order(choices: ContextChoices) -> bool:
-    """Return whether tokens of a conversation have to be in cells in their order."""
+    """Return whether a conversation's tokens must be in cells in order."""
     return choices.invariant_rows and not choices.kept_states
 
 
 def _view(address: int | None, rows: int, columns: int) -> np.ndarray:
-    """Return [rows, columns] float32 in the library's own memory. Raises SessionError."""
+    """Return [rows, columns] float32 in the library's memory. Raises SessionError."""
     if address is None:
         raise SessionError(f"{NAME} returned no scores", remedy="Update the library.")
     buffer = (ctypes.c_float * (rows * columns)).from_address(address)

@@ -1,7 +1,7 @@
-"""Lists and chooses the devices of the library: this machine's, and those of RPC servers.
+"""Lists and chooses local devices and those of RPC servers.
 
-The library ends the process where an RPC server refuses it or speaks another version, and waits for
-ever for one that serves another client: each is tried before, in a process of its own.
+The library exits if an RPC server refuses it or has another version, and waits forever for a busy
+one. So each server is first tried in an isolated process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from edge_spec.scheduler.machine import cpu_features
 
 NO_RPC = "it was compiled without RPC"
 _CONNECT_S, _FREE_S = 3.0, 3.0
-_ANSWER_S = 10.0  # with the start of a process
+_ANSWER_S = 10.0  # includes starting a process
 
 
 def remote_devices(library: Library, servers: Sequence[str]) -> list[LibraryDevice]:
-    """Raises UsageError where the library knows no servers, DeviceError where one does not serve,
-    both quickly."""
+    """Return the servers' devices. Raises UsageError without RPC support, DeviceError if a server
+    does not serve, both quickly."""
     if not servers:
         return []
     if not library.llama_supports_rpc():
@@ -45,15 +45,15 @@ def remote_devices(library: Library, servers: Sequence[str]) -> list[LibraryDevi
 
 
 def fault(server: str) -> str | None:
-    """Why a server cannot be used, in one line; None where it can."""
+    """Return in one line why a server cannot be used, or None."""
     endpoint = Endpoint.parse(server)
     try:
         connection = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
     except OSError as error:
         return f"no connection: {error}"
     with connection:
-        # A server that is free ends a connection without requests at once. One that is busy would
-        # get to a request when nobody waits for the answer any more, which ends its process.
+        # A free server closes a connection without requests at once. A busy one would reach a
+        # request only after the client has gone, which ends its process.
         connection.shutdown(socket.SHUT_WR)
         connection.settimeout(_FREE_S)
         try:
@@ -68,20 +68,18 @@ def fault(server: str) -> str | None:
 
 
 def _greet(server: str) -> int:
-    """The number of its devices."""
     return len(upstream.library().devices(server))
 
 
 def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[placement.Device]:
-    """Lists devices under the names that `choose_devices` takes; a server that does not serve is
-    listed under its own name."""
+    """List devices as `choose_devices` names them, unusable servers by address."""
     faults = {
         server: fault(server) if library.llama_supports_rpc() else f"{NAME}: {NO_RPC}"
         for server in servers
     }
     serving = [server for server, reason in faults.items() if reason is None]
     for device in library.devices(*serving):
-        if not device.is_cpu or device.name == "CPU":  # others work for the CPU, unasked
+        if not device.is_cpu or device.name == "CPU":  # others assist the CPU unasked
             yield placement.Device(
                 runtime,
                 device.name.lower(),
@@ -99,12 +97,12 @@ def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[p
 
 
 def _left_out(library: Library) -> str | None:
-    """Says where the library was built for less than the processor has, as wheels are."""
+    """Return a hint if the library lacks the processor's AVX-512, as wheels do."""
     has = any(name.startswith(("AVX512", "X86_V4")) for name in cpu_features())
     if not has or b"AVX512 = 1" in library.llama_print_system_info():
         return None
     if library.rows.table is not None:
-        return None  # what takes the time is computed by others
+        return None  # our kernels do the expensive part
     return f"this build of {NAME} does without the processor's AVX-512"
 
 
@@ -115,15 +113,14 @@ def _kind(device: LibraryDevice) -> str:
 
 
 def wanted_devices(options: RuntimeOptions) -> tuple[str, ...]:
-    """Returns the names that `choose_devices` takes."""
     return options.providers or (("cpu",) if options.prefers_cpu else ())
 
 
 def choose_devices(
     wanted: Sequence[str], devices: Sequence[LibraryDevice]
 ) -> tuple[LibraryDevice, ...]:
-    """Return those to offload to, for names such as "cuda0", "cuda" (the first), "gpu" (all) or
-    "cpu"; none: all. Raises UsageError that lists the devices there are."""
+    """Return the devices named "cuda0", "cuda" (the first), "gpu" (all) or "cpu"; no names: all.
+    Raises UsageError that lists the devices."""
     others = [device for device in devices if not device.is_cpu]
     chosen: list[LibraryDevice] = []
     for name in map(str.lower, wanted or ["gpu"] if others or wanted else []):
@@ -142,7 +139,7 @@ def choose_devices(
 
 
 def require_used(options: RuntimeOptions, devices: Sequence[LibraryDevice]) -> None:
-    """Raises UsageError for a server that was asked for and not chosen."""
+    """Raises UsageError if a requested server is unused."""
     unused = set(options.rpc_servers) - {device.server for device in devices}
     if unused:
         raise UsageError(

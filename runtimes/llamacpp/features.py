@@ -1,8 +1,7 @@
-"""Features of a session's passes (`edge_spec.core.features`): residual streams that enter a model's
-layers, and keys and values of some, copied while llama.cpp computes a pass.
+"""Copies residual streams that enter layers, and keys and values, out of llama.cpp's passes.
 
-Its scheduler tells a callback (`cb_eval`) of each tensor by name: in nearly all architectures,
-"l_out-i" leaves layer i (rows/taps.cpp). Others are refused when they are first asked for.
+The scheduler's callback (`cb_eval`) sees tensors by name: in nearly all architectures "l_out-i"
+leaves layer i (rows/taps.cpp). Others are refused at first use.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from edge_spec.runtimes.llamacpp.weights import GgufWeights
 Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 _STREAM, _KEYS, _VALUES = range(3)
 _INT, _HANDLE, _SIZE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t
-# Of ggml. They take no time in which another thread could run.
+# ggml's; too short to release the GIL for.
 _NAME = ctypes.PYFUNCTYPE(ctypes.c_char_p, _HANDLE)
 _BYTES = ctypes.PYFUNCTYPE(_SIZE, _HANDLE)
 _GET = ctypes.PYFUNCTYPE(None, _HANDLE, _HANDLE, _SIZE, _SIZE)
 
 
 class _Fields(ctypes.Structure):
-    """As rows/taps.cpp lays it out."""
+    """Layout of rows/taps.cpp."""
 
     _fields_ = (
         ("num_streams", _INT),
@@ -48,8 +47,7 @@ class _Fields(ctypes.Structure):
 
 
 class Tapped(NamedTuple):
-    """What a tap keeps of a layer. kind: the stream that enters it, its keys or its values; size:
-    numbers of a token."""
+    """What a tap keeps of a layer: its input stream, keys or values, `size` numbers per token."""
 
     layer: int
     kind: int
@@ -57,14 +55,11 @@ class Tapped(NamedTuple):
 
 
 class Tap:
-    """Belongs to the contexts that were opened with it, of which one computes at a time.
-
-    Attributes: `callback` and `data` for llama_context_params.
-    """
+    """Copies tensors of passes in contexts opened with it, one pass at a time. `callback` and
+    `data` are for llama_context_params."""
 
     def __init__(self, ggml: Any, most_rows: int) -> None:
-        """Raises OSError, AttributeError where this installation was built without a C++
-        compiler."""
+        """Raises OSError or AttributeError if the kernels were not built."""
         self._most_rows = most_rows
         self._fields = _Fields(
             most_rows=most_rows,
@@ -78,15 +73,14 @@ class Tap:
         self.data = ctypes.addressof(self._fields)
 
     def want(self, wanted: Sequence[Tapped]) -> None:
-        """Have the next pass keep these."""
         if self._wanted != tuple(wanted):
             self._wanted = tuple(wanted)
             self._lay_out()
         self._counts[:] = [0] * len(self._counts)
 
     def rows(self, wanted: Tapped, num_rows: int) -> np.ndarray | None:
-        """[rows, numbers] float32 of the last pass, valid until the next one; None where it gave
-        other than so many rows."""
+        """Return [rows, numbers] float32 of the last pass, valid until the next; None if it had
+        another number of rows."""
         at = self._wanted.index(wanted)
         return self._rows[at][:num_rows] if self._counts[at] == num_rows else None
 
@@ -102,10 +96,8 @@ class Tap:
 
 
 class Features:
-    """Collects for a session the residual streams that enter layers, and the final state.
-
-    Raises UnsupportedModelError where the library gives no such state of this model.
-    """
+    """The features that a session collects. Raises UnsupportedModelError if the library returns no
+    final states of this model."""
 
     def __init__(
         self, weights: GgufWeights, layers: Sequence[int], on_prefilled: OnPrefilled
@@ -119,8 +111,8 @@ class Features:
             raise unsupported("final states of this model")
 
     def fitted(self, choices: ContextChoices) -> ContextChoices:
-        """Return those of a context that gives the features, and reads prompts in passes as wide as
-        ever: narrower ones could leave other last bits in the cache."""
+        """Return context options that give the features. Prefill keeps its pass width: a narrower
+        one could change last bits in the cache."""
         num_outputs, tap = choices.num_outputs, choices.tap
         if self.has_final:
             num_outputs = PREFILL_TOKENS
@@ -131,8 +123,8 @@ class Features:
     def read(
         self, tap: Tap | None, num_rows: int, hidden: np.ndarray | None, rows: slice | np.ndarray
     ) -> np.ndarray:
-        """Copies these rows of the last pass, which had `num_rows`: [rows, features, hidden_size]
-        float32. hidden: its final states. Raises SessionError."""
+        """Copy rows of the last pass, of `num_rows`: [rows, features, hidden_size] float32. hidden:
+        its final states. Raises SessionError."""
         found = []
         for stream in self.streams:
             kept = None if tap is None else tap.rows(stream, num_rows)
@@ -165,15 +157,15 @@ def _missing(what: str) -> SessionError:
     return SessionError(f"the library returned no {what}", remedy="Update the library.")
 
 
-ARCHITECTURES = ("gemma4",)  # whose graphs name their keys and values as rows/taps.cpp looks for
-_GROWTH = 256  # tokens that are made room for at once
+ARCHITECTURES = ("gemma4",)  # with names that rows/taps.cpp expects
+_GROWTH = 256  # tokens to make room for at once
 
 
 class KeysValues:
-    """Follows a session. config: of its model."""
+    """A session's keys and values of some layers."""
 
     def __init__(self, config: ModelConfig, layers: Sequence[int]) -> None:
-        """Raises UnsupportedModelError where the library gives none of this model."""
+        """Raises UnsupportedModelError if the library does not give them for this model."""
         if config.architecture not in ARCHITECTURES:
             raise UnsupportedModelError(
                 f"llama.cpp does not give the keys and values of the architecture "
@@ -185,24 +177,24 @@ class KeysValues:
             layer: np.empty((2, heads.num_kv_heads, 0, heads.head_dim), np.float32)
             for layer, heads in self._heads.items()
         }
-        self.length = 0  # tokens whose are kept, from the first on
+        self.length = 0  # tokens kept, from the first
         self.wanted = [
             Tapped(layer, kind, heads.kv_size)
             for layer, heads in self._heads.items()
             for kind in (_KEYS, _VALUES)
         ]
-        self._last: list[np.ndarray] | None = None  # of the last pass, as `wanted`
+        self._last: list[np.ndarray] | None = None  # last pass, ordered as `wanted`
 
     def take(self, tap: Tap | None, rows: int) -> None:
-        """Take those of the last pass, none of whose rows is committed yet."""
+        """Take the last pass's keys and values, before its rows are committed."""
         found = [None if tap is None else tap.rows(each, rows) for each in self.wanted]
         known = [each for each in found if each is not None]
         self._last = known if len(known) == len(found) else None
 
     def commit(self, rows: Sequence[int], length: int) -> None:
-        """Keeps these rows of the last pass after the first `length` tokens."""
+        """Keep these rows of the last pass after `length` tokens."""
         if self._last is None or self.length < length:
-            return  # nothing is known of those before
+            return  # earlier tokens are missing
         end, taken = length + len(rows), np.asarray(rows)
         for each, found in zip(self.wanted, self._last, strict=True):
             self._make_room(each.layer, end)
@@ -212,7 +204,6 @@ class KeysValues:
         self.length = end
 
     def cut(self, length: int) -> None:
-        """Forgets the tokens from this one on."""
         self.length = min(self.length, length)
 
     def of(self, layer: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,8 @@
-"""Calls a device, which may be lost meanwhile, so that the process outlives it.
+"""Calls devices so that the process survives losing one.
 
-A backend tells of it by a C++ exception that nothing catches, or by ggml_abort; both end the
-process. So such calls run in threads of their own. One that fails stays where it is for good, and
-its caller is told; no device is asked for anything from then on.
+A backend reports a loss by an uncaught C++ exception or ggml_abort, which end the process. So calls
+run in workers: a failing call blocks its thread for good, its caller gets DeviceError, and no
+device is used again.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _FREES = ("llama_model_free", "llama_free")
 
 @cache
 def device_library(library: Library, is_guarded: bool) -> Library:
-    """Returns the same for models on devices, whose passes wait for none on the processor.
-    is_guarded: one that is lost is an error of its callers, as those of servers cannot be."""
+    """Return the library for devices, whose passes skip the compute thread. is_guarded: a lost
+    device raises DeviceError, which is impossible with RPC servers."""
     direct = library.replacing(llama_decode=library.api.llama_decode)
     return DeviceGuard(direct).guarded() if is_guarded else direct
 
 
 class DeviceGuard:
-    """One for all models of a library. lost: why no device is used any more."""
+    """Guards all models. lost: why no device is used again."""
 
     def __init__(self, library: Library) -> None:
         self.lost: str | None = None
         self._library = library
         self._workers: set[Worker] = set()
-        self._idle: list[Worker] = []  # the last one first: its thread has what a call needs
-        # They have to live as long as the process.
+        self._idle: list[Worker] = []  # last used first: its thread is warm
+        # Must outlive all calls.
         self._handlers = _Handler(self._thrown), _AbortHandler(self._aborted)
         library.ggml.ggml_set_abort_callback(self._handlers[1])
         set_terminate = _set_terminate()
@@ -62,7 +62,7 @@ class DeviceGuard:
             set_terminate(self._handlers[0])
 
     def guarded(self) -> Library:
-        """Returns the library with calls that raise DeviceError when a device was lost."""
+        """Return the library with calls that raise DeviceError after a loss."""
         calls = {name: self._calling(getattr(self._library, name)) for name in _CALLS}
         frees = {name: self._freeing(getattr(self._library, name)) for name in _FREES}
         return self._library.replacing(**calls, **frees)
@@ -90,7 +90,7 @@ class DeviceGuard:
         return worker
 
     def _freeing(self, function: Callable[[int], None]) -> Callable[[int], None]:
-        """Frees nothing of a lost device, which would wait for locks for ever."""
+        """Freeing a lost device would wait for locks forever."""
         return lambda handle: None if self.lost is not None else function(handle)
 
     @library_callback
@@ -101,10 +101,10 @@ class DeviceGuard:
     @library_callback
     def _aborted(self, message: bytes | None) -> None:
         told = (message or b"").decode("utf-8", "replace")
-        self._lose(told.split(": ", 1)[-1].strip())  # without the line of its source
+        self._lose(told.split(": ", 1)[-1].strip())  # drop the source line
 
     def _lose(self, reason: str) -> NoReturn:
-        """Returning would end the process, which is right only where nobody waits."""
+        """Block this thread, since returning ends the process; exit if no caller waits."""
         worker = current_worker()
         if worker is None or worker not in self._workers:
             line = f"edge-spec: {NAME} cannot go on: {reason}. {_REMEDY}"
@@ -117,8 +117,7 @@ class DeviceGuard:
 
 
 def _set_terminate() -> Callable[[Any], Any] | None:
-    """std::set_terminate of the C++ library that llama.cpp is linked with; None on Windows, where
-    each thread has its own."""
+    """Return llama.cpp's std::set_terminate; None on Windows, where it is per thread."""
     names = {"linux": "libstdc++.so.6", "darwin": "libc++abi.dylib"}
     try:
         found: Any = ctypes.CDLL(names[sys.platform])._ZSt13set_terminatePFvvE

@@ -1,9 +1,8 @@
-"""Sessions of models whose layers are attention and recurrence in turns, such as Qwen 3.5.
+"""Sessions of models that mix attention and recurrent layers, such as Qwen 3.5.
 
-A recurrent layer has one state for all of the text. The library keeps those after each of the last
-rows of a pass, so that rejected tokens of a chain can be dropped before the next one. A rollback
-into committed text reads it again from the last place before, so that states come from the same
-passes with drafts and without.
+A recurrent layer has one state for all text. The library keeps the states after a pass's last rows,
+so that rejected draft tokens can be dropped before the next pass. A longer rollback reads text
+again from the last saved place: states then come from the same passes with and without drafting.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 from edge_spec.runtimes.llamacpp.transfer import is_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
-MAX_PLACES, MAX_BYTES = 16, 400_000_000  # of a session
+MAX_PLACES, MAX_BYTES = 16, 400_000_000  # per session
 
 
 @dataclass(eq=False)
 class Place:
-    """state: [bytes] uint8, of the recurrent layers alone, in the library's own form. was_used:
-    whether the text has gone on from here before."""
+    """A saved state of recurrent layers, [bytes] uint8 in the library's format. was_used: whether
+    text resumed here."""
 
     length: int
     state: np.ndarray
@@ -37,8 +36,8 @@ class Place:
 
 
 class Places:
-    """The places of one text, within a bound of memory: beyond it, the first one goes that was
-    never of use, and the lowest, which most texts with its beginning go on from, last."""
+    """The saved places of a text. Beyond a bound, the first unused one between the lowest and the
+    newest goes, else the lowest, where most texts that share its beginning resume."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []  # by length
@@ -54,11 +53,9 @@ class Places:
             self._places.remove(next(unused, self._places[0]))
 
     def before(self, length: int) -> Place | None:
-        """Returns the last one that is not beyond `length`."""
         return next((each for each in reversed(self._places) if each.length <= length), None)
 
     def cut(self, length: int) -> None:
-        """Forgets those beyond."""
         while self._places and self._places[-1].length > length:
             self._places.pop()
 
@@ -67,22 +64,22 @@ class Places:
         return len(self._places) > MAX_PLACES or (len(self._places) > 1 and num_bytes > MAX_BYTES)
 
 
-KEPT_STATES = 7  # of each layer beside the last one: as many rows of a pass can be dropped
-# Whose states llama.cpp keeps as it says: tried in random orders of passes, commits and rollbacks.
-# It keeps those of Nemotron-H, too, which was not tried.
+KEPT_STATES = 7  # per layer, besides the last: rows that can be dropped
+# Architectures whose states llama.cpp keeps reliably in random passes, commits and rollbacks.
+# Nemotron-H was not tested.
 REWINDABLE = frozenset({"qwen35", "qwen35moe", "lfm2", "lfm2moe"})
 _STATE = {"text": np.int32, "sequence": np.uint8, "places": np.int64, "states": np.uint8}
-_TRIED_TOKENS = 256  # of the context that is asked whether it keeps states
+_TRIED_TOKENS = 256  # of a trial context
 
 
 class HybridSession(LlamaCppSession):
-    """The text that was committed is kept, to be read again."""
+    """Keeps the committed text so that it can be read again."""
 
     def __init__(self, cache: Cache) -> None:
         super().__init__(cache)
         self._most_rows = cache.choices.kept_states + 1
-        self._text: list[int] = []  # that the cache may hold, uncommitted tokens included
-        self._saved: np.ndarray | None = None  # the sequence of the committed tokens
+        self._text: list[int] = []  # perhaps with uncommitted tokens
+        self._saved: np.ndarray | None = None  # the committed sequence
         self._places = Places()
 
     def prefill(self, tokens: Sequence[int]) -> None:
@@ -106,7 +103,7 @@ class HybridSession(LlamaCppSession):
         self._saved = None
 
     def rollback(self, length: int) -> None:
-        """Reads the text up to `length` again, where it is not the one that is committed."""
+        """Read the text up to `length` again if that drops committed tokens."""
         require_rollback(self.length, length)
         if length < self.length:
             self._read_again(length)
@@ -123,9 +120,9 @@ class HybridSession(LlamaCppSession):
         return 0 if place is None else place.length
 
     def state(self) -> dict[str, np.ndarray]:
-        """ "text" [length] int32; "sequence" [bytes] uint8, in the library's own form; "places"
-        [count] int64 and "states" [bytes] uint8, all of one size: of the last places, as many as
-        take no more than the sequence."""
+        """Return "text" [length] int32, "sequence" [bytes] uint8 in the library's format, "places"
+        [count] int64 and their "states" [bytes] uint8, of equal size: the last places whose states
+        together are no larger than the sequence."""
         self._drop_rejected()
         sequence = self._cache.stored(self._sequence)
         if not self._holds(sequence, self.length):
@@ -154,7 +151,7 @@ class HybridSession(LlamaCppSession):
         return not length or is_sequence(stored, length, is_recurrent=True)
 
     def _checked_places(self, lengths: list[int], states: np.ndarray, length: int) -> Places:
-        """Raises ValueError for what is not in the form of `state`."""
+        """Raises ValueError unless they are in the format of `state`."""
         size = len(states) // max(1, len(lengths))
         places = Places()
         for index, each in enumerate(lengths):
@@ -167,8 +164,8 @@ class HybridSession(LlamaCppSession):
         return places
 
     def _drop_rejected(self) -> None:
-        """Drop what was rejected of a pass. Where all of it was, the library has no state, and does
-        not say so: the text is read again, and saved for the next time."""
+        """Drop a pass's rejected rows. If all were, the library silently has no state: read the
+        text again and save it for the next time."""
         sequence, length = self._sequence, self.length
         pending, chosen = sequence.pending, sequence.outcome[1]
         if pending is None or length == len(sequence.cells) + len(pending.cells):
@@ -186,15 +183,15 @@ class HybridSession(LlamaCppSession):
             context.write(self._saved, 0)
 
     def _read_again(self, length: int) -> None:
-        """Go back to the last place before that length and read the text from there. Raises
-        SessionError with what was read until then."""
+        """Read the text again from the last place before `length`. Raises SessionError, keeping
+        what was read."""
         text = self._text[:length]
         self._sequence.hold(self._go_back(length))
         self._places.cut(self.length)
         self.prefill(text[self.length :])
 
     def _go_back(self, length: int) -> int:
-        """Returns the length of the text that the cache then holds."""
+        """Return the length still cached."""
         context = self._cache.require_open(self._sequence)
         place = self._places.before(length)
         if place is not None:
@@ -207,14 +204,14 @@ class HybridSession(LlamaCppSession):
 
 
 def require_known_hybrid(architecture: str, path: object) -> None:
-    """Raises UnsupportedModelError where the library is known to keep no states."""
+    """Raises UnsupportedModelError if the library may not keep states."""
     if architecture not in REWINDABLE:
         raise _no_states(path)
 
 
 def rewindable(weights: GgufWeights, choices: ContextChoices, path: object) -> ContextChoices:
-    """Return the choices of contexts that keep as many states as the library agrees to when a small
-    one is opened, KEPT_STATES at most. Raises UnsupportedModelError where it keeps none."""
+    """Return options with the kept states that a trial context accepts, at most KEPT_STATES. Raises
+    UnsupportedModelError for none."""
     chosen = replace(choices, num_sequences=1, kept_states=KEPT_STATES)
     tried = Context(weights, replace(chosen, num_tokens=_TRIED_TOKENS))
     kept = weights.library.llama_n_rs_seq(tried.handle)

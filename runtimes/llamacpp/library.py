@@ -1,5 +1,4 @@
-"""llama.cpp's functions and ggml's, under their C names, and what models and contexts are asked
-for."""
+"""llama.cpp's and ggml's functions, and the options of models and contexts."""
 
 from __future__ import annotations
 
@@ -28,17 +27,17 @@ from edge_spec.runtimes.llamacpp.rows.install import Rows, install, loading
 from edge_spec.runtimes.llamacpp.rows.library import Load
 from edge_spec.runtimes.llamacpp.rows.library import function as rows_function
 
-NAME = "llama.cpp"  # as users know it
+NAME = "llama.cpp"  # shown to users
 NO_REASON = "it gives no reason"
-PREFILL_TOKENS = 512  # given to the library at once
+PREFILL_TOKENS = 512  # per pass
 
 
 class KvType(NamedTuple):
-    """Describes how a cache stores keys and values."""
+    """The ggml types of keys and values."""
 
     keys: int  # ggml_type
     values: int
-    bytes_per_pair: float  # of one element of a key and one of a value
+    bytes_per_pair: float  # of a key and a value element
 
 
 KV_TYPES: Mapping[str, KvType] = {
@@ -48,33 +47,33 @@ KV_TYPES: Mapping[str, KvType] = {
     "q8_0": KvType(8, 8, 68 / 32),
     "q4_0": KvType(2, 2, 36 / 32),
 }
-PLAIN_KV_TYPES = ("f32", "f16")  # that attention takes without flash
+PLAIN_KV_TYPES = ("f32", "f16")  # allowed without flash attention
 DEFAULT_KV_TYPE = "f16"  # as large as "f16-bf16"
 
 
 def cache_bytes(config: ModelConfig, num_tokens: int, kv_type: str | None) -> int:
-    """Returns the size of keys and values. Raises KeyError for a type that no library has."""
+    """Return the bytes of keys and values. Raises KeyError for an unknown type."""
     kind = KV_TYPES[(kv_type or DEFAULT_KV_TYPE).lower()]
     return int(config.cached_keys * num_tokens * kind.bytes_per_pair)
 
 
 class LibraryDevice(NamedTuple):
-    """A device that the library can put a model on; sizes in bytes, 0 where it does not say."""
+    """A device; sizes in bytes, 0 if not reported."""
 
-    name: str  # as users type it, such as "CPU" or "CUDA0"
+    name: str  # such as "CPU" or "CUDA0"
     description: str
     is_cpu: bool
     free_bytes: int
     total_bytes: int
     handle: int | None = None  # ggml_backend_dev_t
-    server: str | None = None  # host:port, of a device elsewhere
-    shares_memory: bool = False  # with the processor
+    server: str | None = None  # host:port of a remote device
+    shares_memory: bool = False  # with the CPU
 
 
 @dataclass(frozen=True)
 class Offload:
-    """What of a model leaves the CPU. num_layers: as --gpu-layers counts them, of `most`;
-    num_cached: those with keys and values; by_device: bytes, by the names that users type."""
+    """The part of a model that leaves the CPU. num_layers: for --gpu-layers, of `most`; num_cached:
+    those with KV cache; by_device: bytes by name."""
 
     num_layers: int
     most: int
@@ -84,14 +83,14 @@ class Offload:
 
 @dataclass(frozen=True)
 class ModelChoices:
-    """Describes how to load weights."""
+    """How to load weights."""
 
-    devices: tuple[LibraryDevice, ...]  # to offload to; empty: all stays on the CPU
+    devices: tuple[LibraryDevice, ...]  # to offload to; empty: CPU only
     gpu_layers: int | None  # None: all
-    mmap: bool | None  # None: what is fastest
+    mmap: bool | None  # None: the fastest
     vocabulary_only: bool = False
-    num_cached: int = 0  # of the layers, those with keys and values on the devices
-    scored_tokens: ScoredTokens | None = None  # on the CPU, with kernels of ours
+    num_cached: int = 0  # layers with KV cache on the devices
+    scored_tokens: ScoredTokens | None = None  # on the CPU, with our kernels
 
 
 VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
@@ -99,36 +98,36 @@ VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
 
 @dataclass(frozen=True)
 class ContextChoices:
-    """Describes how large a context is and how it computes."""
+    """How to open a context."""
 
     num_tokens: int
     threads: int
-    kv_type: str  # of KV_TYPES
+    kv_type: str  # key of KV_TYPES
     flash_attention: bool
     on_device: bool  # whether attention may leave the CPU
-    steady_rows: bool = False  # whether a single row is scored as those of wider passes are
-    num_sequences: int = MAX_ROWS  # as many as a tree may have leaves
-    num_outputs: int = MAX_ROWS  # rows of a pass that may be scored
-    kept_states: int = 0  # of recurrent layers: after so many of the last rows of a pass
-    invariant_rows: bool = False  # a row's bits follow from the tokens of its sequence, as long as
-    # these stand in the cache in their order
-    tap: Any = None  # a features.Tap, of streams within its passes
+    steady_rows: bool = False  # score single rows with the kernels of wider passes
+    num_sequences: int = MAX_ROWS  # one for each leaf of a tree
+    num_outputs: int = MAX_ROWS  # most scored rows of a pass
+    kept_states: int = 0  # recurrent states kept after a pass's last rows
+    invariant_rows: bool = False  # a row's bits follow from its sequence's tokens if
+    # the cache has them in order
+    tap: Any = None  # a features.Tap
 
 
 LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-# ggml_log_level; a warning of the library is rarely one for the user.
+# ggml_log_level. Few of the library's warnings are for users.
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR}
 _ERROR, _CONTINUED = 4, 5
-_MAX_LINE = 160  # characters of an error's line in an error of ours
+_MAX_LINE = 160  # characters of a log line that errors quote
 
 
 class LibraryLog:
-    """Passes the library's lines on to `logging`, never to the terminal. Attribute `callback` has
-    to live as long as the library, which calls it with `data`."""
+    """Sends the library's log to `logging`. `callback`, called with `data`, must outlive the
+    library."""
 
     def __init__(self, name: str = NAME) -> None:
         self._logger = logging.getLogger(f"edge_spec.{name}")
-        self._logger.addHandler(logging.NullHandler())  # or errors would go to stderr
+        self._logger.addHandler(logging.NullHandler())  # keeps errors off stderr
         self.num_errors = 0
         self._errors: deque[str] = deque(maxlen=8)
         self._line, self._level = "", 0
@@ -136,19 +135,18 @@ class LibraryLog:
         self.callback, self.data = self._receiver, ctypes.c_void_p()
 
     def send_through(self, filter: Any) -> None:
-        """Have a function of C drop lines below `least_level` and call `data` with the others: a
-        thread that loads a model would wait for the interpreter with each of hundreds."""
+        """Let a C function drop lines below `least_level`: hundreds of Python calls would delay
+        loading."""
         self.callback = ctypes.cast(filter, LogCallback)
         self.data = ctypes.cast(self._receiver, ctypes.c_void_p)
 
     @property
     def least_level(self) -> int:
-        """The first of the library's levels that anybody listens to by now."""
         heard = (level for level, each in _LEVELS.items() if self._logger.isEnabledFor(each))
         return min(heard, default=_ERROR)
 
     def errors_after(self, num_errors: int) -> str:
-        """The lines of errors that came since there were `num_errors`, the last few."""
+        """Return the last few error lines since the count was `num_errors`."""
         count = min(self.num_errors - num_errors, len(self._errors))
         return " ".join(list(self._errors)[len(self._errors) - count :])
 
@@ -166,8 +164,7 @@ class LibraryLog:
 
 _HANDLE, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 _TEXT, _BOOL = ctypes.c_char_p, ctypes.c_bool
-# What llama-cpp-python does not bind, or binds otherwise: an address of scores is made and read
-# faster than a typed pointer.
+# Missing from llama-cpp-python, or bound there with typed pointers, which are slower.
 UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
     ("llama_get_logits", [_HANDLE], _HANDLE),  # [outputs, vocab] float32
     ("llama_get_embeddings", [_HANDLE], _HANDLE),  # [outputs, hidden] float32
@@ -184,7 +181,7 @@ UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
     ("ggml_backend_reg_get_proc_address", [_HANDLE, _TEXT], _HANDLE),
 )
 _SCHEDULER_OF = "_ZNK13llama_context9get_schedEv"  # llama_context::get_sched() const
-# Of `steady_switch`; no header of llama.cpp has the first one, and no wheel promises to keep it.
+# For `steady_switch`. The first is in no header, and wheels may lack it.
 _UNLISTED: tuple[tuple[str, list[Any], Any], ...] = (
     (_SCHEDULER_OF, [_HANDLE], _HANDLE),
     ("ggml_backend_sched_get_n_backends", [_HANDLE], _INT),
@@ -192,25 +189,24 @@ _UNLISTED: tuple[tuple[str, list[Any], Any], ...] = (
     ("ggml_backend_is_cpu", [_HANDLE], _BOOL),
     ("ggml_backend_cpu_set_use_ref", [_HANDLE, _BOOL], None),
 )
-BACKEND = "GGML_BACKEND_PATH"  # of the environment: a backend beside those compiled in
-_IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"  # all memory is one
+BACKEND = "GGML_BACKEND_PATH"  # environment variable: an extra backend
+_IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"  # CPU and GPU share memory
 _CPU, _INTEGRATED_GPU, _ACCELERATED_CPU = 0, 2, 3  # ggml_backend_dev_type
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 
 
 class Library:
-    """llama.cpp's functions and ggml's, under their C names; handles are addresses.
+    """llama.cpp's and ggml's functions under their C names; handles are addresses.
 
-    `llama_decode` computes in a thread of its own, one pass at a time. Attributes: `api` and `ggml`
-    as llama-cpp-python has loaded them.
+    `llama_decode` runs in the compute thread. `api` and `ggml` are llama-cpp-python's.
     """
 
     def __init__(self, api: Any, ggml: Any) -> None:
         """Raises DeviceError for a backend that does not load."""
         self.api, self.ggml = api, ggml
         self.log = LibraryLog()
-        self._installing, self._installed = Lock(), list[Rows]()  # which copies share
-        self._loads: dict[bytes, Load] = {}  # the last one of each file
+        self._installing, self._installed = Lock(), list[Rows]()  # shared with copies
+        self._loads: dict[bytes, Load] = {}  # latest of each file
         self.llama_decode = in_compute_thread(api.llama_decode)
         self._bind(UNBOUND)
         with suppress(AttributeError):
@@ -226,22 +222,22 @@ class Library:
 
     def _bind(self, functions: Sequence[tuple[str, list[Any], Any]]) -> None:
         for name, arguments, result in functions:
-            # An item is another object than the package's own: a thread that calls a function
-            # while another one binds it would read freed memory.
+            # An item is a new function object. Rebinding the package's would free memory that a
+            # running call may read.
             found = (self.ggml if name.startswith("ggml") else self.api.llama_cpp._lib)[name]
             found.argtypes, found.restype = arguments, result
             self.__dict__[name] = found
 
     def replacing(self, **functions: Any) -> Library:
-        """Return a copy in which these take the place of functions or methods."""
+        """Return a copy with other functions or methods."""
         made = copy.copy(self)
         made.__dict__.update(functions)
         return made
 
     @property
     def rows(self) -> Rows:
-        """Kernels of our own, put in its place where they compute right in it. The first time that
-        takes seconds, in another process. Raises UsageError as `install` does."""
+        """Our kernels, if they pass their test: the first use takes seconds, in another process.
+        Raises UsageError as `install` does."""
         with self._installing:
             if not self._installed:
                 self._installed.append(install(self.ggml))
@@ -262,13 +258,13 @@ class Library:
         if choices.gpu_layers is not None:
             params.n_gpu_layers = choices.gpu_layers
         handles = [device.handle for device in choices.devices]
-        listed = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)  # lives until the return
+        listed = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)  # outlives the call
         params.devices = ctypes.cast(listed, ctypes.c_void_p)
         with loading(rows, scored_tokens=choices.scored_tokens) as load:
             handle: int | None = api.llama_model_load_from_file(path, params)
         if not choices.vocabulary_only:
             self._loads[path] = load
-        if load.num_failed:  # there was no memory for the packed weights
+        if load.num_failed:  # no memory for packed weights
             if handle is not None:
                 api.llama_model_free(handle)
             with loading(rows, wants_stock=True):
@@ -279,12 +275,10 @@ class Library:
         return int(self.llama_vocab_n_tokens(self.llama_model_get_vocab(model)))
 
     def has_invariant_rows(self, source: ModelInfo) -> bool:
-        """Return whether kernels of our own compute all of a loaded model on the CPU, flash
-        attention too."""
+        """Return whether our kernels compute a loaded model's rows entirely, attention included."""
         return self.rows.takes_attention and self._load_of(source).is_whole
 
     def kernels(self, source: ModelInfo) -> str:
-        """Describe the kernels of a loaded model in one line."""
         return self.rows.describe(self._load_of(source))
 
     def _load_of(self, source: ModelInfo) -> Load:
@@ -299,13 +293,13 @@ class Library:
         params.n_seq_max = choices.num_sequences
         params.n_outputs_max = max(choices.num_sequences, choices.num_outputs)
         params.n_rs_seq = choices.kept_states
-        params.n_outputs_max_per_seq = 0  # all of them
+        params.n_outputs_max_per_seq = 0  # no limit
         params.n_threads = params.n_threads_batch = choices.threads
         params.type_k, params.type_v, _ = KV_TYPES[choices.kv_type]
         params.flash_attn_type = int(choices.flash_attention)
         params.offload_kqv = params.op_offload = choices.on_device
-        params.swa_full = True  # or positions before the window could not be rolled back to
-        params.kv_unified = True  # branches share the cells of their common prefix
+        params.swa_full = True  # or no rollback to before the window
+        params.kv_unified = True  # branches share cells of their prefix
         if choices.tap is not None:
             params.cb_eval = ctypes.cast(choices.tap.callback, type(params.cb_eval))
             params.cb_eval_user_data = choices.tap.data
@@ -313,11 +307,11 @@ class Library:
         return handle
 
     def steady_switch(self, context: int) -> Callable[[bool], None] | None:
-        """Return what makes the next passes of a context on the CPU score a single row as rows of
-        wider ones; None where a build exports too little for it.
+        """Return a switch that makes single rows use wider passes' kernels on the CPU, None if the
+        build lacks it.
 
-        ggml's flash attention shares the cells of a single row out among the threads, and sums in
-        another order (ggml-cpu/ops.cpp). Its backend has a switch that turns such kernels off.
+        ggml's flash attention splits a single row's cells among threads, which changes the order of
+        its sums (ggml-cpu/ops.cpp). The backend's switch turns such kernels off.
         """
         try:
             scheduler = getattr(self, _SCHEDULER_OF)(context)
@@ -332,7 +326,7 @@ class Library:
     # Devices
 
     def devices(self, *servers: str) -> list[LibraryDevice]:
-        """Return those of servers (host:port) first, as llama.cpp has them, then this machine's."""
+        """Return servers' (host:port) devices in llama.cpp's order, then local ones."""
         found = []
         for server in servers:
             registry = self._add_server(server.encode())
@@ -343,7 +337,7 @@ class Library:
         return found + [self._device(handle) for handle in local]
 
     def _add_server(self, server: bytes) -> int | None:
-        """Ends the process where a server does not answer, and from then on where one dies."""
+        """Register a server; the process ends if it does not answer, or dies later."""
         self.ggml.ggml_set_abort_callback(_END)
         registry = self.ggml_backend_reg_by_name(b"RPC")
         address = self.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server")
@@ -367,7 +361,6 @@ class Library:
         )
 
     def _load_backend(self) -> None:
-        """Load a backend that was compiled apart, as the library's own programs do."""
         path = os.environ.get(BACKEND)
         if path and not self.ggml_backend_load(os.fsencode(path)):
             raise DeviceError(
@@ -378,8 +371,8 @@ class Library:
 
 
 def _end(message: bytes) -> None:
-    """Called where the library is about to abort; it would start a debugger for a trace."""
-    reason = message.decode("utf-8", "replace").split(": ", 1)[-1].strip()  # without its source
+    """Exit before the library aborts, which would start a debugger for a backtrace."""
+    reason = message.decode("utf-8", "replace").split(": ", 1)[-1].strip()  # drop the source line
     remedy = "Start an RPC server that is gone again."
     print(f"edge-spec: {NAME} cannot go on: {reason}. {remedy}", file=sys.stderr, flush=True)
     os._exit(1)

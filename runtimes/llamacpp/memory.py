@@ -1,10 +1,8 @@
-"""Forecasts the memory of a GGUF file in llama.cpp, from its metadata, and chooses how many layers
-leave the CPU.
+"""Forecasts a GGUF file's memory and chooses how many layers leave the CPU.
 
-Measured with llama-cpp-python 0.3.36 on x86-64 with AVX-512: the whole file is mapped and touched
-while loading, and matrices of REPACKED types are copied beside it; our own kernels let go of the
-file. llama.cpp counts the head as the layer after the last one and offloads from there down, to
-several devices by their free memory (llama-model.cpp, load_tensors).
+Measured with llama-cpp-python 0.3.36 on x86-64 with AVX-512: loading touches the whole mapped file
+and copies matrices of REPACKED types; our kernels release the file. llama.cpp counts the head as
+one more layer, offloads from there down, and splits by free memory (llama-model.cpp, load_tensors).
 """
 
 from __future__ import annotations
@@ -32,23 +30,22 @@ from edge_spec.runtimes.llamacpp.library import (
     cache_bytes,
 )
 
-# Copied into the order of the kernels for AVX2 and NEON; of these only Q4_0 was measured.
+# Repacked for AVX2 and NEON; only Q4_0 was measured.
 REPACKED = frozenset({"Q4_0", "Q4_K", "IQ4_NL"})
 _EMBEDDING = "model.embed_tokens.weight"
-_CELLS = 256  # a cache has a multiple of these
-_VOCABULARY = 7  # times what a file has beside its tensors, nearly all of it texts and merges
-_SCORED_ROWS = 16  # that are written: there is room for MAX_ROWS, but few passes are so wide
+_CELLS = 256  # cache sizes are a multiple of it
+_VOCABULARY = 7  # times bytes outside tensors, mostly texts and merges
+_SCORED_ROWS = 16  # few passes are wider, though there is room for MAX_ROWS
 _FLOAT = 4  # bytes
 _MASK = 2
-_LAYER = re.compile(r"\b(?:layers|blk)\.(\d+)\.")  # in the name of a tensor
+_LAYER = re.compile(r"\b(?:layers|blk)\.(\d+)\.")  # in a tensor's name
 _LIBRARY_BYTES, _CONTEXT_BYTES = 6_000_000, 2_000_000
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Bytes of what a device can have of a model. layers: weights of each, and of one for
-    multi-token prediction, which the library counts with them; cache: of one layer;
-    head: with what stands before it; work: of the widest passes, on each device."""
+    """Bytes that devices can take. layers: weights of each, with a multi-token prediction layer;
+    cache: per layer; head: all other weights; work: per device, for the widest passes."""
 
     layers: tuple[int, ...]
     cache: int
@@ -57,13 +54,13 @@ class Parts:
 
 
 def model_parts(source: ModelInfo, options: RuntimeOptions, num_tokens: int | None) -> Parts:
-    """Raises KeyError for a KV type that no library has."""
+    """Raises KeyError for an unknown KV type."""
     config = source.config
     cells = _cells(config, options, num_tokens)
     found: Counter[int | None] = Counter()
     for name, tensor in _tensors(source).items():
         layer = _LAYER.search(name)
-        if name != _EMBEDDING or config.tied_embeddings:  # which is copied to be the head
+        if name != _EMBEDDING or config.tied_embeddings:  # a tied embedding is copied as the head
             found[int(layer[1]) if layer else None] += tensor.data.nbytes
     counted = config.num_layers + (config.num_layers in found)
     return Parts(
@@ -82,8 +79,8 @@ def gguf_memory(
     *,
     repacks: bool = True,
 ) -> Memory:
-    """offload: what devices get. repacks: whether the library's own kernels compute, which copy
-    matrices of some types. Raises KeyError for a KV type that no library has."""
+    """Forecast the memory. offload: the devices' part; repacks: whether the library's kernels
+    compute, which copy REPACKED matrices. Raises KeyError for an unknown KV type."""
     cells, config = _cells(source.config, options, num_tokens), source.config
     tensors, file_bytes, copied = _tensors(source), source.path.stat().st_size, 0
     vocabulary = _VOCABULARY * (file_bytes - sum(each.data.nbytes for each in tensors.values()))
@@ -111,7 +108,7 @@ def gguf_memory(
 
 
 def _cells(config: ModelConfig, options: RuntimeOptions, num_tokens: int | None) -> int:
-    """Counts the cells of the cache, which doubles from FIRST_TOKENS on; as many as it is given."""
+    """Return the cache's cells, which double from FIRST_TOKENS."""
     length, used = context_tokens(config.context_length, options, num_tokens)
     cells = min(FIRST_TOKENS, length)
     while cells < used:
@@ -120,20 +117,19 @@ def _cells(config: ModelConfig, options: RuntimeOptions, num_tokens: int | None)
 
 
 def _tensors(source: ModelInfo) -> Mapping[str, Any]:
-    """Returns what every description of a GGUF file has."""
     tensors: Mapping[str, Any] = source.tensors  # type: ignore[attr-defined]
     return tensors
 
 
 def _work(config: ModelConfig, cells: int, scored_rows: int = _SCORED_ROWS) -> int:
-    """Scores of narrow passes, and activations and mask of a prefill."""
+    """Return bytes of narrow passes' scores and a prefill's activations and mask."""
     scores = scored_rows * (config.vocab_size + config.hidden_size)
     rows = min(PREFILL_TOKENS, cells)
     activations = rows * (2 * config.hidden_size + 3 * config.intermediate_size)
     return _FLOAT * (scores + activations) + _MASK * rows * cells
 
 
-_USED = 0.9  # of what is free: buffers of kernels and the rounding of sizes take the rest
+_USED = 0.9  # of free memory; buffers and rounding take the rest
 
 _log = logging.getLogger(__name__)
 
@@ -144,9 +140,8 @@ def offload(
     devices: Sequence[LibraryDevice],
     num_tokens: int | None = None,
 ) -> Offload:
-    """Return how much of a model these devices get: the layers that were asked for, or as many as
-    fit what is free; all where that is not known. num_tokens: that the bytes are counted with;
-    None: PLANNED_TOKENS, as for the number of layers."""
+    """Return the part that devices get: the layers asked for, else as many as fit, or all if free
+    memory is unknown. num_tokens: to count bytes for; None: PLANNED_TOKENS."""
     limit = min(source.config.context_length, options.context_length or PLANNED_TOKENS)
     planned = model_parts(source, options, limit)
     most = len(planned.layers) + 1
@@ -163,8 +158,8 @@ def offload(
 def fitted(
     source: ModelInfo, options: RuntimeOptions, devices: Sequence[LibraryDevice]
 ) -> Offload | None:
-    """Return what of a model is offloaded, with a warning where a part does not fit; None where all
-    stays on the CPU. Raises DeviceMemoryError where nothing fits a device that was named."""
+    """Return the part to offload, and warn unless it is all; None: the CPU keeps all. Raises
+    DeviceMemoryError if no layer fits a named device."""
     if not devices or options.gpu_layers == 0:
         return None
     found = offload(source, options, devices)
@@ -196,7 +191,7 @@ def _fits(parts: Parts, count: int, devices: Sequence[LibraryDevice]) -> bool:
 
 
 def _by_device(parts: Parts, count: int, devices: Sequence[LibraryDevice]) -> dict[str, int]:
-    """Bytes of the head and the last `count` - 1 layers, with the buffers of each used device."""
+    """Return each device's bytes of the head, the last `count` - 1 layers and buffers."""
     shares = list(accumulate(each.free_bytes or 1 for each in devices))
     sizes = [layer + parts.cache for layer in parts.layers] + [parts.head]
     found: Counter[str] = Counter()

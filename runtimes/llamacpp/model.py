@@ -1,4 +1,4 @@
-"""A model of a GGUF file in llama.cpp."""
+"""A GGUF model in llama.cpp."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from edge_spec.runtimes.llamacpp.session import LlamaCppSession, forward_togethe
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 from edge_spec.scheduler.machine import available_cores
 
-# The cache is attended to in steps of 256 cells; from 512 on, ggml's flash attention shares out a
-# single row among the threads, which sums in another order (ggml-cpu/ops.cpp).
+# Attention covers cells in steps of 256. From 512 on, ggml's flash attention splits a single row
+# among threads, which changes the order of its sums (ggml-cpu/ops.cpp).
 SETTLED_TOKENS = 272
-_FLOATS = frozenset({"F32", "F16", "BF16"})  # no other types' products round activations to 8 bits
-MOST_SHARING = 16  # sessions of one pass
+_FLOATS = frozenset({"F32", "F16", "BF16"})  # other types' products round activations to 8 bits
+MOST_SHARING = 16  # sessions per pass
 
 
 class LlamaCppModel:
-    """Weights that its sessions share, and where rows do not depend on each other, a cache."""
+    """Weights that sessions share, and a cache too if `invariant_rows` allows."""
 
     def __init__(self, library: Library, source: ModelInfo, options: RuntimeOptions) -> None:
         self.config = source.config
@@ -62,7 +62,7 @@ class LlamaCppModel:
             num_cached=moved.num_cached if moved else 0,
             scored_tokens=options.scored_tokens,
         )
-        # Of servers, one that is lost ends the process.
+        # A lost RPC server ends the process: no guard helps.
         calls = device_library(library, not options.rpc_servers) if moved else library
         self._weights = GgufWeights(calls, source.path, self.config, how)
         is_flash = options.flash_attention is not False
@@ -76,12 +76,12 @@ class LlamaCppModel:
             on_device=on_device,
             invariant_rows=is_invariant,
         )
-        # Rows of other kernels differ by what else is in the cache, and cost nearly a pass each. Of
-        # a sliding window a sequence that moves leaves out what has passed it.
+        # With other kernels a row's bits depend on the rest of the cache, and rows cost nearly a
+        # pass each. A moved sequence loses what its sliding window has passed.
         is_whole = not (self._weights.state_window or self._weights.is_hybrid)
         self._shares = is_invariant and is_whole
-        self._cache: Cache | None = None  # of all sessions, where they share one
-        self._lock = Lock()  # sessions may be opened by several threads
+        self._cache: Cache | None = None  # of all sessions if they share one
+        self._lock = Lock()  # threads may open sessions concurrently
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
             trees=True,
@@ -109,37 +109,36 @@ class LlamaCppModel:
 
     @property
     def graphs_reused(self) -> int:
-        """See `GgufWeights.graphs_reused`: for benchmarks."""
         return self._weights.graphs_reused
 
     def choose_way(self, name: str) -> None:
         self.way = name
 
     def open_session(self) -> LlamaCppSession:
-        """Raises DeviceMemoryError where a device has too little memory for the cache."""
+        """Raises DeviceMemoryError if a device has too little memory for the cache."""
         with self._lock:
             cache = self._cache or Cache(self._weights, self._ways[self.way])
             self._cache = cache if self._shares else None
         return (hybrid.HybridSession if self._weights.is_hybrid else LlamaCppSession)(cache)
 
     def prepare_sharing(self, num_sessions: int) -> int:
-        """Nothing has to be made: sessions that may share passes are in one cache."""
+        """Return how many sessions may share a pass: all share one cache already."""
         return MOST_SHARING if self._shares else 1
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        """num_rows is not needed: a row's bits do not depend on the width of its pass here."""
+        """num_rows is unused: a row's bits do not depend on the pass width."""
         return forward_together(parts)
 
     def close(self) -> None:
-        """Closes its sessions, too."""
+        """Free the weights and all sessions."""
         self._weights.close()
 
 
 def _ways(choices: ContextChoices) -> dict[str, ContextChoices]:
-    """Returns how attention may compute on a CPU where nothing was asked for, the fastest first.
+    """Return the ways to compute attention if no option chooses, fastest first.
 
-    A single row is shared out among threads, which sums in another order. Two types of keys and
-    values keep it to the kernel of wider passes, but prompts, too, which are slower then.
+    ggml splits a single row among threads, which changes the order of its sums. Different types of
+    keys and values prevent that, but slow prefill down.
     """
     return {
         "f16": choices,
@@ -149,8 +148,8 @@ def _ways(choices: ContextChoices) -> dict[str, ContextChoices]:
 
 
 def _has_known_heads(config: ModelConfig) -> bool:
-    """Whether attention has kernels for all heads (kMaxHeadSize of rows/kernels.h; where a cache is
-    quantized, the library itself refuses sizes that its blocks do not divide)."""
+    """Return whether our attention takes all heads (kMaxHeadSize of rows/kernels.h). The library
+    checks quantized caches itself."""
     sizes = {config.heads(layer).head_dim for layer in config.attending}
     return all(size % 8 == 0 and size <= 512 for size in sizes)
 

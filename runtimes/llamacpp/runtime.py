@@ -31,37 +31,34 @@ if TYPE_CHECKING:
     from edge_spec.models import devices as placement
     from edge_spec.models.devices import Memory
 
-_UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
+_UNKNOWN_ARCHITECTURE = "unknown model architecture"  # the library's wording
 
 
 class LlamaCppRuntime(Runtime):
     name = "llamacpp"
     reads = "gguf"
     _library: Callable[[], Library] = staticmethod(upstream.library)
-    _screened: ModelInfo | None = None  # that it can run
+    _screened: ModelInfo | None = None  # the last runnable one
 
     def kernels(self) -> str:
-        """See `edge_spec.core.model.Runtime`: those that are put into its library if they fit its
-        build, which is part of the same keys."""
+        """See `edge_spec.core.model.Runtime`. llama.cpp's build, part of the same keys, decides if
+        they fit."""
         return wanted()
 
     @property
     def opens_beside(self) -> bool:
-        """See `edge_spec.core.model.Runtime`: what llama.cpp logs is dropped on its way to Python
-        where there are kernels of ours."""
+        """See `edge_spec.core.model.Runtime`: our kernels filter llama.cpp's log in C."""
         return bool(wanted())
 
     def open(self, source: ModelInfo, options: RuntimeOptions) -> LlamaCppModel:
-        """Raises MissingDependencyError, UsageError for an unknown device or KV type, DeviceError,
-        UnsupportedModelError where the library cannot load the file."""
+        """Raises MissingDependencyError, DeviceError, UsageError for an unknown device or KV type,
+        UnsupportedModelError for a file that does not load."""
         self.require_runnable(source)
         return LlamaCppModel(self._library(), source, options)
 
     def require_runnable(self, source: ModelInfo) -> None:
-        """Asks the library, which knows architectures by their names, for the vocabulary alone.
-
-        Raises MissingDependencyError, UnsupportedModelError.
-        """
+        """Load the vocabulary to check that the library knows the architecture. Raises
+        MissingDependencyError, UnsupportedModelError."""
         if source is self._screened:
             return
         if is_plain(source):
@@ -71,8 +68,8 @@ class LlamaCppRuntime(Runtime):
         self._screened = source
 
     def require_devices(self, providers: Sequence[str]) -> None:
-        """See `edge_spec.core.model.Runtime`. What servers may bring, "gpu" and names such as
-        "rpc0", is looked for when a model is opened."""
+        """See `edge_spec.core.model.Runtime`. "gpu" and "rpc0" may need servers and are checked on
+        opening."""
         own = [name for name in providers if not name.lower().startswith(("gpu", "rpc"))]
         if own:
             choose_devices(own, self._library().devices())
@@ -81,7 +78,7 @@ class LlamaCppRuntime(Runtime):
         return list(listed(self.name, self._library(), options.rpc_servers))
 
     def memory_devices(self, options: RuntimeOptions) -> list[placement.Device]:
-        """See `edge_spec.models.memory.ListsMemory`; servers tell theirs to nobody."""
+        """See `edge_spec.models.memory.ListsMemory`. Omits RPC servers."""
         return list(listed(self.name, self._library(), ()))
 
     def open_tokenizer(self, source: ModelInfo) -> LibraryTokenizer:
@@ -99,8 +96,8 @@ class LlamaCppRuntime(Runtime):
         )
 
     def _offload_devices(self, options: RuntimeOptions) -> tuple[LibraryDevice, ...]:
-        """Those beside the CPU that a model would get; none where opening it will say why not, and
-        none of servers, whose memory is not this machine's."""
+        """Return the local devices that a model would use besides the CPU; none with RPC servers,
+        or if opening would fail."""
         if (
             options.gpu_layers == 0
             or set(wanted_devices(options)) == {"cpu"}
@@ -113,7 +110,7 @@ class LlamaCppRuntime(Runtime):
 
 
 def _require_plain_decoder(library: Library, source: ModelInfo) -> None:
-    """Looks at the architecture before the weights are read. Raises UnsupportedModelError."""
+    """Raises UnsupportedModelError before weights are read."""
     path, known = source.path, library.log.num_errors
     handle = library.load_model(os.fsencode(path), VOCABULARY_ONLY)
     if handle is None:

@@ -22,13 +22,13 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class LlamaCppSession:
-    """cache: of this conversation, or of all on the model."""
+    """A conversation in its own or a shared cache."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._weights = cache.weights
         self._sequence = cache.join()
-        self._untold: np.ndarray | None = None  # features of rows that nobody has scored
+        self._untold: np.ndarray | None = None  # of unscored rows, until they are committed
         self._collected = weakref.finalize(self, cache.leave, self._sequence)
 
     @property
@@ -43,7 +43,7 @@ class LlamaCppSession:
             self._score(tree, is_scored=False)
             self.commit(range(len(tree)))
         if len(tokens):
-            self._sequence.home.wait()  # whoever reads a clock next, reads it right
+            self._sequence.home.wait()  # so that clocks read next are right
 
     def forward(self, tree: TokenTree) -> Forward:
         rows = len(tree)
@@ -73,12 +73,12 @@ class LlamaCppSession:
             sequence.features.on_prefilled(before, kept)
 
     def rollback(self, length: int) -> None:
-        """Raises SessionError where a sliding window has forgotten what then would be needed."""
+        """Raises SessionError if a sliding window has dropped tokens needed then."""
         sequence, window = self._sequence, self._weights.state_window
         require_rollback(self.length, length)
         if window and length < self.length:
             start = sequence.home.first_position(sequence.number)
-            if length and start > max(0, length - window):  # before it nothing is looked at
+            if length and start > max(0, length - window):  # earlier tokens are out of the window
                 raise SessionError(
                     f"llama.cpp holds this text from token {start} on only, so that it cannot go "
                     f"back to token {length}",
@@ -95,31 +95,31 @@ class LlamaCppSession:
 
     @property
     def shares_features(self) -> bool:
-        """See `edge_spec.core.features.SharesFeatures`. Keys and values are its own passes'."""
+        """See `edge_spec.core.features.SharesFeatures`. Keys and values need passes of one
+        session."""
         return self._sequence.keys_values is None
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """See `edge_spec.core.features.GivesFeatures`. Final states of a prompt cost its scores,
-        without which llama.cpp gives none, and a context that holds these."""
+        """See `edge_spec.core.features.GivesFeatures`. llama.cpp returns a prompt's final states
+        only with its logits, which take time and memory."""
         require_layers(layers, self._weights.config.num_layers)
         wanted = Features(self._weights, layers, on_prefilled) if layers else None
         self._cache.collect(self._sequence, wanted)
         self._untold = None
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
-        """See `edge_spec.core.features.SharesKeysValues`."""
         shared = KeysValues(self._weights.config, layers) if layers else None
         if shared is not None:
             self._cache.require_tap(new_tap(self._weights, PREFILL_TOKENS))
         self._sequence.keys_values = shared
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `edge_spec.core.features.SharesKeysValues`."""
         shared = self._sequence.keys_values
         return shared.of(layer) if shared is not None and shared.length >= self.length else None
 
     def state(self) -> dict[str, np.ndarray]:
-        """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known."""
+        """Return "sequence" [bytes] uint8 in the library's format, or nothing if that is
+        unknown."""
         stored = self._cache.stored(self._sequence)
         return {"sequence": stored} if self._holds(stored, self.length) else {}
 
@@ -138,7 +138,7 @@ class LlamaCppSession:
         self._collected()
 
     def _holds(self, stored: np.ndarray, length: int) -> bool:
-        """Say whether it is a sequence of `length` tokens, that the library may be given."""
+        """Return whether the library can take it for `length` tokens."""
         window = self._weights.state_window
         if window:
             return holds_windowed(stored, length, window)
@@ -146,7 +146,7 @@ class LlamaCppSession:
 
 
 def forward_together(parts: Sequence[PassPart]) -> list[Forward]:
-    """Score trees of several sessions on one cache in one pass. Raises what `forward` does."""
+    """Score trees of sessions on one cache in one pass. Raises what `forward` does."""
     sessions = [each.session for each in parts if isinstance(each.session, LlamaCppSession)]
     require_none_alone(sessions)
     if sum(len(part.tree) for part in parts) > MAX_ROWS:

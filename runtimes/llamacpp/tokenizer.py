@@ -1,4 +1,4 @@
-"""The library's own tokenizer, for vocabularies that the `tokenizers` library cannot do."""
+"""llama.cpp's tokenizer, for vocabularies that the `tokenizers` library lacks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ from edge_spec.text.given_encoding import Place, occurrences, pattern_of, touche
 from edge_spec.text.token_pieces import ByteStream
 
 _FIRST_PIECE_BYTES = 64
-# Of a token, as llama.h has them: an unknown one or a control token, one of the user's, and those
-# that take spaces before or after them away.
+# llama_token_attr: unknown or control, user-defined, lstrip, rstrip.
 _SPECIAL, _USER_DEFINED, _STRIPS_BEFORE, _STRIPS_AFTER = 1 | 8, 16, 128, 256
 
 
 class LibraryTokenizer:
-    """Special tokens written out in a text are recognised, none but BOS are added.
-
-    Holds the vocabulary of the file without its weights.
-    """
+    """Recognises special tokens in a text and adds only BOS. Loads no weights."""
 
     def __init__(self, library: Library, path: Path, bos_id: int | None) -> None:
         known = library.log.num_errors
@@ -43,16 +39,16 @@ class LibraryTokenizer:
         self._size = library.vocab_size(model)
 
     def encode(self, text: str) -> list[int]:
-        """Begins with the BOS token where the model asks for one and the text has none."""
+        """Encode text, with BOS first if the model wants it."""
         return self._begun(self._tokens(text))
 
     def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
-        """Does the same, but reads no token of `control` where a given character takes part in it.
+        """Encode, but read `control` tokens that touch a given character as plain text.
 
-        What is between two tokens is read at once, so that words are what they are without them.
+        Text between two recognised tokens is encoded in one piece, to keep word splits.
         """
         read: list[Place] = []
-        plain: list[int] = []  # where those begin that are not to be read
+        plain: list[int] = []  # starts of tokens to read as plain text
         for start, end in occurrences(self._pattern, text):
             token, _ = self._added[text[start:end]]
             if token in control and touches(given, start, end):
@@ -60,7 +56,7 @@ class LibraryTokenizer:
             elif not read or start >= read[-1].end:
                 read.append(Place(start, end, token))
         tokens: list[int] = []
-        begin = 0  # of what is read as `encode` reads it
+        begin = 0  # of the text not yet encoded
         for before, after in pairwise([Place(0, 0, -1), *read, Place(len(text), len(text), -1)]):
             if touches(plain, before.end, after.start):
                 tokens += self._tokens(text[begin : before.end])
@@ -71,8 +67,8 @@ class LibraryTokenizer:
     def _plain_tokens(
         self, text: str, before: Place, after: Place, plain: Sequence[int]
     ) -> list[int]:
-        """Reads what is between two tokens. The library always reads a token that the model's
-        makers defined beside the special ones: it is cut after its first character."""
+        """Encode text between tokens as plain text. The library always parses user-defined tokens,
+        so they are cut after a character."""
         start, end = before.end, after.start
         between = text[start:end]
         if self._has(before.token, _STRIPS_AFTER):
@@ -98,7 +94,7 @@ class LibraryTokenizer:
 
     def _tokens(self, text: str, *, parse_special: bool = True) -> list[int]:
         raw = text.encode("utf-8", "replace")
-        size = len(raw) + 8  # most tokens have a byte or more, and a space may come before
+        size = len(raw) + 8  # one token per byte and a leading space mostly suffice
         while True:
             ids = (ctypes.c_int32 * size)()
             count = self._library.llama_tokenize(
@@ -106,11 +102,10 @@ class LibraryTokenizer:
             )
             if count >= 0:
                 return list(ids[:count])
-            size = -count  # such as where a space is written as three bytes
+            size = -count  # e.g. each space becomes three bytes
 
     def added_tokens(self) -> dict[str, tuple[int, bool]]:
-        """Returns what is one token wherever a text spells it: its id, and whether it is
-        special."""
+        """Return each added token's text, id and whether it is special."""
         return self._added
 
     @property
@@ -136,7 +131,6 @@ class LibraryTokenizer:
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without special tokens."""
         stream = self.stream()
         return "".join(map(stream.push, ids)) + stream.finish()
 
@@ -144,8 +138,7 @@ class LibraryTokenizer:
         return ByteStream(self.piece, self._first_piece)
 
     def _first_piece(self, token: int) -> bytes:
-        """Returns what the token adds at the beginning of a text, where the library puts a space
-        before what it reads of some vocabularies."""
+        """Return the first token's bytes without the space that some vocabularies add."""
         piece = self.piece(token)
         return piece.removeprefix(b" ") if self._adds_space else piece
 
@@ -154,29 +147,27 @@ class LibraryTokenizer:
         return any(self.piece(token).startswith(b" ") for token in self._tokens("a")[:1])
 
     def token_text(self, token: int) -> str:
-        """The token as the vocabulary spells it, special ones included."""
         if not 0 <= token < self._size:
             return ""
         text = self._library.llama_vocab_get_text(self._vocabulary, token) or b""
         return text.decode("utf-8", "replace")
 
     def token_id(self, text: str) -> int | None:
-        """The token that the vocabulary spells so, if it is found in a text."""
+        """Return the token that this spelling encodes to, if it has that spelling."""
         found = self._tokens(text)
         is_whole = len(found) == 1 and self.token_text(found[0]) == text
         return found[0] if is_whole else None
 
     def special_text(self, token: int) -> str:
-        """Returns how a special token is written, which no text shows; "" for other tokens."""
-        text = self.token_text(token)  # "" for what is no token, of which pieces must not be asked
+        """Return a special token's spelling, "" for others."""
+        text = self.token_text(token)  # "" if unknown: `piece` needs a valid id
         return "" if not text or self.piece(token) else text
 
     def vocabulary(self) -> dict[str, int]:
-        """Every token as the vocabulary spells it, special ones included, and its id."""
         return {self.token_text(token): token for token in range(self._size)}
 
     def piece(self, token: int) -> bytes:
-        """Returns what the token adds to a text, which may be a part of a character."""
+        """Return the token's bytes, perhaps part of a character."""
         size = _FIRST_PIECE_BYTES
         while True:
             buffer = ctypes.create_string_buffer(size)

@@ -1,10 +1,9 @@
-"""Sequences that were taken out of a context, in the library's own form.
+"""Sequences taken out of a context, in the library's format.
 
-The library trusts what it reads, so `is_sequence` looks at it before. After two words of 32 bits
-come the cache of the layers that see all of the text, then that of the layers that see a window of
-it, or the state of recurrent layers. A cache has the number of its streams and of its cells, for
-each cell its position and its one sequence, then keys and values by layers, which the library
-checks.
+The library trusts what it reads, so `is_sequence` checks it. After two 32-bit words come the cache
+of full attention, then that of sliding windows or the recurrent state. A cache has its number of
+streams and cells, each cell's position and single sequence, then keys and values by layer, which
+the library checks.
 """
 
 from __future__ import annotations
@@ -16,37 +15,33 @@ import numpy as np
 
 from edge_spec.runtimes.llamacpp.context import Context
 
-WORDS_BEFORE, CELL_WORDS = 2, 3  # the first cache; a position, one sequence, and its number
+WORDS_BEFORE, CELL_WORDS = 2, 3  # before the first cache; position, number of sequences, sequence
 _MOST_LAYERS = 4096
-# Of a cell, beside its position and its sequence: two more parts of a position and its token, where
-# positions have several parts.
+# More words of a cell with multi-part positions: two parts and the token.
 _EXTRA_WORDS = (0, 3)
 
 
 def is_sequence(
     stored: np.ndarray, length: int, start: int = 0, caches: int = 1, is_recurrent: bool = False
 ) -> bool:
-    """Say whether it is one of the tokens from `start` up to `length`, in as many caches of
-    attention layers, then the state of recurrent ones if there are any.
-
-    A library would read any number of cells, beyond its memory, and at any position."""
+    """Check for a sequence of tokens `start` to `length` in this many attention caches, then a
+    recurrent state if any. The library would read any number of cells, past its memory, at any
+    position."""
     for extra_words in _EXTRA_WORDS if is_recurrent else _EXTRA_WORDS[:1]:
         reader = _Reader(stored, extra_words)
         with suppress(ValueError):
             for _ in range(caches):
                 reader.attention(start, length - start)
-            # One cell, its position, and no sequence that it names.
+            # One cell with its position and no sequence.
             if reader.words(3) == [1, length - 1, 0] if is_recurrent else reader.is_at_end:
                 return True
     return False
 
 
 class _Reader:
-    """Reads [bytes] uint8 from the beginning on. Raises ValueError for what no library has
-    written."""
+    """Reads [bytes] uint8. Raises ValueError for what the library never writes."""
 
     def __init__(self, stored: np.ndarray, extra_words: int) -> None:
-        """Begins with the first cache."""
         self._bytes = stored
         self._cell_words = CELL_WORDS + extra_words
         self._at = 4 * WORDS_BEFORE
@@ -56,7 +51,7 @@ class _Reader:
         return self._at == len(self._bytes)
 
     def attention(self, start: int, length: int) -> None:
-        """Passes a cache that holds the positions from `start` on, `length` of them, each once."""
+        """Skip a cache of `length` positions from `start`, each once."""
         _, count = self.words(2)
         if count != length:
             raise ValueError(f"{count} cells for {length} tokens")
@@ -69,7 +64,7 @@ class _Reader:
             raise ValueError(f"{num_layers} layers")
         for of_keys in [True] * num_layers + [False] * num_layers:
             if of_keys or not is_turned:
-                _, low, high = self.words(3)  # a type, and the bytes of a token
+                _, low, high = self.words(3)  # type, bytes per token
                 self._skip((low + (high << 32)) * length)
             else:
                 _, size, width = self.words(3)
@@ -91,8 +86,8 @@ _SIZE = struct.Struct("<Q")
 
 
 def read_windowed(context: Context, number: int, length: int, window: int) -> np.ndarray:
-    """Returns a sequence in parts of a window's length, each after its size in 8 bytes: of a whole
-    one the library leaves out what the window has passed, and could not be rolled back."""
+    """Return a sequence in window-sized parts after 8-byte sizes. As a whole it would lack what the
+    window has passed, and could not be rolled back."""
     found, [spare] = [np.empty(0, np.uint8)], context.take_numbers(1)
     context.give_back([spare])
     for start in range(0, length, window):
@@ -104,8 +99,7 @@ def read_windowed(context: Context, number: int, length: int, window: int) -> np
 
 
 def write_windowed(context: Context, number: int, sequence: np.ndarray) -> None:
-    """Writes what `read_windowed` has read. Raises ValueError where the library does not take
-    it."""
+    """Write what `read_windowed` returned. Raises ValueError if the library refuses it."""
     [spare] = context.take_numbers(1)
     context.give_back([spare])
     context.remove(number)
@@ -116,14 +110,14 @@ def write_windowed(context: Context, number: int, sequence: np.ndarray) -> None:
 
 
 def holds_windowed(sequence: np.ndarray, length: int, window: int) -> bool:
-    """Returns whether it is in the form of `read_windowed`, of `length` tokens."""
+    """Check for the format of `read_windowed` with `length` tokens."""
     ends = [min(start + window, length) for start in range(0, length, window)]
     try:
         parts = _parts(sequence)
     except ValueError:
         return False
     return len(parts) == len(ends) and all(
-        is_sequence(part, end, start * window, caches=2)  # whole layers', and a window's
+        is_sequence(part, end, start * window, caches=2)  # full and windowed layers
         for start, (part, end) in enumerate(zip(parts, ends, strict=True))
     )
 

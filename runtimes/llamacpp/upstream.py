@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python (tried with 0.3.36)."""
+"""llama.cpp through llama-cpp-python (tested with 0.3.36)."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ import numpy as np
 from edge_spec.errors import EdgeSpecError, MissingDependencyError
 from edge_spec.runtimes.llamacpp.library import Library
 
-# Turns of a waiting thread at a barrier before it sleeps, some 0.1 ms. GNU's OpenMP has 300,000, in
-# which it keeps a processor from the thread that it waits for where others want one, too. A step of
-# a 1.5B beside one busy process took 36 ms for 49, and as long as before with none (2 cores of a
-# Zen 5; benchmarks/results/engines.json).
+# A thread's spins at a barrier before it sleeps, about 0.1 ms. GNU's OpenMP spins 300,000 times,
+# taking the processor from the thread it waits for. With 4,000, a step of a 1.5B beside a busy
+# process took 36 ms instead of 49, and as long as before without one (2 cores of a Zen 5;
+# benchmarks/results/engines.json).
 _SPINS = "4000"
-_opening = Lock()  # of the library, which two threads may want first
-# Of wheels of ours: a llama-cpp-python compiled for AVX2, at the end of Python's path.
+_opening = Lock()  # two threads may open the library at once
+# In our wheels: llama-cpp-python for AVX2, last in Python's path.
 _BUNDLED = Path(__file__).with_name("bundled")
 
 
 def load_ahead() -> None:
-    """Begins to load the library, in a thread of its own: kernels are tried in another process
-    before their first use, and there is enough to do meanwhile. Raises MissingDependencyError."""
+    """Load the library in a thread: testing its kernels takes a while. Raises
+    MissingDependencyError."""
     _imported()
 
     def load() -> None:
-        with suppress(EdgeSpecError):  # whoever needs the library is told
+        with suppress(EdgeSpecError):  # raised again when it is used
             _ = library().rows
 
     Thread(target=load, name="edge-spec-library", daemon=True).start()
 
 
 def _imported() -> tuple[Any, Any]:
-    """Returns llama.cpp's functions and ggml's. Raises MissingDependencyError where
-    llama-cpp-python is not installed or not for this processor."""
+    """Import llama.cpp and ggml. Raises MissingDependencyError if llama-cpp-python is missing or
+    not for this processor."""
     _check_processor()
     try:
         with _short_spins():
@@ -57,8 +57,8 @@ def _imported() -> tuple[Any, Any]:
 
 
 def library() -> Library:
-    """Raises MissingDependencyError where llama-cpp-python is not installed, DeviceError for a
-    backend that does not load."""
+    """Raises MissingDependencyError without llama-cpp-python, DeviceError for a backend that does
+    not load."""
     with _opening:
         return _open()
 
@@ -70,8 +70,8 @@ def _open() -> Library:
 
 @contextmanager
 def _short_spins() -> Iterator[None]:
-    """Has GNU's OpenMP, if it is loaded meanwhile, give up spinning early, unless the user chose
-    how threads wait. It reads the environment once; other processes get it as it was."""
+    """Shorten the spinning of an OpenMP loaded meanwhile, unless the user chose a wait policy.
+    OpenMP reads the environment once; child processes get it restored."""
     is_left = environ.keys().isdisjoint(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
     if is_left:
         environ["GOMP_SPINCOUNT"] = _SPINS
@@ -83,8 +83,7 @@ def _short_spins() -> Iterator[None]:
 
 
 def _check_processor() -> None:
-    """An instruction that a processor lacks would end the process. Raises
-    MissingDependencyError."""
+    """Refuse a bundled library that would crash this processor. Raises MissingDependencyError."""
     found = find_spec("llama_cpp")
     if found is None or found.origin is None or _BUNDLED not in Path(found.origin).parents:
         return
@@ -97,7 +96,7 @@ def _check_processor() -> None:
 
 
 def _has_avx2() -> bool:
-    """As numpy says, which names it alone or with what comes along."""
+    """numpy reports AVX2 alone or as part of a level."""
     found: Mapping[str, Any] = np.show_config(mode="dicts").get("SIMD Extensions", {})
     names = {*found.get("baseline", ()), *found.get("found", ())}
     return not names.isdisjoint(("AVX2", "X86_V3"))

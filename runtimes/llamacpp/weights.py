@@ -1,4 +1,4 @@
-"""Loaded weights: their handle, and the contexts that are opened on them."""
+"""Loaded weights and the contexts opened on them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from edge_spec.runtimes.llamacpp.library import (
     cache_bytes,
 )
 
-# Of layers with a recurrent state: what gives final states beside the scores of tokens. LFM2's
-# graph takes the same switch for that of a model that embeds text, and computes other scores.
+# Hybrids that return final states besides logits. LFM2's graph takes this switch for its embedding
+# model and computes other logits.
 _HYBRIDS_WITH_STATES = frozenset({"qwen35", "qwen35moe"})
 _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
 
 
 class GgufWeights:
-    """Freed by `close`, when collected, or at the interpreter's exit."""
+    """Loaded weights, freed by `close`, on collection or at exit."""
 
     def __init__(
         self, library: Library, path: Path, config: ModelConfig, how: ModelChoices
@@ -47,10 +47,10 @@ class GgufWeights:
         self._handle = handle
         self._free = weakref.finalize(self, library.llama_model_free, handle)
         self._contexts: dict[int, weakref.finalize[..., Any]] = {}  # by handle
-        self._lock = Lock()  # threads may open contexts, each its own, at the same time
+        self._lock = Lock()  # threads may open contexts concurrently
         self.vocab_size = library.vocab_size(handle)
         self.hidden_size = library.llama_model_n_embd(handle)
-        self.known_streams: set[object] = set()  # that the library is known to give
+        self.known_streams: set[object] = set()  # that the library is known to return
         self.state_window = library.llama_model_n_swa(handle)
         self.is_hybrid = library.llama_model_is_hybrid(handle)
         self.gives_final_states = not self.is_hybrid or config.architecture in _HYBRIDS_WITH_STATES
@@ -62,7 +62,7 @@ class GgufWeights:
             )
 
     def close(self) -> None:
-        """Closes the contexts, too: they read these weights."""
+        """Free the contexts, which read these weights, then the weights."""
         for free_context in self._contexts.values():
             free_context()
         self._free()
@@ -70,11 +70,8 @@ class GgufWeights:
     def open_context(
         self, owner: object, choices: ContextChoices
     ) -> tuple[int, weakref.finalize[..., Any]]:
-        """Returns a context and what frees it, once: at the latest when its owner is collected or
-        the interpreter exits.
-
-        Raises DeviceMemoryError where there is too little memory for its cache.
-        """
+        """Return a context and what frees it, at the latest with its owner or at exit. Raises
+        SessionError, DeviceMemoryError if its cache does not fit."""
         needed = cache_bytes(self.config, choices.num_tokens, choices.kv_type)
         if choices.on_device:
             moved = min(self._num_cached, self.config.num_layers)
@@ -102,8 +99,8 @@ class GgufWeights:
 
     @property
     def graphs_reused(self) -> int:
-        """Counts the passes of open contexts that took the graph of the pass before. llama.cpp
-        builds another one for another number of rows, of scores or of sequences."""
+        """Count passes of open contexts that reused the previous graph. llama.cpp builds another if
+        the number of rows, outputs or sequences changes."""
         handles = list(self._open_contexts())
         return sum(int(self.library.llama_perf_context(each).n_reused) for each in handles)
 
@@ -121,7 +118,7 @@ class GgufWeights:
         )
 
     def _used_devices(self, on_device: bool) -> list[LibraryDevice]:
-        """Returns them with the memory that is free now."""
+        """Return the devices with memory free now."""
         names = {device.name for device in self._devices}
         servers = {device.server for device in self._devices if device.server}
         return [
@@ -142,7 +139,7 @@ def _too_little(devices: Sequence[LibraryDevice], needed: int, what: str) -> Dev
 
 
 def _free(free_context: Callable[[int], None], handle: int) -> None:
-    """Frees a context and gives its memory back to the system: contexts come and go with forks and
-    texts that grow, and what is allocated between them keeps the heap from shrinking."""
+    """Free a context and return its memory to the system: forks and growing texts open many, and
+    allocations in between keep the heap from shrinking."""
     free_context(handle)
     return_freed()

@@ -1,4 +1,4 @@
-"""Keys and values where onnxruntime reads and writes them: main memory, or a device's own."""
+"""KV caches that onnxruntime reads and writes in place."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from edge_spec.runtimes.kv_cache import KvCache, part_names
 from edge_spec.runtimes.ort.devices import ProviderChoice
 from edge_spec.runtimes.ort.signature import translated
 
-# Providers with memory of their own, as OrtValue calls it. None: it has no addresses, so that they
-# compute on copies of what is in main memory.
+# Providers with memory of their own, as OrtValue names it. None: it has no addresses, so each pass
+# copies from and to main memory.
 _MEMORIES = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": None}
-FIRST_TOKENS = 512  # of a cache on a device, which doubles when it is full
+FIRST_TOKENS = 512  # of a device's cache, which doubles
 
 
 class Place(NamedTuple):
-    """Memory as onnxruntime names it. is_copied: main memory, copied for every pass."""
+    """A memory of onnxruntime. is_copied: main memory, copied for every pass."""
 
     device: str
     number: int  # of several such devices
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 def place_of(chosen: Iterable[ProviderChoice]) -> Place | None:
-    """Return the place for providers in their order; None: they compute in main memory."""
+    """Return the first provider's own memory; None: main memory."""
     choice = with_memory(chosen)
     if choice is None:
         return None
@@ -40,12 +40,11 @@ def place_of(chosen: Iterable[ProviderChoice]) -> Place | None:
 
 
 def with_memory(chosen: Iterable[ProviderChoice]) -> ProviderChoice | None:
-    """Return the first that has memory of its own."""
     return next((choice for choice in chosen if choice.provider in _MEMORIES), None)
 
 
 def capacity_for(needed: int, capacity: int, most: int) -> int:
-    """Return for how many tokens a cache on a device has room that had it for `capacity`."""
+    """Return a device cache's next capacity in tokens."""
     room = max(FIRST_TOKENS, capacity)
     while room < needed:
         room *= 2
@@ -53,12 +52,12 @@ def capacity_for(needed: int, capacity: int, most: int) -> int:
 
 
 class HostCache(KvCache):
-    """One whose buffers onnxruntime reads and writes where they are."""
+    """A cache in main memory."""
 
     is_copied = False
 
     def bind(self, binding: IOBinding, suffix: str = "") -> None:
-        """Bind each buffer as both past and present. suffix: of the names."""
+        """Bind each buffer as past and present. suffix: of the names."""
         for name, buffer in self.buffers():
             shared = OrtValue.ortvalue_from_numpy(buffer)
             binding.bind_ortvalue_input(f"past.{name}{suffix}", shared)
@@ -66,18 +65,18 @@ class HostCache(KvCache):
 
 
 class DeviceCache(KvCache):
-    """One in a device's own memory, of chains alone, which grows by way of main memory. What moves
-    it raises SessionError, DeviceMemoryError."""
+    """A device's cache, for chains only, which grows through main memory. Moving it raises
+    SessionError, DeviceMemoryError."""
 
     def __init__(self, config: ModelConfig, element: np.dtype[Any], place: Place) -> None:
-        self._address = place.device, place.number  # as OrtValue and IOBinding take it
+        self._address = place.device, place.number  # in the order OrtValue and IOBinding take it
         self.is_copied = place.is_copied
         self._held: dict[str, OrtValue] = {}
-        # One token more than the context, as in main memory (session.MIN_ATTENDED).
+        # One token more than the context (session.MIN_ATTENDED).
         super().__init__(config, element=element, spare_tokens=1)
 
     def bind(self, binding: IOBinding) -> None:
-        """Bind the keys and the values of each layer as both past and present."""
+        """Bind each layer's keys and values as past and present."""
         for kind, layers in self._layers.items():
             shape = self._shape(kind, self.capacity)[2:]
             pointer = self._held[kind].data_ptr()

@@ -1,9 +1,9 @@
-"""NVIDIA's driver, asked through ctypes, and why a provider does not start.
+"""Queries NVIDIA's driver and explains why a provider does not start.
 
-CUDA's driver interface (https://docs.nvidia.com/cuda/cuda-driver-api) counts devices as onnxruntime
-does, CUDA_VISIBLE_DEVICES included; NVML (https://docs.nvidia.com/deploy/nvml-api) tells the free
-memory without a context of ours. Patterns stand for messages of onnxruntime 1.31.1 (cuda_call.cc,
-provider_bridge_ort.cc), of the linkers of Linux and Windows, and of cudaGetErrorString.
+The driver (https://docs.nvidia.com/cuda/cuda-driver-api) numbers devices as onnxruntime does, with
+CUDA_VISIBLE_DEVICES; NVML (https://docs.nvidia.com/deploy/nvml-api) reports free memory without a
+context. Patterns match onnxruntime 1.31.1 (cuda_call.cc, provider_bridge_ort.cc), Linux's and
+Windows' linkers, and cudaGetErrorString.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OLD_DRIVER = ("NVIDIA's driver is too old for this onnxruntime", "Update NVIDIA
 _DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 if sys.platform == "win32":
     _DRIVER, _NVML = "nvcuda.dll", "nvml.dll"
-# Codes of CUresult that have a remedy of their own.
+# CUresult codes with a remedy.
 _REFUSALS = {
     100: _NO_DEVICE,
     803: (
@@ -54,12 +54,12 @@ class CudaDevice(NamedTuple):
 
 
 class CudaDriver(NamedTuple):
-    version: tuple[int, int]  # of CUDA, the newest that it runs
-    devices: tuple[CudaDevice, ...]  # by their numbers
+    version: tuple[int, int]  # newest CUDA version it runs
+    devices: tuple[CudaDevice, ...]  # by number
 
 
 def cuda_driver() -> CudaDriver:
-    """Asks the driver, which starts it. Raises DeviceError where there is none, or no device."""
+    """Start and query the driver. Raises DeviceError without a driver or device."""
     try:
         library = CDLL(_DRIVER)
     except OSError as error:
@@ -77,7 +77,7 @@ def cuda_driver() -> CudaDriver:
 
 
 def free_bytes(device: CudaDevice) -> int | None:
-    """Returns what no process has taken; None where NVML is not there or does not know."""
+    """Return free device memory, or None if NVML does not know."""
     with suppress(OSError, AttributeError):
         return _free_bytes(CDLL(_NVML), device)
     return None
@@ -114,7 +114,6 @@ def _free_bytes(nvml: CDLL, device: CudaDevice) -> int | None:
 
 
 def _call(library: CDLL, function: str, *arguments: object) -> None:
-    """Raises DeviceError."""
     try:
         code = getattr(library, function)(*arguments)
     except AttributeError as error:
@@ -134,29 +133,28 @@ def _words(library: CDLL, code: int) -> str:
 
 
 def _refused(known: tuple[str, str], words: str) -> DeviceError:
-    """known: the cause, and what can be done about it; words: the library's own."""
+    """known: cause and remedy; words: the library's own."""
     cause, remedy = known
     kind = DeviceMemoryError if known == _NO_MEMORY else DeviceError
     return kind(f"{cause} ({words})", remedy=remedy)
 
 
 def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
-    """Raises DeviceError where CUDA is among the providers, and its driver is missing, too old, or
-    shows no device."""
+    """Raises DeviceError if CUDA is wanted and its driver is missing, old or shows no device."""
     if _CUDA not in providers:
         return
     driver, built = cuda_driver(), _cuda_version(onnxruntime)
     if not built:
         return
-    needed = int(built.partition(".")[0])  # a driver runs all of one major version
+    needed = int(built.partition(".")[0])  # a driver runs all of a major version
     if driver.version[0] < needed:
         newest = ".".join(map(str, driver.version))
         raise _refused(_OLD_DRIVER, f"it runs CUDA {newest}, not {built}")
 
 
 def prepare_cuda(onnxruntime: Any) -> None:
-    """Load, once, the libraries that NVIDIA's packages bring, where this onnxruntime uses CUDA.
-    Neither this nor a start that fails later prints."""
+    """Load NVIDIA's libraries once if onnxruntime uses CUDA. Failures, even later ones, are not
+    printed."""
     with _preparing:
         _prepare(onnxruntime)
 
@@ -166,8 +164,8 @@ def _prepare(onnxruntime: Any) -> None:
     if not _cuda_version(onnxruntime):
         return
     onnxruntime.set_default_logger_severity(_FATAL)
-    # It prints what it does not find. Only its own `print` is replaced: other threads may write to
-    # standard output meanwhile, which may carry JSON.
+    # preload_dlls prints what it misses. Replace only its module's `print`: other threads may be
+    # writing JSON to standard output.
     onnxruntime.print = lambda *words: None
     try:
         onnxruntime.preload_dlls()
@@ -176,11 +174,11 @@ def _prepare(onnxruntime: Any) -> None:
 
 
 def _cuda_version(onnxruntime: Any) -> str:
-    """Returns the version of the CUDA that it was built with; empty where without."""
+    """Return the CUDA version of the build, "" without."""
     return str(getattr(onnxruntime, "cuda_version", None) or "")
 
 
-_MAX_WORDS = 200  # characters of the library's own
+_MAX_WORDS = 200  # characters of the library's message
 _INSTALL = 'Run: pip install "edge-spec[gpu]", which brings them from NVIDIA\'s packages.'
 _NO_MEMORY = (
     "the device has too little free memory",
@@ -189,7 +187,7 @@ _NO_MEMORY = (
 
 
 def _missing(library: str) -> str:
-    """Returns a pattern of linkers' messages that a library is missing or of another version."""
+    """Return a pattern of linker errors about a missing or mismatched library."""
     return (
         rf"(lib{library}[\w.-]*\.so[.\d]*: [^\n]*|undefined symbol: \w+, version lib{library}[^\n]*"
         rf'|depends on "{library}[^"]*" which is missing)'
@@ -197,12 +195,12 @@ def _missing(library: str) -> str:
 
 
 def _failed(*codes: int) -> str:
-    """Returns how cuda_call.cc begins; the rest of its line is a place in the source."""
+    """Return a pattern of cuda_call.cc messages up to the source position."""
     return rf"CUDA failure ({'|'.join(map(str, codes))}): [^;\n]*"
 
 
 _LIBRARIES = ("cudnn", "cublas", "cudart", "curand", "cufft", "nvrtc", "nvJitLink")
-# The first that matches; each failure is followed by onnxruntime's general one, which is the last.
+# The first match counts. onnxruntime's general message follows each failure, so it is last.
 _KNOWN: tuple[tuple[str, tuple[str, str]], ...] = (
     (rf"{_failed(35, 803)}|[^\n:;]*driver version is insufficient[^;\n]*", _OLD_DRIVER),
     (_failed(100), _NO_DEVICE),
@@ -232,7 +230,7 @@ _KNOWN: tuple[tuple[str, tuple[str, str]], ...] = (
 
 
 def find_cause(text: str) -> DeviceError | None:
-    """Return the error that is known by its words; None for any other text."""
+    """Return the error for a known message, else None."""
     for pattern, known in _KNOWN:
         match = re.search(pattern, text, re.IGNORECASE)
         if match:
@@ -242,7 +240,7 @@ def find_cause(text: str) -> DeviceError | None:
 
 
 def start_error(names: Sequence[str], text: str) -> DeviceError | None:
-    """Return the error of a session on these devices; None where its cause is not known."""
+    """Return the error of starting these devices, None for an unknown message."""
     found = find_cause(text)
     if found is None:
         return None

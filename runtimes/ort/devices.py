@@ -1,4 +1,4 @@
-"""The devices of onnxruntime's execution providers, built in or from packages of their own."""
+"""Devices of onnxruntime's execution providers, built in or from packages."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ _SUFFIX = "executionprovider"
 _PACKAGES = ("onnxruntime_ep_webgpu", "onnxruntime_qnn")  # get_library_path() and get_ep_name()
 _CUDA = "cuda"
 QNN = "qnn"
-# Of which its HTP is the NPU. Elsewhere the provider brings an emulator of it, and its compiler.
+# Machines where the provider's HTP is an NPU; elsewhere it is an emulator and a compiler.
 _ARM = ("aarch64", "arm64")
-# Providers that edge-spec uses: others compute the attention of drafts wrong, compile a graph again
-# for each new shape of a pass, or have a runtime of their own. QNN's may name the processor that
-# compiles for its NPU.
+# Other providers compute draft trees' attention wrong, recompile the graph for each new pass shape,
+# or have a runtime of their own. QNN's may only compile for NPUs.
 _KINDS: Mapping[str, str] = {CPU: CPU, _CUDA: GPU, "webgpu": GPU, QNN: NPU}
-# Whose attention takes float16 and no float32.
+# Their attention takes float16, not float32.
 TAKES_HALF = frozenset({"CUDAExecutionProvider"})
 _NO_OPTIONS: Mapping[str, str] = {}
 
 
 class ProviderChoice(NamedTuple):
-    """Describes what a name of a device stands for."""
+    """The provider and device behind a device name."""
 
     name: str
     provider: str
     kind: str | None
     description: str
-    device: Any  # OrtEpDevice; None: of a provider that is built in and does not tell
-    options: Mapping[str, str] = _NO_OPTIONS  # of a provider that is built in
+    device: Any  # OrtEpDevice; None if a built-in provider lists none
+    options: Mapping[str, str] = _NO_OPTIONS  # of a built-in provider
     cuda: CudaDevice | None = None
 
     @property
@@ -50,8 +49,8 @@ class ProviderChoice(NamedTuple):
 
 
 def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
-    """Choose providers for names such as "cuda", "cuda:1" or "CUDAExecutionProvider"; for none, the
-    CPU's. Packages are loaded where a name is not built in. Raises UsageError."""
+    """Return providers for names such as "cuda", "cuda:1" or "CUDAExecutionProvider"; none: the
+    CPU's. Loads packages for unknown names. Raises UsageError."""
     names = [_short(name).removesuffix(":0") for name in wanted or (CPU,)]
     if names != [CPU]:
         prepare_cuda(onnxruntime)
@@ -71,8 +70,8 @@ def choose(onnxruntime: Any, wanted: Sequence[str]) -> list[ProviderChoice]:
 
 
 def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderChoice]:
-    """List the choices by name: the provider's, with a number from its second device on ("cuda:1").
-    asks_driver: whether CUDA's are distinguished, which starts their driver."""
+    """Return the choices by name, numbered from a provider's second device ("cuda:1"). asks_driver:
+    list CUDA devices, which starts their driver."""
     found: list[ProviderChoice] = []
     for provider in onnxruntime.get_available_providers():
         name = _short(provider)
@@ -90,8 +89,7 @@ def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderCho
 
 @cache
 def load_packages() -> Mapping[str, str]:
-    """Register the providers of installed packages, once; return why those that fail do. Raises
-    MissingDependencyError."""
+    """Register packages' providers once; return why some fail. Raises MissingDependencyError."""
     onnxruntime = import_onnxruntime()
     faults = {}
     for module in _PACKAGES:
@@ -102,7 +100,7 @@ def load_packages() -> Mapping[str, str]:
             plugin: Any = import_module(module)
             provider = plugin.get_ep_name()
             onnxruntime.register_execution_provider_library(provider, plugin.get_library_path())
-        except Exception as error:  # of the package, or onnxruntime's, which share no base class
+        except Exception as error:  # the package's or onnxruntime's own
             faults[package] = f"it does not load: {' '.join(str(error).split())}"
         else:
             if provider not in onnxruntime.get_available_providers():
@@ -115,8 +113,8 @@ def load_packages() -> Mapping[str, str]:
 def add_providers(
     settings: Any, chosen: Sequence[ProviderChoice]
 ) -> list[str | tuple[str, dict[str, str]]] | None:
-    """Add them to the SessionOptions, where one is a package's; else return what a session takes
-    besides. Raises UsageError for providers that do not go together, DeviceError."""
+    """Add packages' providers to the SessionOptions, or return built-in ones for the session.
+    Raises UsageError for providers that cannot be combined, DeviceError."""
     if not any(choice.from_package for choice in chosen):
         return [
             (choice.provider, dict(choice.options)) if choice.options else choice.provider
@@ -141,18 +139,17 @@ def start_session(
     chosen: Sequence[ProviderChoice],
     ask: Callable[[str], str | None] | None = None,
 ) -> Any:
-    """Return an InferenceSession on these devices. Raises DeviceError where one does not start,
-    what onnxruntime does for other faults, and what `add_providers` does. ask: see
-    `require_started`."""
+    """Return an InferenceSession. Raises DeviceError if a device does not start, onnxruntime's
+    errors, and those of `add_providers`. ask: see `require_started`."""
     providers = add_providers(settings, chosen)
     try:
         session = import_onnxruntime().InferenceSession(
             graph,
             settings,
             providers=providers,
-            enable_fallback=0,  # else it prints why a device fails, and takes the CPU
+            enable_fallback=0,  # or it prints the fault and falls back to the CPU
         )
-    except Exception as error:  # onnxruntime's exceptions share no base class of their own
+    except Exception as error:  # onnxruntime's share no base class
         names = [choice.name for choice in chosen]
         known = None if set(names) == {CPU} else start_error(names, str(error))
         if known is None:
@@ -165,10 +162,8 @@ def start_session(
 def require_started(
     session: Any, chosen: Sequence[ProviderChoice], ask: Callable[[str], str | None] | None = None
 ) -> None:
-    """onnxruntime goes on without a provider that does not start. Raises DeviceError.
-
-    ask: returns why the device of a name does not start, which onnxruntime only logs.
-    """
+    """Raises DeviceError if onnxruntime goes on without a provider. ask: returns why a device does
+    not start, which onnxruntime only logs."""
     lost = [choice.name for choice in chosen if choice.provider not in session.get_providers()]
     if lost:
         reason = ask(lost[0]) if ask else None
@@ -176,12 +171,12 @@ def require_started(
 
 
 def _has_htp() -> bool:
-    """Returns whether this can be a machine of Qualcomm's; whether its NPU works, a trial shows."""
+    """Return whether this may be a Qualcomm machine with an NPU."""
     return platform.machine().lower() in _ARM and sys.platform != "darwin"
 
 
 def _require_one_each(chosen: Sequence[ProviderChoice]) -> None:
-    """onnxruntime would ignore the second device of a provider that is built in."""
+    """onnxruntime would ignore a built-in provider's second device."""
     for provider in {choice.provider for choice in chosen if choice.device is None}:
         names = [choice.name for choice in chosen if choice.provider == provider]
         if len(names) > 1:
@@ -192,7 +187,7 @@ def _require_one_each(chosen: Sequence[ProviderChoice]) -> None:
 
 
 def _told_apart(name: str, provider: str, told: Sequence[Any]) -> Iterator[ProviderChoice]:
-    """Yields a choice for each OrtEpDevice of a provider, those of its kind first."""
+    """Yield a choice for each OrtEpDevice, those of the provider's kind first."""
     kind = _KINDS[name]
     told = sorted(told, key=lambda device: device.device.type.name.lower() != kind)
     for number, device in enumerate(told):
@@ -201,7 +196,8 @@ def _told_apart(name: str, provider: str, told: Sequence[Any]) -> Iterator[Provi
 
 
 def _cuda_devices(provider: str) -> list[ProviderChoice]:
-    """The driver's devices; the provider alone where it shows none, which a start would tell."""
+    """Return the driver's devices, or just the provider, so that a start explains why there are
+    none."""
     try:
         devices = cuda_driver().devices
     except DeviceError:
@@ -241,9 +237,9 @@ def _description(device: Any) -> str:
     return str(told or f"{device.device.vendor} {device.device.type.name}")
 
 
-RECORDS_PLACEMENT = "session.record_ep_graph_assignment_info"  # "1", before the graph is loaded
+RECORDS_PLACEMENT = "session.record_ep_graph_assignment_info"  # set to "1" before loading
 _CPU_PROVIDER = "CPUExecutionProvider"
-# What takes a model's time; a few nodes that compute shapes or look up rows are not worth a copy.
+# Operators that take most time; shapes and lookups are not worth a copy.
 _HEAVY = (
     "Attention",
     "Gemm",
@@ -257,7 +253,6 @@ _HEAVY = (
 
 
 def count_nodes(inference: Any) -> dict[str, dict[str, int]]:
-    """Counts the operators of an InferenceSession by the provider that took them."""
     counts: dict[str, Counter[str]] = {}
     for part in inference.get_provider_graph_assignment_info():
         found = counts.setdefault(part.ep_name, Counter())
@@ -266,14 +261,13 @@ def count_nodes(inference: Any) -> dict[str, dict[str, int]]:
 
 
 def heavy_on_cpu(placement: Mapping[str, Mapping[str, int]]) -> str:
-    """List the operators on the CPU that take a model's time, such as "30 MatMulNBits"."""
+    """Return the expensive operators on the CPU, such as "30 MatMulNBits"."""
     found = placement.get(_CPU_PROVIDER, {})
     return ", ".join(f"{found[name]} {name}" for name in _HEAVY if name in found)
 
 
 def require_on_device(inference: Any, chosen: Sequence[ProviderChoice]) -> None:
-    """Raises DeviceError where another device than the CPU was asked for alone, and the CPU would
-    compute attention or matrices."""
+    """Raises DeviceError if the CPU would compute attention or matrices unasked."""
     if any(choice.kind == CPU for choice in chosen):
         return
     heavy = heavy_on_cpu(count_nodes(inference))

@@ -1,19 +1,16 @@
-"""Makes graphs of a bundle's own (exporters/onnx/graph.py), in memory, over the same weights file:
-in the form that a device runs best, and with features.
+"""Makes graphs in memory from a bundle's (exporters/onnx/graph.py), on the same weights file.
 
-Devices other than the CPU get a graph for chains alone: CUDA's attention refuses a mask, WebGPU's
-ignores `position_ids`. It has attention and mixtures of experts in one form where the CPU has two
-(exporters/onnx/attention.py, experts.py), attends to a single row once, and does not round
-activations to int8, which moves scores by a tenth of their deviation and more.
+Devices get a graph for chains: CUDA's attention refuses a mask, WebGPU's ignores `position_ids`. It
+has one form of attention and experts, not the CPU's two (exporters/onnx/attention.py, experts.py),
+attends to a single row once, and does not round activations to int8, which shifts logits by a tenth
+of their deviation or more.
 
-CUDA's GroupQueryAttention takes no float32, so matrices, attention and the cache become float16
-there. Integers of quantized matrices stay in the file; float32 beside them is rounded once, when
-the model is loaded. A residual stream may be too large for float16, as that of Gemma 3 is: such a
-model keeps embeddings, residual sums and norms in float32, with a Cast before and after each
-matrix.
+CUDA's GroupQueryAttention takes no float32, so matrices, attention and cache become float16.
+Quantized integers stay in the file; their scales are rounded once, on loading. Residual streams may
+overflow float16, as Gemma 3's does: then embeddings, residual sums and norms stay float32, with
+Casts around matrices.
 
-On the CPU, features (`edge_spec.core.features`) are further outputs. One that is not bound to a
-buffer costs a pass nothing.
+On the CPU, features (`edge_spec.core.features`) are extra outputs, free if unbound:
 
     feature.N            [1, rows, hidden_size]   the residual stream that enters layer N
     feature.num_layers   [rows, hidden_size]      after the final norm, of all rows
@@ -46,22 +43,20 @@ _ALWAYS_HALF = (
 )
 _NORMS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
 _LOOKUPS = ("GatherBlockQuantized",)
-_HEAD_NORMS = ("q_norm.weight", "k_norm.weight")  # of queries and keys, which attention takes
+_HEAD_NORMS = ("q_norm.weight", "k_norm.weight")  # of queries and keys, for attention
 _INLINE_BYTES = 1024
 _SUFFIX = ".float16"
 
 
 def keeps_wide_stream(config: ModelConfig) -> bool:
-    """Return whether float16 may not hold the residual stream: embeddings are scaled, or what
-    sublayers add is normed."""
+    """Return whether float16 may not hold the residual stream: embeddings are scaled, or sublayer
+    outputs normed."""
     return config.embedding_scale != 1.0 or config.norm_places != "before"
 
 
 class _Halving:
-    """One pass over the nodes, in the order they run in; `_types` has what each value is by now.
-
-    model: read from `path` without its weights.
-    """
+    """Turns a model into float16, node by node in execution order. model: loaded from `path`
+    without weights."""
 
     def __init__(self, model: ModelProto, path: Path, is_wide: bool) -> None:
         self._graph = model.graph
@@ -69,12 +64,12 @@ class _Halving:
         self._is_wide = is_wide
         self._stored = {proto.name: proto for proto in self._graph.initializer}
         self._types = {name: proto.data_type for name, proto in self._stored.items()}
-        self._same: dict[str, str] = {}  # casts that are left out, by what they gave
-        self._cast: dict[tuple[str, int], str] = {}  # of a value to a type
+        self._same: dict[str, str] = {}  # outputs of dropped casts to their inputs
+        self._cast: dict[tuple[str, int], str] = {}  # value and type to the cast value
         self._made: dict[str, np.ndarray] = {}
 
     def run(self) -> dict[str, np.ndarray]:
-        """Change the model, and return its float16 weights. Raises DeviceError."""
+        """Change the model and return its float16 weights. Raises DeviceError."""
         for value in self._graph.input:
             kind = value.type.tensor_type
             kind.elem_type = _HALF if kind.elem_type == _FLOAT else kind.elem_type
@@ -85,7 +80,6 @@ class _Halving:
         return self._made
 
     def _changed(self, node: NodeProto) -> Iterator[NodeProto]:
-        """Yields the node, before it the casts that it needs."""
         node.input[:] = [self._same.get(name, name) for name in node.input]
         if node.op_type == "Cast":
             yield from self._changed_cast(node)
@@ -102,7 +96,7 @@ class _Halving:
         yield node
 
     def _changed_cast(self, node: NodeProto) -> Iterator[NodeProto]:
-        """A stored float16 matrix is not widened any more."""
+        """Drop casts to float32, if the stream is wide only those of stored matrices."""
         source, target = node.input[0], node.output[0]
         to = next(each.i for each in node.attribute if each.name == "to")
         if to == _FLOAT and (source in self._stored or not self._is_wide):
@@ -112,7 +106,6 @@ class _Halving:
         yield node
 
     def _type_of(self, node: NodeProto, floating: list[str]) -> int:
-        """Returns the type a node computes in: a stream's, or that of what it reads."""
         if node.op_type in _ALWAYS_HALF or not self._is_wide:
             return _HALF
         if node.op_type in _LOOKUPS:
@@ -129,7 +122,7 @@ class _Halving:
         return self._types.get(name) in (_FLOAT, _HALF)
 
     def _convert(self, name: str, kind: int) -> Iterator[NodeProto]:
-        """Has `_cast` tell the name of a value in another type; yields a node that makes it."""
+        """Record the value's name in another type; yield the node that makes it."""
         if (name, kind) in self._cast:
             return
         if kind == _HALF and name in self._stored:
@@ -140,7 +133,6 @@ class _Halving:
         yield helper.make_node("Cast", [name], [made], made, to=kind)
 
     def _store(self, name: str) -> str:
-        """Adds the float16 form of a weight."""
         values = stored_values(self._stored[name], self._path)
         with np.errstate(over="ignore"):
             rounded = values.astype(np.float16)
@@ -161,7 +153,7 @@ class _Halving:
 
 
 def stored_values(proto: TensorProto, path: Path) -> np.ndarray:
-    """Returns the values of a weight of the graph at `path`; those of the file are mapped."""
+    """Return a weight of the graph at `path`, mapped if external."""
     if proto.data_location != TensorProto.EXTERNAL:
         return numpy_helper.to_array(proto)
     stated = {each.key: each.value for each in proto.external_data}
@@ -171,7 +163,7 @@ def stored_values(proto: TensorProto, path: Path) -> np.ndarray:
 
 
 def _external(name: str, values: np.ndarray, like: TensorProto) -> TensorProto:
-    """A tensor whose bytes are given beside the graph, in the place of a file's."""
+    """Return an external tensor whose bytes come with the graph."""
     proto = TensorProto(
         name=name, dims=values.shape, data_type=_HALF, data_location=TensorProto.EXTERNAL
     )
@@ -180,17 +172,16 @@ def _external(name: str, values: np.ndarray, like: TensorProto) -> TensorProto:
     return proto
 
 
-_EMBEDDED, _HIDDEN = "embedded", "hidden"  # as the exporter calls them
+_EMBEDDED, _HIDDEN = "embedded", "hidden"  # as exported
 
 
 def feature_name(layer: int) -> str:
-    """Returns the name of the output that gives a layer's features."""
     return f"feature.{layer}"
 
 
 def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> bytes:
-    """Return a serialized ModelProto. Raises BundleError for a graph whose values have other names
-    than the exporter gives them."""
+    """Return a serialized ModelProto with features. Raises BundleError unless names are the
+    exporter's."""
     model = onnx.load(str(path), load_external_data=False)
     graph = model.graph
     made_by = {output: node for node in graph.node for output in node.output}
@@ -216,7 +207,7 @@ def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> byt
 
 
 def _norm_of_all_rows(made_by: Mapping[str, NodeProto], name: str) -> NodeProto:
-    """Copy the node that makes "hidden", to read what the rows of the head are gathered from."""
+    """Copy the node that makes "hidden", for all rows instead of the scored ones."""
     node = NodeProto()
     node.CopyFrom(made_by[_HIDDEN])
     node.name = name
@@ -226,28 +217,27 @@ def _norm_of_all_rows(made_by: Mapping[str, NodeProto], name: str) -> NodeProto:
 
 
 _ATTENTION_ROWS = ("attention_rows", "kept_rows")  # inputs: rows that onnxruntime's CPU repeats
-_OPSET = 21  # of all nodes but those of the stacked form; few devices know newer ones
+_OPSET = 21  # without the stacked form; few devices know newer ones
 _ATTENTION = "GroupQueryAttention"
 _POSITIONS_INPUT, _BIAS_INPUT = 9, 10  # of the operator
 _OF_FORMS = {STACKED, "cached_tokens", *_ATTENTION_ROWS, "position_ids", BIAS}  # inputs
-_WINDOW = "window."  # begins the names of nodes that make its bias
+_WINDOW = "window."  # prefix of nodes that make its bias
 
 
 @dataclass(frozen=True)
 class GraphForm:
-    """A graph for devices: see the module. has_wide_stream: whether float16 stays out of the
-    residual stream and its norms."""
+    """How devices compute. has_wide_stream: residual stream and norms stay float32."""
 
     is_half: bool = False
     has_wide_stream: bool = False
 
 
-FLOAT32 = GraphForm()  # on the CPU, what devices are compared with
+FLOAT32 = GraphForm()  # also the CPU's reference for devices
 
 
-# Not measured on any device: no machine with one was at hand.
+# Not measured on a device.
 def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm]:
-    """Return the forms to try on devices, the fastest first."""
+    """Return the forms to try on these devices, fastest first."""
     if TAKES_HALF.isdisjoint(providers):
         return [FLOAT32]
     wide = GraphForm(is_half=True, has_wide_stream=True)
@@ -257,8 +247,8 @@ def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm]:
 def formed_graph(
     path: Path, config: ModelConfig, form: GraphForm
 ) -> tuple[bytes, Mapping[str, np.ndarray]]:
-    """Return a serialized ModelProto, and the weights of another type than in the file, which it
-    takes as external initializers. Raises DeviceError where float16 cannot hold a weight."""
+    """Return a serialized ModelProto and retyped weights for external initializers. Raises
+    DeviceError if float16 cannot hold a weight."""
     model = onnx.load(str(path), load_external_data=False)
     _keep_general_forms(model)
     _take_chains(model.graph, config)
@@ -272,7 +262,7 @@ def formed_graph(
 
 
 def _keep_general_forms(model: ModelProto) -> None:
-    """Replaces each `If` by the nodes of its second branch, which suits any number of rows."""
+    """Replace each `If` by its else branch, for any number of rows."""
     graph = model.graph
     nodes: list[NodeProto] = []
     for node in graph.node:
@@ -284,14 +274,14 @@ def _keep_general_forms(model: ModelProto) -> None:
 
 
 def inlined(node: NodeProto, branch: str) -> list[NodeProto]:
-    """Return the nodes of a branch of an `If`, which give what it gave."""
+    """Return an `If` branch's nodes, writing to the outputs of the `If`."""
     graph = next(each.g for each in node.attribute if each.name == branch)
     names = zip((value.name for value in graph.output), node.output, strict=True)
     return renamed(graph.node, dict(names))
 
 
 def _attend_once(graph: GraphProto) -> None:
-    """Drops the nodes that repeat rows before attention and drop them after it."""
+    """Drop the nodes that repeat rows around attention."""
     taken = {
         node.output[0]: node.input[0]
         for node in graph.node
@@ -306,14 +296,13 @@ def _attend_once(graph: GraphProto) -> None:
 
 
 def set_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
-    """Gives a graph these nodes, which may be its own."""
     kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
 
 
 def drop_unread(graph: GraphProto, unwanted: Set[str]) -> None:
-    """Drops weights that no node reads, and so those of the `unwanted` inputs."""
+    """Drop unread weights and unread `unwanted` inputs."""
     read = {name for node in graph.node for name in node.input}
     inputs = [at for at, value in enumerate(graph.input) if value.name in unwanted - read]
     weights = [at for at, value in enumerate(graph.initializer) if value.name not in read]
@@ -331,8 +320,7 @@ def renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> list[NodePr
 
 
 def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
-    """Attention is causal by itself, and counts positions and a window's rows right where rows
-    follow each other."""
+    """Leave masks, positions and windows to attention, which is right for chains."""
     layers = (node for node in graph.node if node.op_type == _ATTENTION)
     for layer, node in enumerate(layers):
         window = config.kind(layer).window
@@ -345,7 +333,7 @@ def _take_chains(graph: GraphProto, config: ModelConfig) -> None:
 
 
 def _keep_activations(graph: GraphProto) -> None:
-    """Leaves out the least accuracy that the CPU's kernels are asked for."""
+    """Drop accuracy_level, which lets kernels round activations."""
     for node in graph.node:
         kept = [each for each in node.attribute if each.name != "accuracy_level"]
         if len(kept) < len(node.attribute):

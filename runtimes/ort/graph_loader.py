@@ -1,4 +1,4 @@
-"""Loads the graphs of a bundle in onnxruntime."""
+"""Loads a bundle's graphs in onnxruntime."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from edge_spec.runtimes.ort.rows import OwnProducts
 from edge_spec.scheduler.machine import available_cores
 
 GRAPH_FILE = "model.onnx"
-_ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
-_STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
-WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
+_ROOM = 4  # times the bundle's size, to load a graph again
+_STOPS_SPINNING = "session.force_spinning_stop"  # idle threads stop after each pass
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # for a graph in memory
 
 
 class GraphLoader:
-    """Loads the graphs of one bundle on their devices and with their threads."""
+    """Loads a bundle's graphs on its devices, with its threads."""
 
     def __init__(
         self,
@@ -41,43 +41,43 @@ class GraphLoader:
         entries: Mapping[str, str] = MappingProxyType({}),
         **settings: bool,
     ) -> None:
-        """has_own_products: whether our kernels take products on the CPU. entries: of
-        onnxruntime's session configuration; settings: attributes of its SessionOptions."""
+        """has_own_products: our kernels may compute on the CPU. entries: session configuration;
+        settings: SessionOptions attributes."""
         self._library = import_onnxruntime()
         self.devices = devices.choose(self._library, options.providers)
         self._on_cpu = all(device.name == CPU for device in self.devices)
         self._settings = {"log_severity_level": 3, **settings}
         self._entries = {RECORDS_PLACEMENT: "1", **entries}
-        if options.takes_turns:  # waking them for each pass slows a model that runs alone
+        if options.takes_turns:  # waking threads slows a model that runs alone
             self._entries[_STOPS_SPINNING] = "1"
         self._num_threads = options.threads or 0
         if options.threads is None and available_cores() < (os.cpu_count() or 1):
-            self._num_threads = available_cores()  # of which onnxruntime does not know
+            self._num_threads = available_cores()  # onnxruntime does not know about affinity
         self.bundle = bundle
-        # Our own graph has a rotation for each position, and the second row of a single one, which
-        # does not count (session.MIN_ATTENDED), needs one, too.
+        # Our graph needs rotary entries for the context and for a single row's unused second one
+        # (session.MIN_ATTENDED).
         is_growing = bundle.manifest.kv_cache == "growing"
         longest = bundle.config.context_length - (0 if is_growing else 1)
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
-        self._held: list[OrtValue] = []  # weights, which graphs read where they are
+        self._held: list[OrtValue] = []  # weights that graphs read in place
         self._suits = self._on_cpu and has_own_products
         self._products = OwnProducts(self._suits)
 
     @property
     def kernels(self) -> str | None:
-        """Returns one line about our kernels in this bundle; None on other devices."""
+        """Our kernels in one line; None on devices."""
         return self._products.description if self._suits else None
 
     @property
     def threads(self) -> int | None:
-        """Returns the threads of a pass on the CPU alone; None where other devices compute, too."""
+        """The threads of a CPU pass; None on devices."""
         if not self._on_cpu:
             return None
         return self._num_threads or available_cores()
 
     def has_room(self) -> bool:
-        """Returns whether there is memory for another graph, with packed weights of its own."""
+        """Return whether memory suffices for another graph with packed weights."""
         files = (self.bundle.file(name) for name in self.bundle.manifest.files)
         free = free_bytes()
         return free is None or free > _ROOM * sum(file.stat().st_size for file in files)
@@ -90,10 +90,9 @@ class GraphLoader:
         initializers: Mapping[str, np.ndarray] = MappingProxyType({}),
         stops_spinning: bool = False,
     ) -> Any:
-        """An InferenceSession; threads: if not as many as were asked for. made: of the file, a
-        graph over the same weights, but those that `initializers` has. stops_spinning: whether
-        another graph runs beside this one, or right after each of its passes, which its threads
-        should not slow. Raises BundleError, DeviceError."""
+        """Return an InferenceSession. made: a graph made from the file, on its weights except
+        `initializers`. stops_spinning: whether another graph runs meanwhile or between passes,
+        which spinning threads slow. Raises BundleError, DeviceError."""
         graph, chosen = self.bundle.file(name), threads or self._num_threads
         given = {name: OrtValue.ortvalue_from_numpy(each) for name, each in initializers.items()}
         self._held += given.values()
@@ -104,7 +103,7 @@ class GraphLoader:
             )
         except EdgeSpecError:
             raise
-        except Exception as error:  # onnxruntime's exceptions share no base class of their own
+        except Exception as error:  # onnxruntime's share no base class
             raise BundleError(
                 f"onnxruntime cannot load {graph}: {error}",
                 remedy="Export the model again, or update onnxruntime.",
@@ -123,7 +122,7 @@ class GraphLoader:
         initializers: Mapping[str, OrtValue],
         folder: Path | None,
     ) -> Any:
-        """folder: of the weights of a graph that is in memory; None for one in a file."""
+        """folder: of weights, for a graph in memory."""
         options = self._library.SessionOptions()
         for name, value in self._settings.items():
             setattr(options, name, value)

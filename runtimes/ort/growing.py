@@ -1,7 +1,7 @@
-"""Graphs whose keys and values grow with every pass, as `exporters/optimum` writes them.
+"""Graphs whose KV cache grows with every pass, as `exporters/optimum` writes them.
 
-Such a graph takes the past of each layer and returns it with the rows of the pass after it, which
-is the next one's past, or its beginning is copied. It has no mask: it scores chains alone.
+They take each layer's past and return it with the pass's rows, to be the next past, cut after a
+rejection. They have no mask: only chains are scored.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ from edge_spec.runtimes.ort.signature import translated
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _PAST, _PRESENT = "past_key_values.", "present."
-_PREFILL_SCORES = 1 << 24  # most elements: every row is scored, used or not
+_PREFILL_SCORES = 1 << 24  # most logits of a prefill pass, which scores all rows
 
 
 class GrowingModel:
-    """Sessions share the weights and the thread pool. Raises BundleError for another kind of
-    graph."""
+    """A model of such a graph. Raises BundleError for another."""
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
-        # Planned memory is kept for every shape, and each pass has a shape of its own here.
+        # Memory plans are kept per shape, and each pass has a new one.
         loader = GraphLoader(bundle, options, enable_mem_pattern=False)
         self.config = loader.config
         self._inference: Any = loader.open(GRAPH_FILE)
@@ -59,7 +58,6 @@ class GrowingModel:
         return GrowingSession(self._inference, self._caches, self.config)
 
     def node_placement(self) -> dict[str, dict[str, int]]:
-        """Counts operators by the provider that took them: TellsNodePlacement."""
         return count_nodes(self._inference)
 
     def close(self) -> None:
@@ -67,7 +65,7 @@ class GrowingModel:
 
 
 class GrowingSession:
-    """caches: heads and size of each input that holds keys or values, [1, heads, tokens, size]."""
+    """caches: heads and size of each cache, [1, heads, tokens, size]."""
 
     def __init__(
         self,
@@ -81,9 +79,9 @@ class GrowingSession:
         self._inputs = {value.name for value in inference.get_inputs()}
         self._config = config
         self._run_options = onnxruntime.RunOptions()
-        self._scored = 0, 0  # rows of the last pass that can still be committed, and its start
-        self._present: dict[str, OrtValue] = {}  # what it returned; none once it is old
-        self._past = self._empty(), 0  # of how many tokens; one name, never half replaced
+        self._scored = 0, 0  # rows still to commit, and where they start
+        self._present: dict[str, OrtValue] = {}  # caches that the last pass returned
+        self._past = self._empty(), 0  # caches and their tokens; replaced as one value
 
     def prefill(self, tokens: Sequence[int]) -> None:
         require_room(self.length, len(tokens), self._config.context_length)
@@ -102,12 +100,13 @@ class GrowingSession:
         return Forward(self._run(tree.tokens.astype(np.int64)).numpy()[0])
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Raises ValueError unless these are the first rows of a pass that nothing followed."""
+        """Raises ValueError unless these are the first rows of the last pass, with no change
+        since."""
         scored, after = self._scored
         kept = len(rows)
         if self.length != after or not 0 < kept <= scored or list(rows) != list(range(kept)):
             raise ValueError(f"rows {list(rows)} are not the first of {scored} in a chain")
-        self._past = self._present, after + scored  # the others go with the next pass
+        self._past = self._present, after + scored  # the next pass cuts rejected rows
         self._forget()
         self.length += kept
 
@@ -117,7 +116,7 @@ class GrowingSession:
         self.length = length
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns each cache by the name of its input, [1, heads, length, size] float32."""
+        """Return each cache by input name, [1, heads, length, size] float32."""
         return {name: value.numpy().copy() for name, value in self._cut_past().items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -131,7 +130,7 @@ class GrowingSession:
         self._past, self.length = (past, length), length
 
     def interrupt(self) -> None:
-        """A pass ends before its next operation: what an operation does cannot be interrupted."""
+        """End a running pass before its next operation."""
         self._run_options.terminate = True
 
     def close(self) -> None:
@@ -145,7 +144,6 @@ class GrowingSession:
         }
 
     def _cut_past(self) -> dict[str, OrtValue]:
-        """Returns the caches of the committed tokens, and forgets the others."""
         past, held = self._past
         if held != self.length:
             past = {
@@ -156,11 +154,10 @@ class GrowingSession:
         return past
 
     def _forget(self) -> None:
-        """Lets nobody commit rows of the last pass."""
         self._scored, self._present = (0, 0), {}
 
     def _run(self, tokens: np.ndarray) -> OrtValue:
-        """One pass over rows [rows] int64; returns their logits, [1, rows, vocab] float32."""
+        """Run a pass over [rows] int64; return logits [1, rows, vocab] float32."""
         start, rows = self.length, len(tokens)
         total = start + rows
         inputs = {
@@ -185,11 +182,9 @@ class GrowingSession:
 
 
 def _read_caches(inference: Any, vocab_size: int, path: Path) -> dict[str, tuple[int, int]]:
-    """Returns heads and size of each input that holds keys or values.
-
-    Raises BundleError for anything but float32 caches [batch, heads, tokens, size], inputs that are
-    known, and an output for each cache beside the scores of this vocabulary.
-    """
+    """Return heads and size of each cache input. Raises BundleError unless caches are float32
+    [batch, heads, tokens, size], inputs known, and outputs one per cache and logits of this
+    vocabulary."""
     inputs = {value.name: value for value in inference.get_inputs()}
     outputs = {value.name: value for value in inference.get_outputs()}
     caches = {}

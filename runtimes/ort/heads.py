@@ -1,4 +1,4 @@
-"""Trained heads by onnxruntime, as exporters/heads stores them: one graph for a whole step."""
+"""Runs trained heads as exporters/heads stores them, one graph a step."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.rows import OwnProducts
 from edge_spec.runtimes.ort.signature import bind_output
 
-# Of threads that wait: between two products they stay awake, after a step the target needs them.
+# Threads spin between products, but not after a step: the target needs the cores.
 _WAITS_AWAKE = {"session.intra_op.spin_duration_us": "100", "session.force_spinning_stop": "1"}
-_POSITIONS = 1024  # that rotary tables are made for at once
+_POSITIONS = 1024  # of rotary tables made at once
 
 
 class OrtMedusaStep:
-    """stored: a graph of exporters/heads/step_graph.py."""
+    """Medusa heads in a graph of exporters/heads/step_graph.py."""
 
     def __init__(self, stored: StoredStep, threads: int | None) -> None:
         self._session = _opened(stored, "Medusa heads", threads)
@@ -48,7 +48,7 @@ class OrtMedusaStep:
 
 
 class OrtLayers:
-    """Runs a graph of exporters/heads/step_graph.py."""
+    """The layers of a head in a graph of exporters/heads/step_graph.py."""
 
     def __init__(
         self, stored: StoredStep, head: EagleHead | DFlashHead, threads: int | None
@@ -64,20 +64,19 @@ class OrtLayers:
         return self._bound(self, cache)
 
     def rotary_tables(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return cos and sin of as many positions or more, [some, rotated / 2] float32 each; they
-        are made as the text grows."""
+        """Return cos and sin for at least these positions, [some, rotated / 2] float32 each."""
         if len(self._tables[0]) < positions:
             self._tables = self._rope.tables(max(_POSITIONS, 2 * positions), self._rotated)
         return self._tables
 
 
 class BoundStep:
-    """Keys and values stay where they are: onnxruntime writes into the cache's own memory."""
+    """A step on a cache that onnxruntime writes in place."""
 
     def __init__(self, layers: OrtLayers, cache: np.ndarray) -> None:
         self._layers = layers
-        self._cache = cache  # its memory is bound
-        self._turning: tuple[np.ndarray, ...] = ()  # rotary tables, whose memory is bound, too
+        self._cache = cache  # keeps bound memory alive
+        self._turning: tuple[np.ndarray, ...] = ()  # bound rotary tables
         self._binding = layers.session.io_binding()
         self._last, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._binding.bind_cpu_input("seqlens_k", self._last)
@@ -113,12 +112,12 @@ class BoundStep:
         binding.bind_output("states")
         binding.bind_output("logits")
         self._layers.session.run_with_iobinding(binding)
-        states, logits = binding.get_outputs()[-2:]  # in the order in which they were bound
+        states, logits = binding.get_outputs()[-2:]  # in binding order
         return states.numpy()[0], logits.numpy()[0]
 
 
 class BoundBlock:
-    """The graph reads the cache's own memory; what it makes is few entries, which are copied."""
+    """A block step; the graph reads the cache in place, and its few new entries are copied."""
 
     def __init__(self, layers: OrtLayers, cache: np.ndarray) -> None:
         self._layers = layers
@@ -158,7 +157,7 @@ class BoundBlock:
 
 
 def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.InferenceSession:
-    """Products are our own where there are kernels for them. Raises ModelFileError."""
+    """Open a graph, with our kernels where they fit. Raises ModelFileError."""
     library = import_onnxruntime()
     weights = stored.weights
     folder = weights.parent if isinstance(weights, Path) else None
@@ -184,7 +183,7 @@ def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.I
         return OwnProducts().load(stored.graph, folder, threads or 1, options, load)
     except EdgeSpecError:
         raise
-    except Exception as error:  # onnxruntime's exceptions share no base class of their own
+    except Exception as error:  # onnxruntime's share no base class
         raise ModelFileError(
             f"onnxruntime cannot load {what}: {error}", remedy="Update onnxruntime."
         ) from error

@@ -1,4 +1,4 @@
-"""Passes that several sessions share: rows side by side, attention of each on its own cache."""
+"""Passes shared by several sessions, each with attention to its own cache."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ from edge_spec.runtimes.ort.signature import (
     translated,
 )
 
-_PLACES = (2, 4, 8)  # of sessions, that the graph may have
+_PLACES = (2, 4, 8)  # that a graph may have
 _NOBODYS = TokenTree.chain(0)
 
 
 def places_for(num_sessions: int) -> int:
-    """Return with how many places a graph is made for them, or for as many as may share one."""
     return min((places for places in _PLACES if places >= num_sessions), default=_PLACES[-1])
 
 
 class JointPasses:
-    """One graph of `joint_graph`. Each place keeps the cache that it was bound to last; a place
-    that a pass has no session for attends to a cache of its own, which nobody reads."""
+    """A `joint_graph`. Places stay bound to their last cache; unused ones attend to a dummy."""
 
     def __init__(
         self, inference: onnxruntime.InferenceSession, num_places: int, config: ModelConfig
@@ -52,11 +50,8 @@ class JointPasses:
     def score(
         self, sessions: Sequence[HostSession], trees: Sequence[TokenTree], num_rows: int
     ) -> list[Forward]:
-        """One pass over a tree of each session. Scores are in arrays of their own: they are read
-        while the next pass runs.
-
-        Raises SessionError, DeviceMemoryError, ContextFullError.
-        """
+        """Score a tree of each session in one pass. Scores are copies, read while the next pass
+        runs. Raises SessionError, DeviceMemoryError, ContextFullError."""
         for session, tree in zip(sessions, trees, strict=True):
             session.join(len(tree))
         with translated(num_rows, max(session.length for session in sessions)):
@@ -68,9 +63,9 @@ class JointPasses:
     def _run(
         self, sessions: Sequence[HostSession], trees: Sequence[TokenTree], num_rows: int
     ) -> tuple[np.ndarray, np.ndarray, list[slice]]:
-        """Return logits and hidden states, and which rows of them are those of each session."""
+        """Return logits, hidden states and each session's rows."""
         tokens = np.zeros(num_rows, np.int64)
-        kept = np.zeros(num_rows, np.int64)  # rows that only widen the pass go on as the first
+        kept = np.zeros(num_rows, np.int64)  # padding rows repeat the first
         spans = [slice(0, 0)] * len(trees)
         row = attended = 0
         for place, at in enumerate(self._places([session.cache for session in sessions])):
@@ -94,8 +89,7 @@ class JointPasses:
         return logits, hidden, spans
 
     def _places(self, caches: Sequence[HostCache]) -> list[int | None]:
-        """Return which session each place has: that of the cache it is bound to, where that is
-        among them."""
+        """Assign sessions to places, to those that have their caches bound if possible."""
         places: list[int | None] = [None] * len(self._bound)
         left = []
         held = [None if bound is None else bound[0] for bound in self._bound]
@@ -120,7 +114,7 @@ class JointPasses:
     def _bind_attention(
         self, place: int, cache: HostCache, row: int, start: int, tree: TokenTree
     ) -> int:
-        """row: of the pass, where the tree begins. Return how many rows the place gives."""
+        """Bind a place's attention, for a tree at this row. Return the number of attended rows."""
         count = len(tree)
         sees = None if tree.is_chain else tree.ancestors
         num_rows = count if self._has_forms else max(count, MIN_ATTENDED)

@@ -1,15 +1,14 @@
-"""The graph of a model for passes that several sessions share: one attention for each of them.
+"""The graph for passes that several sessions share, with attention for each.
 
-Of the graph of exporters/onnx/graph.py, attention, its inputs and caches are repeated for each
-place of a session, with a suffix to their names; products are over the rows of all sessions side by
-side. A session's attention is the operator of a pass of its own, of the same shapes, so its scores
-are as equal bit for bit as those of passes of different widths.
+Attention of exporters/onnx/graph.py is repeated for each session's place, with a suffix to names of
+inputs and caches; products take all rows. Attention is the operator of a session's own pass, on the
+same shapes, so scores are as equal bit for bit as in passes of different widths.
 
-    attention_rows@P   [attended] int64   which row of the pass each attended one of place P repeats
-    kept_rows          [rows] int64       which attended row, over all places, goes on as each row
-    own_rows@P         [own] int64        which rows are those of place P, where attention has two
-                                          forms (exporters/onnx/attention.py): that for few is left
-    ...@P                                 the other inputs of attention, as in a pass of its own
+    attention_rows@P   [attended] int64   the pass's row that each attended row of place P repeats
+    kept_rows          [rows] int64       the attended row, over all places, for each row
+    own_rows@P         [own] int64        the rows of place P, if attention has two forms
+                                          (exporters/onnx/attention.py): that for few rows stays
+    ...@P                                 attention's other inputs, as in a session's own pass
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from edge_spec.runtimes.ort.graph_forms import drop_unread, inlined, renamed, se
 from edge_spec.runtimes.ort.signature import STACKED
 
 OWN_ROWS = "own_rows"
-_ENDS = "kept_rows"  # an input of the node after attention
+_ENDS = "kept_rows"  # input of the node after attention
 _OF_A_SESSION = (
     "attention_rows",
     OWN_ROWS,
@@ -42,14 +41,13 @@ _OWN_SIZES = ("attended", "total", "capacity", "slots", "own")
 
 
 def place_suffix(place: int) -> str:
-    """Return the end of the names of one session's inputs, outputs and nodes."""
+    """Return the suffix of a place's names."""
     return f"@{place}"
 
 
 def joint_graph(path: Path, num_places: int) -> bytes:
-    """Return a serialized ModelProto that refers to the same file of weights.
-
-    Raises BundleError for a graph without the nodes that it is divided at."""
+    """Return a serialized ModelProto on the same weights. Raises BundleError for a graph without
+    the nodes to split at."""
     model = onnx.load(str(path), load_external_data=False)
     graph = model.graph
     suffixes = [place_suffix(place) for place in range(num_places)]
@@ -71,8 +69,7 @@ def joint_graph(path: Path, num_places: int) -> bytes:
 
 
 def _keep_stacked_forms(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Replace each `If` of both forms by the nodes of the first one, over a place's own rows of
-    what they read."""
+    """Replace each `If` of attention's forms by the first, over a place's own rows."""
     for node in nodes:
         if STACKED not in node.input:
             yield node
@@ -85,8 +82,8 @@ def _keep_stacked_forms(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _repeated_nodes(nodes: Iterable[NodeProto], suffixes: Sequence[str]) -> Iterator[NodeProto]:
-    """Yield nodes, once for each place what a session's inputs lead to, until the node that takes
-    the rows of all places. Nodes are in the order they run in."""
+    """Repeat for each place the nodes that depend on a session's inputs, up to the one that takes
+    all places' rows. Nodes are in execution order."""
     own: set[str] = set()
     for node in nodes:
         if _ENDS in node.input:
@@ -103,7 +100,7 @@ def _repeated_nodes(nodes: Iterable[NodeProto], suffixes: Sequence[str]) -> Iter
 
 
 def _placed(node: NodeProto, suffix: str, produced: set[str]) -> NodeProto:
-    """Copy a node for one place: what is produced there, and a session's inputs, get the suffix."""
+    """Copy a node for a place, with the suffix on what depends on its session."""
     copy = NodeProto()
     copy.CopyFrom(node)
     copy.name += suffix

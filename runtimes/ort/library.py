@@ -1,4 +1,4 @@
-"""onnxruntime, where it is installed whole."""
+"""Imports onnxruntime."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ _REINSTALL = (
 
 
 def import_onnxruntime() -> Any:
-    """Raises MissingDependencyError, also for one that is damaged."""
+    """Raises MissingDependencyError if onnxruntime is missing or damaged."""
     return import_library("onnxruntime", "InferenceSession", _INSTALL, _REINSTALL)

@@ -1,4 +1,4 @@
-"""Tries which devices of onnxruntime really work, as `edge-spec devices` shows them."""
+"""Tests which onnxruntime devices work, for `edge-spec devices`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from edge_spec.runtimes.ort.library import import_onnxruntime
 _RUNTIME = "ort"
 _PROBE_S = 40.0  # a driver may compile its kernels first
 _ERROR = 3  # onnxruntime's severity
-_MEGABYTES = re.compile(r"(\d+) MB")  # as onnxruntime tells a card's memory on Windows
+_MEGABYTES = re.compile(r"(\d+) MB")  # a card's memory on Windows
 
 
 def listed() -> Iterator[Device]:
-    """A provider works if it multiplies, which is tried in a process of its own. Whether it takes
-    a model and computes it right, opening one says. Raises MissingDependencyError."""
+    """List devices after multiplying matrices on each in an isolated process. Only opening a model
+    shows whether it is right. Raises MissingDependencyError."""
     onnxruntime = import_onnxruntime()
     packages = devices.load_packages()
     prepare_cuda(onnxruntime)
@@ -49,7 +49,7 @@ def listed() -> Iterator[Device]:
 
 
 def fault(name: str) -> str | None:
-    """Why a device cannot be used, in one line; None where it can."""
+    """Return in one line why a device cannot be used, or None."""
     try:
         isolated(_probe, name, timeout_s=_PROBE_S)
     except IsolatedError as error:
@@ -70,8 +70,7 @@ def _described(choice: devices.ProviderChoice, fault: str | None) -> Device:
 
 
 def _probe(name: str) -> None:
-    """Multiplies two matrices there. Raises ValueError for a wrong product, and whatever the
-    library raises."""
+    """Raises ValueError for a wrong product, and the library's errors."""
     from onnx import parser
 
     onnxruntime = import_onnxruntime()
@@ -80,7 +79,7 @@ def _probe(name: str) -> None:
     settings.add_session_config_entry(RECORDS_PLACEMENT, "1")
     chosen = devices.choose(onnxruntime, [name])
     require_driver(onnxruntime, [choice.provider for choice in chosen])
-    onnxruntime.set_default_logger_severity(_ERROR)  # what it prints is read: see `fault`
+    onnxruntime.set_default_logger_severity(_ERROR)  # `fault` reads what it prints
     kind = "float16" if chosen[0].provider in TAKES_HALF else "float"
     model: Any = parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": 17]>

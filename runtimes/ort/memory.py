@@ -1,11 +1,9 @@
-"""Forecasts the memory of a bundle in onnxruntime, from its manifest alone.
+"""Forecasts a bundle's memory in onnxruntime from its manifest.
 
-Measured with onnxruntime 1.31 and 1.32 on x86-64: every integer matrix is copied in its kernel's
-own order and its original unmapped, while scales and zero points stay mapped beside copies of the
-scales and the sums of blocks. Our own kernels take a little less. A tied embedding stays beside the
-head's copy. Float16 is widened to float32 once, but for the embedding.
-
-Nothing was measured on a GPU: what is copied there (graph_forms.py, caches.py) is added up.
+Measured with onnxruntime 1.31 and 1.32 on x86-64: integer matrices are repacked and their originals
+unmapped; scales and zero points stay mapped, with copies of scales and block sums. Our kernels take
+a little less. A tied embedding stays beside the head's copy. Float16 becomes float32, except
+embeddings. GPUs were not measured: the copies of graph_forms.py and caches.py are added up.
 """
 
 from __future__ import annotations
@@ -23,24 +21,24 @@ from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.static.session import session_bytes
 
 DATA_FILE = "model.onnx.data"
-LIBRARY_BYTES = 30_000_000  # code and tables, once they are in use
+LIBRARY_BYTES = 30_000_000  # code and tables in use
 _BLOCK_COPY_BYTES = 8  # a block's scale and sum
 _LAYER_BYTES = 95_000  # nodes of the graph
 _EMBEDDING_BLOCK = 32
 _FLOAT = 4  # bytes
-_DECODED_ROWS = 15  # whose scores are kept: a buffer for each width from 1 to 5
+_DECODED_ROWS = 15  # buffers for widths 1 to 5
 _SCORE_BUFFERS, _ROUND_ROWS = 3, 16
-_ARENA = 2  # onnxruntime's arena grows in powers of two
-_HALF = 2  # bytes: what a GPU computes in
-_CUDA_BYTES = 500_000_000  # of its context and kernels, on the GPU
-# In each function of a static bundle, of a matrix of integers; all others are float32 there, and so
-# is the head of each function that scores. Measured with all four functions of the demo model.
+_ARENA = 2  # it grows in powers of two
+_HALF = 2  # bytes, on a GPU
+_CUDA_BYTES = 500_000_000  # context and kernels
+# Copies of integer matrices in each function of a static bundle; other matrices, and each scoring
+# function's head, are float32. Measured with the demo model's four functions.
 _COPIED = 1.5
-_BLOCK_SCALE_BITS = 1  # of a weight: 32 of a block share 32
+_BLOCK_SCALE_BITS = 1  # per weight: blocks of 32 share 32
 
 
 def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
-    """Raises BundleError where the bundle has no weights, UsageError for an unknown device."""
+    """Raises BundleError for a bundle without weights, UsageError for an unknown device."""
     config, kind = bundle.config, bundle.manifest.kv_cache
     length, used = context_tokens(config.context_length, options, num_tokens)
     is_growing = kind == "growing"
@@ -51,20 +49,19 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     capacity = min(steps * GROWTH_TOKENS, length + (0 if is_growing else 1))
     cache = config.cached_elements * capacity * _FLOAT
     if is_growing:
-        # Matrices are copied and unmapped like ours. Of an embedding only the rows in use are read,
-        # but which tensor is one is not known here: for the demo model as int4 408 MB are forecast,
-        # 267 were found.
-        heads = 2 * config.query_size + PREFILL_ROWS * config.num_heads  # of one layer at a time
+        # Matrices are repacked like ours. Of an embedding only used rows are read, but which tensor
+        # it is is unknown: the demo model as int4 is forecast at 408 MB and takes 267.
+        heads = 2 * config.query_size + PREFILL_ROWS * config.num_heads  # one layer at a time
         work = _FLOAT * _ARENA * (heads * capacity + PREFILL_ROWS * config.vocab_size)
         return Memory(bundle.num_bytes, 2 * cache, work, LIBRARY_BYTES)  # past and present
     work = _work(config, capacity)
-    if kind == "whole":  # scores of all heads, as a round of many rows has them
+    if kind == "whole":  # all heads' scores in a round of many rows
         work += _FLOAT * _SCORE_BUFFERS * _ROUND_ROWS * config.num_heads * capacity
     return Memory(_weights(bundle, config), cache, work, LIBRARY_BYTES)
 
 
 def _own_memory(options: RuntimeOptions) -> str | None:
-    """Returns the name of the device whose own memory the model is put in; None: in main memory."""
+    """Return the device whose memory gets the model; None: main memory."""
     if all(name.lower() == CPU for name in options.providers):
         return None
     choice = with_memory(choose(import_onnxruntime(), options.providers))
@@ -72,7 +69,7 @@ def _own_memory(options: RuntimeOptions) -> str | None:
 
 
 def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memory:
-    """All weights and the cache are there; those that it has in float16 are held here, too."""
+    """Count weights and cache on a device, with those made in float16 held here, too."""
     config = bundle.config
     stored = bundle.file(DATA_FILE).stat().st_size
     if bundle.manifest.quantization == "fp32":
@@ -82,7 +79,7 @@ def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memor
     beside = max(0, stored - matrices)  # scales, norms, an embedding
     capacity = capacity_for(used, 0, length)
     block = 2 * config.num_layers * config.kv_size * capacity * _HALF
-    cache = block if capacity <= FIRST_TOKENS else block * 3 // 2  # that it has grown from, too
+    cache = block if capacity <= FIRST_TOKENS else block * 3 // 2  # with the one it grew from
     scores = _DECODED_ROWS * (config.vocab_size + config.hidden_size) * _FLOAT
     return Memory(
         weights=beside + _LAYER_BYTES * config.num_layers,
@@ -96,7 +93,7 @@ def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memor
 def _weights(bundle: Bundle, config: ModelConfig) -> int:
     embedding = config.vocab_size * config.hidden_size
     matrices = config.num_parameters - embedding * (1 if config.tied_embeddings else 2)
-    if config.layer_embeddings is not None:  # whose rows are looked up where they lie
+    if config.layer_embeddings is not None:  # looked up in place
         table = config.vocab_size * config.num_layers * config.layer_embeddings.size
         matrices -= table
     graph = _LAYER_BYTES * config.num_layers
@@ -111,7 +108,6 @@ def _weights(bundle: Bundle, config: ModelConfig) -> int:
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """Counts the weights in the matrices of all layers."""
     attention = 2 * config.query_size + 2 * config.kv_size
     layers = range(config.num_layers)
     inner = sum(map(config.inner_total, layers))
@@ -119,7 +115,7 @@ def layer_weights(config: ModelConfig) -> int:
 
 
 def _work(config: ModelConfig, capacity: int) -> int:
-    """Activations of a prefill, its mask three times, and the scores of narrow passes."""
+    """Return bytes of a prefill's activations and three masks, and narrow passes' scores."""
     layers = range(config.num_layers)
     inner = 4 * max(map(config.inner_largest, layers)) + 4 * config.hidden_size
     heads = max((config.heads(layer) for layer in config.attending), key=lambda each: each.head_dim)
@@ -132,11 +128,11 @@ def _work(config: ModelConfig, capacity: int) -> int:
 
 
 def static_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
-    """Forecasts the same for any number of tokens: a session has all of its slots at once."""
+    """Forecast a static bundle, whose sessions have all slots at once."""
     config, manifest = bundle.config, bundle.manifest
     states, scores = session_bytes(bundle, options, num_tokens)
     weights = sum(entry.num_bytes for entry in manifest.files.values())
-    if manifest.compiled is None:  # else one binary, which the NPU maps as it is stored
+    if manifest.compiled is None:  # else the NPU maps one binary
         graphs = [name for name in manifest.files if name.endswith(".onnx")]
         num_scoring = sum(not name.startswith("prefill") for name in graphs)
         bits = re.match(r"int(\d+) block", manifest.quantization)

@@ -1,4 +1,4 @@
-"""Models that onnxruntime computes."""
+"""Models in onnxruntime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge_spec.runtimes.ort.signature import Graph
 
 
 class OrtModel:
-    """Sessions share the weights and the thread pool. form, place: as `ModelGraphs` has them."""
+    """Weights and threads that sessions share. form, place: see `ModelGraphs`."""
 
     def __init__(
         self,
@@ -51,17 +51,16 @@ class OrtModel:
         return session if config.encoder is None else OrtSourceSession(session, config)
 
     def node_placement(self) -> dict[str, dict[str, int]]:
-        """Counts operators by the provider that took them: TellsNodePlacement."""
         return count_nodes(self.graphs.whole)
 
     def prepare_sharing(self, num_sessions: int) -> int:
-        """The graph for passes of several sessions is loaded where there is memory for one more
-        copy of the packed weights: with as many places as were ever wanted."""
+        """Load the graph for shared passes, with the most places ever wanted, if memory allows
+        another copy of the packed weights."""
         graphs = self.graphs
         if graphs.threads is None or graphs.form is not None or graphs.place is not None:
-            return 1  # not measured on other devices than the CPU
+            return 1  # other devices were not measured
         if self.config.encoder is not None:
-            return 1  # each session attends to a source of its own
+            return 1  # each session attends to its own source
         with self._lock:
             held = 1 if self._joint is None else self._joint.num_places
             wanted = places_for(num_sessions)

@@ -1,4 +1,4 @@
-"""The graphs of one model, each loaded when it is first wanted."""
+"""A model's graphs, each loaded when first needed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
 from edge_spec.runtimes.ort.joint_graph import joint_graph
 from edge_spec.runtimes.ort.signature import translated
 
-PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
-ENCODER_FILE = "encoder.onnx"  # beside the graph of its decoder
+PARTIAL_FILE = "partial.onnx"  # same weights; every sublayer is optional
+ENCODER_FILE = "encoder.onnx"  # besides the decoder's
 _log = logging.getLogger(__name__)
 
 
 class ModelGraphs(GraphLoader):
-    """Sessions may load graphs from threads of their own.
+    """A model's graphs, which threads may load concurrently.
 
-    form: of the whole model's graph; None: as it is stored, which suits the CPU. place: where
-    sessions keep keys and values; None: where the options say.
+    form: None: as stored, for the CPU. place: memory of caches; None: the options'.
     """
 
     def __init__(
@@ -37,31 +36,30 @@ class ModelGraphs(GraphLoader):
         super().__init__(bundle, options, has_own_products=form is None)
         self.form = form
         self.place = place or place_of(self.devices)
-        self._features: frozenset[int] = frozenset()  # that the whole model's graph gives
+        self._features: frozenset[int] = frozenset()  # outputs of the whole graph
         self.whole: Any = self._open_whole()
         _require_described(self.whole, bundle)
         self.encoder: Any = None
         if self.config.encoder is not None:
             self.encoder = self.open(ENCODER_FILE, stops_spinning=True)
         self._partial: Any = None
-        self._slim: Any = None  # the whole model with fewer threads, once that is ready
-        self._opening: Thread | None = None  # what opens it, or has opened it
+        self._slim: Any = None  # the whole graph with fewer threads, once ready
+        self._opening: Thread | None = None  # its loader
         self._lock, self._threads_lock = Lock(), Lock()
 
     def governor(self) -> ThreadGovernor | None:
-        """Return a governor for one session; None where there are no fewer threads."""
+        """Return a session's thread governor; None on devices or with one thread."""
         if self.threads is None or self.threads < 2:
             return None
         return ThreadGovernor(self.threads, steps=1, is_ready=self.is_ready)
 
     def with_threads(self, threads: int) -> Any:
-        """Return the whole model with this number of threads, of those that the governor knows;
-        None until it is ready."""
+        """Return the whole graph with this many threads, None until ready."""
         return self.whole if threads == self.threads else self._slim
 
     def is_ready(self, threads: int) -> bool:
-        """Begins to load the graph again with fewer threads, which onnxruntime cannot change, in a
-        thread of its own, where there is memory for a second copy of the packed weights."""
+        """Load the graph with fewer threads in the background, if memory allows a second copy of
+        the packed weights: onnxruntime cannot change a loaded graph's threads."""
         with self._threads_lock:
             if self._opening is None and threads != self.threads and self.has_room():
                 self._opening = Thread(target=self._open_slim, args=(threads,), daemon=True)
@@ -71,7 +69,7 @@ class ModelGraphs(GraphLoader):
     def _open_slim(self, threads: int) -> None:
         try:
             self._slim = self._open_whole(threads)
-        except EdgeSpecError as error:  # the text goes on as before
+        except EdgeSpecError as error:  # decoding goes on as before
             _log.info("not opened with fewer threads: %s", error)
 
     def _forget_slim(self) -> None:
@@ -82,7 +80,6 @@ class ModelGraphs(GraphLoader):
             self._opening = self._slim = None
 
     def _open_whole(self, threads: int | None = None) -> Any:
-        """Raises BundleError, DeviceError."""
         if self.form is None and not self._features:
             return self.open(GRAPH_FILE, threads)
         graph = self.bundle.file(GRAPH_FILE)
@@ -92,9 +89,9 @@ class ModelGraphs(GraphLoader):
         return self.open(GRAPH_FILE, threads, made)
 
     def open_featured(self, layers: Sequence[int]) -> Any:
-        """Return the graph that gives these features, too. It takes the place of the one without,
-        so that no second copy of the weights stays once other sessions are closed. Raises
-        BundleError, and UnsupportedModelError where devices have a graph of another form."""
+        """Return the graph with these features. It replaces the one without, so that two copies of
+        the weights exist only while older sessions do. Raises BundleError, UnsupportedModelError on
+        devices."""
         if self.form is not None:
             raise UnsupportedModelError(
                 "what the model's layers compute is given on the CPU alone",
@@ -113,8 +110,8 @@ class ModelGraphs(GraphLoader):
             return self.whole
 
     def open_partial(self) -> Any:
-        """Return the graph in which every sublayer is optional. Raises UsageError where the bundle
-        has none, or the cache is another."""
+        """Return the graph with optional sublayers. Raises UsageError without one, or on
+        devices."""
         if self.form is not None:
             raise UsageError(
                 "a model cannot draft for itself on this device, whose cache is of another kind",
@@ -134,13 +131,13 @@ class ModelGraphs(GraphLoader):
             return self._partial
 
     def open_joint(self, num_places: int) -> Any:
-        """Load the graph for passes that as many sessions share."""
+        """Load the graph for passes that so many sessions share."""
         made = joint_graph(self.bundle.file(GRAPH_FILE), num_places)
         return self.open(GRAPH_FILE, made=made, stops_spinning=True)
 
     def encode(self, source: Sequence[int]) -> Mapping[str, np.ndarray]:
-        """Return the keys and values of a source, by the names of the decoder's inputs. Raises
-        SessionError, DeviceMemoryError."""
+        """Return a source's keys and values by decoder input. Raises SessionError,
+        DeviceMemoryError."""
         names = [value.name for value in self.encoder.get_outputs()]
         with translated(len(source), 0):
             found = self.encoder.run(names, {"input_ids": np.array([source], np.int64)})
@@ -152,7 +149,7 @@ class ModelGraphs(GraphLoader):
 
 
 def _require_described(inference: Any, bundle: Bundle) -> None:
-    """Raises BundleError where the graph is not as the manifest says, by which memory is taken."""
+    """Raises BundleError unless the graph is the manifest's, which memory is forecast from."""
     config = bundle.config
     parts = [(layer, part) for layer in config.caching for part in ("key", "value")]
     caches = {f"past.{layer}.{part}": tuple(config.heads(layer)[1:]) for layer, part in parts}

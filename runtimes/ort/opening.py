@@ -1,4 +1,4 @@
-"""Opens bundles in onnxruntime, on other devices than the CPU in the form that computes right."""
+"""Opens bundles in onnxruntime, on devices in the first form with correct scores."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def open_bundle(source: Bundle, options: RuntimeOptions) -> OrtModel | GrowingMo
     names = ", ".join(device.name for device in devices)
     forms = graph_forms.forms_for([device.provider for device in devices], source.config)
     for form in forms[:-1]:
-        with suppress(DeviceError, SessionError):  # such as where float16 overflows
+        with suppress(DeviceError, SessionError):  # e.g. float16 overflows
             return _open_right(source, options, form, expected, names)
     return _open_right(source, options, forms[-1], expected, names)
 
 
 def choose_devices(providers: Sequence[str]) -> list[ProviderChoice]:
-    """Return those of these names, whose driver is there. Raises UsageError, DeviceError."""
+    """Return these devices, with a working driver. Raises UsageError, DeviceError."""
     onnxruntime = import_onnxruntime()
     chosen = ort_devices.choose(onnxruntime, providers)
     require_driver(onnxruntime, [choice.provider for choice in chosen])
@@ -54,7 +54,7 @@ def choose_devices(providers: Sequence[str]) -> list[ProviderChoice]:
 
 
 def _require_known_to_devices(source: Bundle) -> None:
-    """Raises UsageError for what no other device than the CPU is given."""
+    """Raises UsageError for models that only the CPU runs."""
     config = source.config
     parts = {"an encoder": config.encoder, "short convolutions": config.convolving}
     lacked = [what for what, found in parts.items() if found]
@@ -77,7 +77,7 @@ def _open(
 def _open_right(
     bundle: Bundle, options: RuntimeOptions, form: GraphForm, expected: np.ndarray, devices: str
 ) -> OrtModel | GrowingModel:
-    """Raises DeviceError, SessionError where the scores are not those of the CPU."""
+    """Raises DeviceError, SessionError unless scores are the CPU's."""
     model = _open(bundle, options, form)
     try:
         trial.require_same(trial.scores(model), expected, devices)

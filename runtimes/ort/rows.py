@@ -1,6 +1,5 @@
-"""Our kernels for few rows in the place of onnxruntime's products of integers, on the CPU.
-
-Whatever stands in the way leaves onnxruntime as it is, and one line says what.
+"""Replaces onnxruntime's integer products on the CPU by our kernels for few rows. If they do not
+fit, onnxruntime stays as it is, and one line says why.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from edge_spec.runtimes.llamacpp.rows.install import refusal
 
 DOMAIN, OPERATOR = "edge_spec", "MatMulRows"
 _REPLACED = "MatMulNBits"
-_ACCURACY_INT8 = 4  # its activations are rounded to 8 bits, as ours are
-_BLOCK = 32  # values that a block of ours has
+_ACCURACY_INT8 = 4  # rounds activations to 8 bits, as ours do
+_BLOCK = 32  # values in a block of our kernels
 _WEIGHT, _SCALES, _ZERO_POINTS, _GROUP_INDEX = range(1, 5)  # inputs
-_in_memory = count()  # models whose weights are in no file
+_in_memory = count()  # number of the next model without a file
 
 
 class RowsGraph(NamedTuple):
-    """num_left: nodes that stay onnxruntime's, whose blocks our kernels do not have."""
+    """A graph with our products. num_left: nodes whose blocks our kernels lack."""
 
     model: bytes
     num_replaced: int
@@ -35,8 +34,8 @@ class RowsGraph(NamedTuple):
 
 
 def rows_graph(source: Path | bytes, folder: Path | None, threads: int) -> RowsGraph:
-    """source: the file of a graph in `folder`, or what was made of one; folder: None for weights in
-    memory. threads: of its passes."""
+    """Replace products in a graph file in `folder`, or a graph made from one. folder: None for
+    weights in memory."""
     if isinstance(source, bytes):
         model = onnx.load_model_from_string(source)
         origin = folder
@@ -51,7 +50,7 @@ def rows_graph(source: Path | bytes, folder: Path | None, threads: int) -> RowsG
         weight = weights[node.input[_WEIGHT]]
         places = {each.key: each.value for each in weight.external_data}
         file = folder / places["location"] if folder and "location" in places else origin
-        # Sessions over one file share what is packed of it; another file of this name is another.
+        # Sessions share a file's packed weights; a rewritten file is another.
         name = _identity(file) if file is not None else unshared
         _replace(node, name, f"{weight.name} {places.get('offset', '')}", threads)
     if replaced:
@@ -75,7 +74,6 @@ def _initializers(graph: GraphProto) -> Iterator[TensorProto]:
 
 
 def _parts(graph: GraphProto) -> Iterator[GraphProto]:
-    """The graph and those inside its nodes."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -121,30 +119,28 @@ _log = logging.getLogger(__name__)
 
 
 def wanted() -> str:
-    """Name the kernels that bundles get here, and their own build; "" for none. Raises UsageError
-    as `refusal` does."""
+    """Return the kernels and build for bundles here; "" for none. Raises UsageError as `refusal`
+    does."""
     return library.build_name() if refusal() is None else ""
 
 
 def description() -> str:
-    """One line for `devices` and `doctor`."""
     reason = refusal()
     return f"rows: {library.table()}" if reason is None else f"rows: off, {reason}"
 
 
 class OwnProducts:
-    """Changes the graphs of one bundle, or of one head, before they are loaded: all of them or
-    none, since rows of the two kinds differ. suits: whether the CPU computes them."""
+    """Gives our kernels to all graphs of a bundle or head, or to none, since rows of the two
+    differ. suits: whether the CPU computes."""
 
     def __init__(self, suits: bool = True) -> None:
         self._reason = refusal() if suits else "other devices compute"  # why none of them
-        self._lock = Lock()  # graphs may load at the same time
+        self._lock = Lock()  # graphs may load concurrently
         self._num_replaced = self._num_left = 0
-        self._is_settled = False  # a graph has been loaded
+        self._is_settled = False  # a graph was loaded with our kernels
 
     @property
     def description(self) -> str:
-        """One line for stats."""
         if self._reason is not None:
             return f"rows: off, {self._reason}"
         if not self._num_replaced:
@@ -160,13 +156,12 @@ class OwnProducts:
         make_options: Callable[[Path | None], Any],
         load: Callable[[Path | bytes, Any], Any],
     ) -> Any:
-        """Return the loaded graph, with our operator where there are kernels for it that load.
-        folder: as `rows_graph` has it; make_options: takes that of the weights of a graph in
-        memory, None for one in a file. Raises what `load` does."""
+        """Load a graph, with our operator if it fits. folder: see `rows_graph`; make_options: takes
+        it for a graph in memory, else None. Raises what `load` does."""
         if self._reason is None:
             try:
                 made = rows_graph(graph, folder, threads)
-                if isinstance(graph, Path):  # of which others are made
+                if isinstance(graph, Path):  # do not count graphs made from it
                     with self._lock:
                         self._num_replaced += made.num_replaced
                         self._num_left += made.num_left
@@ -186,6 +181,6 @@ class OwnProducts:
 
 
 def register(options: Any) -> None:
-    """Makes the operator known to a session. Raises what onnxruntime does."""
-    library.library()  # which keeps it loaded once no session has it
+    """Register our operator. Raises onnxruntime's errors."""
+    library.library()  # keeps it loaded without sessions
     options.register_custom_ops_library(str(library.path()))

@@ -1,5 +1,6 @@
-"""The runtime as it is found: onnxruntime alone is imported for it, so that one that is missing is
-told before anything is converted."""
+"""The onnxruntime runtime. It imports only onnxruntime, so that a missing one is reported before a
+model is converted.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from edge_spec.runtimes.static.session import StaticModel
 
 
-STATIC = "onnx-static"  # bundles of graphs whose shapes are fixed
-COMPILED = "qnn"  # and of those that were compiled for an NPU
+STATIC = "onnx-static"  # bundles with fixed shapes
+COMPILED = "qnn"  # bundles compiled for an NPU
 
 
 class OrtRuntime(Runtime):
@@ -29,7 +30,6 @@ class OrtRuntime(Runtime):
     also_reads = (STATIC, COMPILED)
 
     def __init__(self) -> None:
-        """Raises MissingDependencyError."""
         import_onnxruntime()
 
     def kernels(self) -> str:
@@ -40,8 +40,8 @@ class OrtRuntime(Runtime):
     def open(
         self, source: Bundle, options: RuntimeOptions
     ) -> OrtModel | GrowingModel | StaticModel:
-        """Compares, on other devices than the CPU, a few scores with the CPU's first, for which
-        it loads the model, too. Raises UsageError, BundleError, DeviceError."""
+        """Open a bundle. On devices, a few scores are first compared with the CPU's, which loads
+        the model, too. Raises UsageError, BundleError, DeviceError."""
         from edge_spec.runtimes.ort.opening import open_bundle
 
         options.require_only(self.name, "threads", "providers", "context_length")
@@ -66,11 +66,11 @@ class OrtRuntime(Runtime):
         return (static_memory if is_static else bundle_memory)(source, options, num_tokens)
 
     def open_head(self, stored: StoredStep, head: TrainedHead, threads: int | None) -> Any:
-        """Opens it on the CPU; see ComputesHeads."""
+        """Open a head on the CPU; see ComputesHeads."""
         from edge_spec.core.heads import AssistantHead, MedusaHead
         from edge_spec.runtimes.ort.heads import OrtLayers, OrtMedusaStep
 
         if isinstance(head, MedusaHead):
             return OrtMedusaStep(stored, threads)
-        assert not isinstance(head, AssistantHead)  # which numpy computes
+        assert not isinstance(head, AssistantHead)  # numpy computes it
         return OrtLayers(stored, head, threads)

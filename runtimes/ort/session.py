@@ -1,8 +1,8 @@
-"""The sessions of a whole model: each owns a KV cache, which on the CPU parts of the model share.
+"""Sessions with a KV cache each, which parts of the model share on the CPU.
 
-Parts are for self-speculation: early exit (Elhoushi et al. 2024, LayerSkip) and layer skipping
-(Zhang et al. 2023, Draft & Verify; Xia et al. 2024, SWIFT). A part writes after what its target has
-committed, which the target's next pass overwrites in every layer: it changes none of its scores.
+Parts serve self-speculation: early exit (Elhoushi et al. 2024, LayerSkip) and layer skipping (Zhang
+et al. 2023, Draft & Verify; Xia et al. 2024, SWIFT). A part writes after the target's committed
+tokens, and the target's next pass overwrites all of that: its scores do not change.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from edge_spec.runtimes.ort.signature import (
     widened,
 )
 
-MIN_ATTENDED = 2  # rows that attention computes: see exporters/onnx/graph.py
+MIN_ATTENDED = 2  # least rows of attention (exporters/onnx/graph.py)
 Cache = TypeVar("Cache", HostCache, DeviceCache)
 
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """What is the same in all passes of one width: they write their scores to the same buffers."""
+    """What passes of one width share, output buffers too."""
 
     binding: onnxruntime.IOBinding
     attended: int  # rows
@@ -51,7 +51,7 @@ class _Bound:
     logits: np.ndarray  # [scored, vocab]
     hidden: np.ndarray  # [scored, hidden]
     features: np.ndarray | None  # [rows, features, hidden]
-    written: dict[str, np.ndarray] = field(default_factory=dict)  # inputs whose memory is shared
+    written: dict[str, np.ndarray] = field(default_factory=dict)  # inputs in shared memory
 
     @property
     def scores(self) -> Forward:
@@ -63,13 +63,11 @@ class _Bound:
 
 
 class _Passes(Generic[Cache]):
-    """Commits tokens, and scores what comes after them by passes of one graph over a cache.
+    """Commits tokens and scores rows after them, in passes of one graph over a cache.
 
-    A pass costs one `run_with_iobinding`. On the CPU, numpy and onnxruntime share every buffer.
-    There are no CUDA graphs: they would replay the total length that GroupQueryAttention reads from
-    main memory, which grows with every pass.
-
-    runs [2 * layers] bool: the sublayers that the next pass runs; None: the graph has no choice.
+    A pass is one `run_with_iobinding`; on the CPU, numpy and onnxruntime share all buffers. CUDA
+    graphs would replay the growing total length, which GroupQueryAttention reads from main memory.
+    runs [2 * layers] bool: the next pass's sublayers; None: all.
     """
 
     def __init__(
@@ -81,17 +79,16 @@ class _Passes(Generic[Cache]):
         self._config = config
         self._runs = runs
         self._run_options = onnxruntime.RunOptions()
-        # One for all widths, since scores are valid until the next pass. Rows that are never used
-        # take no memory.
+        # For all widths: scores are valid until the next pass. Unused rows take no memory.
         self._logits = np.empty((MAX_ROWS, config.vocab_size), graph.logits)
         self._hidden = np.empty((MAX_ROWS, config.hidden_size), graph.hidden)
         self._bound: dict[tuple[onnxruntime.InferenceSession, int], _Bound] = {}
-        self._generation = cache.generation  # of the cache that is bound
-        self._source: Mapping[str, np.ndarray] = {}  # further inputs, the same in all passes
-        self._layers: tuple[int, ...] = ()  # whose features passes give
+        self._generation = cache.generation  # of the bound cache
+        self._source: Mapping[str, np.ndarray] = {}  # constant extra inputs
+        self._layers: tuple[int, ...] = ()  # of the features that passes return
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Raises ContextFullError, SessionError, DeviceMemoryError; so does `forward`."""
+        """Raises ContextFullError, SessionError, DeviceMemoryError, as `forward` does."""
         self._claim()
         for at, chunk in self._chunks(tokens):
             bound = self._read(at, chunk)
@@ -100,7 +97,7 @@ class _Passes(Generic[Cache]):
                 self._report(at, bound.features)
 
     def forward(self, tree: TokenTree) -> Forward:
-        """Raises ValueError for more than MAX_ROWS, and for branches where chains alone run."""
+        """Raises ValueError for more than MAX_ROWS, or branches if only chains run."""
         self._claim()
         rows, start = len(tree), self.length
         if rows > MAX_ROWS:
@@ -111,8 +108,8 @@ class _Passes(Generic[Cache]):
         sees = None if tree.is_chain else tree.ancestors
         if start or sees is None:
             return self._score(tree.tokens, start + tree.depths, start, sees).scores
-        # On an empty cache GroupQueryAttention ignores position_ids and counts rows itself, so
-        # that siblings would follow each other: the root has to go before the others.
+        # On an empty cache GroupQueryAttention ignores position_ids and counts rows: siblings would
+        # follow each other. Score the root first.
         root = self._score(tree.tokens[:1], tree.depths[:1], 0, None)
         first = [None if each is None else each.copy() for each in root.parts]
         rest = self._score(tree.tokens[1:], tree.depths[1:], 1, sees[1:, 1:]).parts
@@ -124,34 +121,33 @@ class _Passes(Generic[Cache]):
         return widened(logits, hidden, features)
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Raises ValueError where another session has written to the cache since, or the pass
-        failed."""
+        """Raises ValueError if another session wrote to the cache since, or the pass failed."""
         if self.cache.last_writer is not self:
             raise ValueError("the rows to commit are gone: the cache was written to since")
-        if rows[-1] != len(rows) - 1:  # not simply the first rows
+        if rows[-1] != len(rows) - 1:  # not a prefix
             self.cache.compact(self.length, rows)
         self._move(self.length + len(rows))
 
     def interrupt(self) -> None:
-        """A pass ends before its next operation: what an operation does cannot be interrupted."""
+        """End a running pass before its next operation."""
         self._run_options.terminate = True
 
     def close(self) -> None:
-        """Give memory back now: a cycle may hold this for hours."""
+        """Free buffers now: a reference cycle may live for hours."""
         self._bound.clear()
         self._logits, self._hidden = self._logits[:0].copy(), self._hidden[:0].copy()
 
     def _claim(self) -> None:
-        """Makes the tokens after the length this session's."""
+        """Take over the cache after the committed tokens."""
 
     def _move(self, length: int) -> None:
         self.length = length
 
     def _report(self, start: int, features: np.ndarray) -> None:
-        """Tells of prefilled tokens from `start` on."""
+        """Report features of prefilled tokens from `start` on."""
 
     def _chunks(self, tokens: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Makes room for all of them, and yields the tokens of each pass and where it starts."""
+        """Make room for all tokens; yield each pass's start and tokens."""
         start = self.length
         self._reserve(len(tokens))
         for done in range(0, len(tokens), PREFILL_ROWS):
@@ -160,13 +156,12 @@ class _Passes(Generic[Cache]):
     def _reserve(self, rows: int) -> None:
         require_room(self.length, rows, self._config.context_length)
         self.cache.reserve(self.length + max(rows, MIN_ATTENDED), self.length)
-        if self._generation != self.cache.generation:  # this session or another has grown it
+        if self._generation != self.cache.generation:  # the cache has grown
             self._bound.clear()
             self._generation = self.cache.generation
 
     def _read(self, start: int, tokens: np.ndarray, outputs: Sequence[str] = ()) -> _Bound:
-        """One pass of a prefill. The head has to score a row, which nobody reads. outputs: more of
-        the graph's, found in what is bound."""
+        """Run a prefill pass, whose one scored row is ignored. outputs: extra ones to bind."""
         rows = len(tokens)
         with translated(rows, start):
             bound = self._bind(rows, np.array([rows - 1]))
@@ -212,7 +207,7 @@ class _Passes(Generic[Cache]):
     def _score(
         self, tokens: np.ndarray, positions: np.ndarray, start: int, sees: np.ndarray | None
     ) -> _Bound:
-        """One pass; sees: [rows, rows] bool, None for a chain."""
+        """Run a pass. sees: [rows, rows] bool, None for a chain."""
         rows, inference = len(tokens), self._graph.inference
         with translated(rows, start):
             bound = self._bound.get((inference, rows))
@@ -251,8 +246,8 @@ class _Passes(Generic[Cache]):
 
 
 class OrtSession(_Passes[Cache]):
-    """One with a cache of its own. On a device it has no parts, whose graph would take weights of
-    its own there."""
+    """A session with its own cache. On devices it has no parts: their graph would need its own
+    weights."""
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
@@ -273,7 +268,7 @@ class OrtSession(_Passes[Cache]):
 
 
 class PartialSession(_Passes[HostCache]):
-    """peers: all parts of `target`, which may include this one."""
+    """A part of `target`; peers: all of its parts."""
 
     _runs: np.ndarray
 
@@ -287,9 +282,9 @@ class PartialSession(_Passes[HostCache]):
 
     @property
     def skipped(self) -> frozenset[int]:
-        """Sublayers that are left out: 2 * layer its attention, 2 * layer + 1 its MLP.
+        """Sublayers left out: 2 * layer is attention, 2 * layer + 1 the MLP.
 
-        May be set between passes, at no cost. Raises UsageError for one that does not exist.
+        Can be set between passes at no cost. Raises UsageError for an unknown one.
         """
         return frozenset(np.flatnonzero(~self._runs).tolist())
 
@@ -305,13 +300,13 @@ class PartialSession(_Passes[HostCache]):
         self._runs[list(skipped)] = False
 
     def rollback(self, length: int) -> None:
-        """Rolls back to any length that this session or its target has reached."""
+        """Roll back to any length that this or its target has reached."""
         require_rollback(max(self.length, self._target.length), length)
         self.length = length
 
     def influence(self, tokens: Sequence[int]) -> np.ndarray:
-        """[2 * layers] float64: 1 - cosine similarity of the residual stream before and after each
-        sublayer, with none left out; mean over `tokens` after the committed ones.
+        """Return [2 * layers] float64: 1 - cosine similarity of the full model's residual stream
+        before and after each sublayer, averaged over `tokens` after the committed ones.
 
         Block influence: Men et al. 2024, ShortGPT. Commits nothing. Raises ContextFullError.
         """
@@ -323,7 +318,7 @@ class PartialSession(_Passes[HostCache]):
         try:
             for at, chunk in self._chunks(tokens):
                 found = self._read(at, chunk, names).binding.get_outputs()[-len(names) :]
-                self.cache.last_writer = None  # none of these rows can be committed
+                self.cache.last_writer = None  # so that no row can be committed
                 before, *updates = (each.numpy()[0] for each in found)
                 for sublayer, update in enumerate(updates):
                     after = before + update
@@ -339,7 +334,7 @@ class PartialSession(_Passes[HostCache]):
         super().close()
 
     def _claim(self) -> None:
-        """Raises ValueError where the target has committed the tokens after the own length."""
+        """Raises ValueError if a pass would overwrite the target's committed tokens."""
         if self.length < self._target.length:
             raise ValueError(
                 f"a pass at {self.length} tokens would overwrite some of the "
@@ -350,7 +345,7 @@ class PartialSession(_Passes[HostCache]):
 
 
 def _cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the cosine of each row; [rows, hidden] float32 -> [rows] float64."""
+    """Return each row's cosine; [rows, hidden] float32 -> [rows] float64."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     similar: np.ndarray = np.sum(a * b, axis=1) / np.sqrt(
         np.sum(a * a, axis=1) * np.sum(b * b, axis=1)
@@ -359,16 +354,16 @@ def _cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 class HostSession(OrtSession[HostCache]):
-    """On the CPU. Whatever this session does, its parts have then committed exactly what it has."""
+    """A CPU session. After each call, its parts have committed exactly what it has."""
 
     def __init__(self, config: ModelConfig, graphs: ModelGraphs) -> None:
         graph = Graph.of(graphs.whole)
-        # One token more than the context, for the second row of a single one (MIN_ATTENDED).
+        # One token more than the context (MIN_ATTENDED).
         cache = HostCache(config, graph.has_stacked, graph.cache, spare_tokens=1)
         super().__init__(graph, config, cache)
         self._graphs = graphs
         self._parts: list[PartialSession] = []
-        self._on_prefilled: OnPrefilled | None = None  # while features are collected
+        self._on_prefilled: OnPrefilled | None = None  # set while features are collected
         self._threads = graphs.governor()
 
     def forward(self, tree: TokenTree) -> Forward:
@@ -383,8 +378,7 @@ class HostSession(OrtSession[HostCache]):
         return out
 
     def join(self, rows: int) -> None:
-        """Make room for a shared pass, of which `joined` lets rows be committed. Raises
-        ContextFullError."""
+        """Make room for a shared pass; `joined` lets rows be committed. Raises ContextFullError."""
         self._claim()
         self._reserve(rows)
         self.cache.last_writer = None
@@ -401,8 +395,8 @@ class HostSession(OrtSession[HostCache]):
         return self._on_prefilled is not None
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """See `edge_spec.core.features.GivesFeatures`. The first call loads the graph again, which
-        sessions that are opened later use, too. Raises BundleError."""
+        """See `edge_spec.core.features.GivesFeatures`. The first call reloads the graph, for later
+        sessions, too. Raises BundleError."""
         require_layers(layers, self._config.num_layers)
         if not layers and not self.collects:
             return
@@ -413,15 +407,13 @@ class HostSession(OrtSession[HostCache]):
         self._on_prefilled = on_prefilled if layers else None
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
-        """See `edge_spec.core.features.SharesKeysValues`: they are there in any case."""
+        """See `edge_spec.core.features.SharesKeysValues`. Always available."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `edge_spec.core.features.SharesKeysValues`."""
         keys, values = self.cache.of_layer(layer)
         return keys[:, : self.length], values[:, : self.length]
 
     def attend_to(self, source: Sequence[int]) -> None:
-        """See `edge_spec.core.source_session.DecoderSession`."""
         self._source = self._graphs.encode(source)
         self._bound.clear()
 
@@ -430,7 +422,7 @@ class HostSession(OrtSession[HostCache]):
         super().close()
 
     def open_exit(self, num_layers: int) -> PartialSession:
-        """See `edge_spec.core.model.SelfDrafting`, and `open_skipping` for what it costs."""
+        """See `edge_spec.core.model.SelfDrafting`; costs what `open_skipping` does."""
         layers = self._config.num_layers
         if not 1 <= num_layers < layers:
             raise UsageError(
@@ -440,8 +432,8 @@ class HostSession(OrtSession[HostCache]):
         return self.open_skipping(frozenset(range(2 * num_layers, 2 * layers)))
 
     def open_skipping(self, skipped: frozenset[int]) -> PartialSession:
-        """See `edge_spec.core.model.SelfDrafting`. The first call makes a second copy of the packed
-        weights (145 MB for the demo model), which all parts of a model's sessions share."""
+        """See `edge_spec.core.model.SelfDrafting`. The first call copies the packed weights (145 MB
+        for the demo model) for all parts."""
         runs = np.ones(2 * self._config.num_layers, np.bool_)
         part = PartialSession(Graph.of(self._graphs.open_partial()), self, runs, self._parts)
         part.skipped = skipped
@@ -449,7 +441,6 @@ class HostSession(OrtSession[HostCache]):
         return part
 
     def _use(self, inference: onnxruntime.InferenceSession) -> None:
-        """Runs the next passes with another session of the same graph."""
         self._graph = replace(self._graph, inference=inference)
 
     def _claim(self) -> None:
@@ -466,7 +457,7 @@ class HostSession(OrtSession[HostCache]):
 
 
 class OrtSourceSession(SourceSession):
-    """Can be interrupted."""
+    """A session with a source that can be interrupted."""
 
     def __init__(self, decoder: HostSession, config: ModelConfig) -> None:
         assert config.encoder is not None

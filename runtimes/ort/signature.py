@@ -1,5 +1,6 @@
-"""Reads what graphs of different forms (graph_forms.py) take and give, and binds buffers to it;
-makes what attention takes beside the rows of a pass (exporters/onnx/attention.py)."""
+"""Inputs and outputs of graphs (graph_forms.py), and attention's extra inputs
+(exporters/onnx/attention.py).
+"""
 
 from __future__ import annotations
 
@@ -17,25 +18,25 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import chain_parents, parents_seen, preceding
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 
-_PAST = "past."  # begins the names of caches
+_PAST = "past."  # prefix of caches
 _ELEMENTS: Mapping[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
 }
-STACKED = "stacked"  # the input that tells a graph with both forms of attention
+STACKED = "stacked"  # input of graphs with both attention forms
 BIAS = "attention_bias"
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A loaded graph with caches. has_stacked: passes of few rows are stacked."""
+    """A loaded graph with caches. has_stacked: narrow passes are stacked."""
 
     inference: onnxruntime.InferenceSession
     inputs: frozenset[str]
-    cache: np.dtype[Any]  # of keys and values
+    cache: np.dtype[Any]  # keys and values
     logits: np.dtype[Any]
     hidden: np.dtype[Any]
-    bias: np.dtype[Any] | None  # of `attention_bias`; None: chains alone
+    bias: np.dtype[Any] | None  # None: chains only
     has_stacked: bool
 
     @classmethod
@@ -56,23 +57,21 @@ class Graph:
     def bind(
         self, binding: onnxruntime.IOBinding, values: Mapping[str, np.ndarray], suffix: str = ""
     ) -> None:
-        """Binds those that the graph takes. suffix: of its names."""
+        """Bind the values that the graph takes. suffix: of names."""
         for name, array in values.items():
             if name + suffix in self.inputs:
                 binding.bind_cpu_input(name + suffix, array)
 
 
 def widened(logits: np.ndarray, hidden: np.ndarray, features: np.ndarray | None = None) -> Forward:
-    """Returns the scores of a pass in float32, float32 ones as they are.
-
-    Raises SessionError for float16 scores or states that are no numbers: then something in the pass
-    was larger than float16 holds, and nothing that was made of it means anything."""
+    """Return a pass's scores as float32. Raises SessionError for float16 ones that are not finite:
+    the pass overflowed and is meaningless."""
     if logits.dtype == np.float32:
         return Forward(logits, hidden, features)
     logits, hidden = logits.astype(np.float32), hidden.astype(np.float32, copy=False)
     for values in (logits, hidden):
         with np.errstate(invalid="ignore"):  # infinities of both signs
-            sums = values.sum(axis=-1)  # no numbers where any value is none
+            sums = values.sum(axis=-1)  # not finite if any value is not
         if not np.isfinite(sums).all():
             raise SessionError(
                 "float16 cannot hold what this model computes: its scores are no numbers",
@@ -85,19 +84,19 @@ def bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -
     binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))
 
 
-# As onnxruntime's arena, the C++ library, and CUDA say it.
+# Messages of onnxruntime's arena, C++ and CUDA.
 _OUT_OF_MEMORY = re.compile(r"failed to allocate|bad_?alloc|out of memory", re.IGNORECASE)
 
 
 @contextmanager
 def translated(rows: int, start: int) -> Iterator[None]:
-    """Turns what onnxruntime raises in a pass over `rows` rows after `start` tokens into
-    SessionError, or DeviceMemoryError."""
+    """Turn onnxruntime's errors in a pass of `rows` after `start` tokens into SessionError,
+    DeviceMemoryError."""
     try:
         yield
     except (EdgeSpecError, MemoryError):
         raise
-    except Exception as error:  # onnxruntime's exceptions share no base class of their own
+    except Exception as error:  # onnxruntime's share no base class
         what = f"onnxruntime failed on {rows} rows at {start} tokens: {error}"
         if _OUT_OF_MEMORY.search(str(error)):
             remedy = "Give a shorter --context, or another --device."
@@ -109,10 +108,10 @@ def translated(rows: int, start: int) -> Iterator[None]:
 def attention_inputs(
     config: ModelConfig, positions: np.ndarray, sees: np.ndarray | None, start: int, attended: int
 ) -> dict[str, np.ndarray]:
-    """Returns what attention takes of one session's rows, but for its mask.
+    """Return attention's inputs for a session's rows, except the mask.
 
-    positions: [rows]. sees: [rows, rows] bool, None for a chain. attended: rows of the operator,
-    which a single row is repeated for.
+    positions: [rows]. sees: [rows, rows] bool, None for a chain. attended: the operator's rows; a
+    single row is repeated.
     """
     total = start + attended
     own = slice(None) if attended == len(positions) else np.zeros(attended, np.int64)
@@ -132,9 +131,8 @@ def attention_inputs(
 def attention_mask(
     element: np.dtype[Any], rows: int, start: int, sees: np.ndarray | None
 ) -> np.ndarray:
-    """Return the mask of a pass that is not stacked, [1, 1, rows, start + rows]. sees: [rows, rows]
-    bool; None for a chain, which needs zeros alone, since the operator is causal by itself. What is
-    cached is seen by all."""
+    """Return an unstacked pass's mask, [1, 1, rows, start + rows]. sees: [rows, rows] bool; None
+    for a chain: zeros, as the operator is causal. All see cached tokens."""
     mask = np.zeros((1, 1, rows, start + rows), element)
     if sees is not None:
         mask[0, 0, :, start:] = np.where(sees, 0.0, -np.inf)
@@ -142,20 +140,19 @@ def attention_mask(
 
 
 class StackedMask:
-    """The mask of stacked passes of one width, over the whole cache: what changes from one pass to
-    the next is little."""
+    """The mask of stacked passes of one width over the whole cache, updated incrementally."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         self.bias = np.full((1, 1, rows, capacity), -np.inf, np.float32)
         self._chain = np.where(np.tri(rows, dtype=bool), 0.0, -np.inf).astype(np.float32)
-        self._num_seen: int | None = 0  # cached tokens that all rows see; None: not known
+        self._num_seen: int | None = 0  # cached tokens that all rows see; None: unknown
 
     def show(self, start: int, sees: np.ndarray | None) -> np.ndarray:
-        """Returns the mask that shows `start` cached tokens, and of the rows what `sees` says,
-        [rows, rows] bool, or a chain's."""
+        """Return the mask for `start` cached tokens and the rows' `sees`, [rows, rows] bool, None
+        for a chain."""
         columns = self.bias[0, 0]
         rows = len(columns)
-        seen, self._num_seen = self._num_seen, None  # an interrupt leaves any of the steps undone
+        seen, self._num_seen = self._num_seen, None  # unknown if interrupted
         if seen is None:
             seen = 0
             columns[:] = -np.inf

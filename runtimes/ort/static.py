@@ -1,7 +1,5 @@
-"""Static bundles in onnxruntime: a graph a function, all on one file of weights.
-
-Bundles that were compiled for one NPU of Qualcomm's are opened where that is. That is written from
-the documentation of onnxruntime's QNN provider; not measured on an NPU.
+"""Static bundles in onnxruntime: one graph per function on one weights file. Bundles for a Qualcomm
+NPU open only there; that code follows the QNN provider's documentation and was not measured.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.static.onnx_program import OnnxProgram, OpenedGraphs
 from edge_spec.runtimes.static.session import StaticModel, config_of
 
-# What becomes of DequantizeLinear and MatMul: activations stay float32. As int8, which is the
-# default, they turn the last bits by which passes of other widths differ into a tenth of a logit.
-# Blocks stay integers; a channel of 8 bits has no fast kernel then, and is widened once.
+# Keep activations of DequantizeLinear and MatMul in float32. Int8, the default, magnifies last-bit
+# differences between pass widths to a tenth of a logit. Blocks stay integers; 8-bit channels,
+# without a fast kernel then, are widened once.
 _ENTRIES = {
     "int4": {"session.qdq_matmulnbits_accuracy_level": "1"},
     "int8": {"session.disable_quant_qdq": "1"},
@@ -36,18 +34,18 @@ _ENTRIES = {
 
 
 class OrtGraphs(OnnxProgram):
-    """The InferenceSessions of a bundle's functions, each loaded when it is first run: every one
-    has a copy of the weights in the order of its kernels."""
+    """The graphs of a bundle's functions, each loaded when first run, with its own repacked
+    weights."""
 
     def __init__(self, loader: GraphLoader, opened: OpenedGraphs) -> None:
         super().__init__(opened)
         self._loader = loader
         self._files = opened.files
         self._loaded: dict[str, Any] = {}
-        self._lock = Lock()  # sessions may be used by threads of their own
+        self._lock = Lock()  # sessions may run in threads
 
     def run(self, function: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Raises BundleError, DeviceError where the function cannot be loaded, too."""
+        """Raises SessionError; BundleError, DeviceError if the function does not load."""
         with self._lock:
             if function not in self._loaded:
                 self._loaded[function] = self._loader.open(self._files[function])
@@ -55,24 +53,23 @@ class OrtGraphs(OnnxProgram):
         names = [value.name for value in inference.get_outputs()]
         try:
             return dict(zip(names, inference.run(names, dict(inputs)), strict=True))
-        except Exception as error:  # onnxruntime's exceptions share no base class of their own
+        except Exception as error:  # onnxruntime's share no base class
             raise SessionError(
                 f"onnxruntime failed to run {function}: {error}",
                 remedy="Export the model again, or choose another --runtime.",
             ) from error
 
 
-COMPILED = "qnn"  # the format of bundles for an NPU
+COMPILED = "qnn"  # format of bundles for an NPU
 _EXPORT_HERE = "Export the model without --compile, or for this machine (--soc)."
-_SHARES = {"ep.share_ep_contexts": "1"}  # functions find the binary that the first has loaded
-_SOC_ID = Path("/sys/devices/soc0/machine")  # a processor's name, on Linux and Android
-_SOC = re.compile(r"(SM|SC)\d{4}[A-Z]*")  # as QNN has it; some systems tell a name of their own
+_SHARES = {"ep.share_ep_contexts": "1"}  # functions reuse the first one's binary
+_SOC_ID = Path("/sys/devices/soc0/machine")  # the processor's name on Linux and Android
+_SOC = re.compile(r"(SM|SC)\d{4}[A-Z]*")  # QNN's names; some systems have their own
 
 
 def open_static(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
-    """Raises UsageError for other devices than its own and a context beyond the cache, DeviceError
-    where the NPU that it was compiled for is not there, BundleError for graphs that are not those
-    of the manifest, or that onnxruntime cannot load."""
+    """Open a static bundle. Raises UsageError for another device or too long a context, DeviceError
+    without its NPU, BundleError for graphs that do not load or match."""
     format, compiled = bundle.manifest.format, bundle.manifest.compiled
     is_compiled = format == COMPILED
     if is_compiled and compiled is None:
@@ -98,7 +95,6 @@ def open_static(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
 
 
 def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:
-    """Raises DeviceError."""
     load_packages()
     if QNN not in choices(import_onnxruntime()):
         raise DeviceError(
@@ -115,7 +111,7 @@ def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:
 
 
 def _soc() -> str | None:
-    """The processor's name as QNN has it; None where the system does not tell."""
+    """Return QNN's name of the processor, if the system gives it."""
     try:
         name = _SOC_ID.read_text(encoding="ascii").strip().upper()
     except (OSError, ValueError):

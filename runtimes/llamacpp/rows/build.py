@@ -1,5 +1,6 @@
-"""Compiles the kernels for few rows into one shared library, of which each part is for one
-instruction set. Needs nothing but Python and a C++17 compiler: setup.py runs it, and tests do."""
+"""Compiles the kernels for few rows into one shared library, with a part for each instruction set.
+Needs only Python and a C++17 compiler; setup.py and tests run it.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +25,11 @@ COMMON = (
     "-fvisibility=hidden",
     "-fno-rtti",
     "-fno-exceptions",
-    "-ffp-contract=off",  # where a multiply-add rounds once, the source says so
+    "-ffp-contract=off",  # the source says where multiply-add fuses
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-# Sources of tables, the fastest first, and what each needs beside COMMON; by processor as
-# `platform.machine()` names it.
+# Kernel tables, fastest first, with their flags besides COMMON, by `platform.machine()`.
 _X86: Mapping[str, Sequence[str]] = {
     "kernels_avx512vnni.cpp": (*_AVX2, *_AVX512),
     "kernels_avxvnni.cpp": (*_AVX2, "-mavxvnni"),
@@ -45,8 +45,8 @@ EVERYWHERE: Mapping[str, Sequence[str]] = {
     "checks.cpp": (),
     "checks_attention.cpp": (),
     "ort_operator.cpp": ("-fexceptions",),
-    "ort_weights.cpp": ("-fexceptions",),  # for want of memory
-    "plugin.cpp": ("-fexceptions",),  # a thread that does not start is an exception
+    "ort_weights.cpp": ("-fexceptions",),  # out of memory
+    "plugin.cpp": ("-fexceptions",),  # a thread may fail to start
     "plugin_attention.cpp": (),
     "plugin_install.cpp": (),
     "plugin_memory.cpp": (),
@@ -65,28 +65,26 @@ def sources() -> list[Path]:
 
 
 def digest() -> str:
-    """Of all that a library is compiled from."""
     made_of = [*sources(), Path(__file__)]
     return hashlib.sha256(b"".join(p.name.encode() + p.read_bytes() for p in made_of)).hexdigest()
 
 
 def is_current(library: Path) -> bool:
-    """Whether the file is there and was compiled from the sources beside this script. A wheel has
-    none of them, and no other library than its own."""
+    """Return whether the library matches the sources beside this file; wheels have none."""
     if not library.is_file() or not sources():
         return library.is_file()
     return _mark().encode() in library.read_bytes()
 
 
 def _mark() -> str:
-    """What dispatch.cpp leaves in a library of these sources."""
+    """Return the mark that dispatch.cpp leaves in a library."""
     return f"compiled from {digest()}"
 
 
 def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
-    """Writes the shared library to `out`, always the same bytes. compiler: a command, $CXX or c++
-    by default; machine: its target's. A compiler that is too old for an instruction set leaves its
-    table out. Raises OSError without one, subprocess.CalledProcessError where it fails."""
+    """Write the shared library to `out`, reproducibly, without instruction sets that the compiler
+    lacks. compiler: a command, by default $CXX or c++; machine: its target. Raises OSError without
+    a compiler, subprocess.CalledProcessError if it fails."""
     command = list(compiler) or os.environ.get("CXX", "c++").split()
     tables = BY_MACHINE.get(machine or platform.machine(), {})
     with tempfile.TemporaryDirectory() as work:
@@ -106,20 +104,19 @@ def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
         made = str(Path(work) / "library")
         subprocess.run([*command, "-shared", *objects, "-o", made, "-ldl", "-pthread"], check=True)
         out.parent.mkdir(parents=True, exist_ok=True)
-        # A process that has the old one loaded keeps it: a file is replaced, never written over.
+        # Replaced, not overwritten: processes may have the old one loaded.
         beside = out.with_name(f".{out.name}.{os.getpid()}")
         shutil.copyfile(made, beside)
         beside.replace(out)
 
 
 def _tables(names: Iterable[str]) -> str:
-    """What dispatch.cpp makes its list of: TABLE(avx2)TABLE(portable)"""
+    """Return dispatch.cpp's list, such as TABLE(avx2)TABLE(portable)."""
     found = (re.fullmatch(r"kernels_(\w+)\.cpp", name) for name in names)
     return "".join(f"TABLE({match[1]})" for match in found if match)
 
 
 def _knows(command: Sequence[str], flags: Sequence[str], work: str) -> bool:
-    """Whether the compiler takes these flags for its target. Raises OSError without a compiler."""
     to = str(Path(work) / "flags.o")
     tried = [*command, *flags, "-x", "c++", "-c", os.devnull, "-o", to]
     return subprocess.run(tried, capture_output=True).returncode == 0

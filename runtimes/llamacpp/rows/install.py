@@ -1,6 +1,5 @@
-"""Puts the kernels for few rows into llama.cpp, where they are known to compute right in it.
-
-Whatever stands in the way leaves llama.cpp as it is, and one line says what.
+"""Installs the kernels for few rows into llama.cpp if they are right in its build. If not,
+llama.cpp stays as it is, and one line says why.
 """
 
 from __future__ import annotations
@@ -24,23 +23,21 @@ from edge_spec.runtimes.llamacpp.rows import library
 from edge_spec.storage.atomic import sha256_file
 from edge_spec.storage.measurements import Quantity
 
-VARIABLE = "EDGE_SPEC_ROWS"  # of the environment: "off" leaves llama.cpp as it is, "on" does not
-TABLE_VARIABLE = "EDGE_SPEC_ROWS_KERNELS"  # the kernels of an instruction set, by their name
-_PORTABLE = "portable"  # kernels that are slower than llama.cpp's own
-_ATTENTION = 2  # of what `takes` says
+VARIABLE = "EDGE_SPEC_ROWS"  # environment variable, "on" or "off"
+TABLE_VARIABLE = "EDGE_SPEC_ROWS_KERNELS"  # the name of the kernels to use
+_PORTABLE = "portable"  # slower than llama.cpp's own
+_ATTENTION = 2  # bit of `takes`
 
-_TIMEOUT_S = 20.0  # a hundred times what it takes
+_TIMEOUT_S = 20.0  # 100 times the usual
 
-# By a build's key: why the plugin stays out, None where it computes right.
+# A build's key to why the plugin does not fit it, None if it does.
 _FAULT: Quantity[str, str | None] = Quantity("kernels", str, lambda: TypeAdapter(str | None))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """table: the kernels in force, None where they are llama.cpp's own, and then `reason` says why.
-
-    takes_attention: whether rows of attention, too, are the same in passes of any width.
-    """
+    """The kernels in force. table: None for llama.cpp's own, with a reason; takes_attention:
+    whether attention, too, is the same in passes of any width."""
 
     table: str | None
     reason: str | None = None
@@ -48,13 +45,11 @@ class Rows:
 
     @property
     def description(self) -> str:
-        """One line for `devices`, `doctor` and stats."""
         if self.table is not None:
             return f"rows: {self.table}"
         return f"rows: off, {self.reason}"
 
     def describe(self, load: library.Load) -> str:
-        """The same of one model."""
         if self.table is None:
             return self.description
         if load.num_failed:
@@ -69,8 +64,8 @@ class Rows:
 
 
 def install(ggml: Any) -> Rows:
-    """Before a model is opened: llama.cpp makes its list of places for weights then. ggml: the
-    library as ctypes has loaded it. Raises UsageError for a variable that names what is not."""
+    """Install the kernels before a model opens, as llama.cpp lists buffer types then. ggml: as
+    ctypes loaded it. Raises UsageError for a bad environment variable."""
     reason = _llama_refusal()
     if reason is not None:
         return Rows(None, reason)
@@ -93,14 +88,14 @@ def install(ggml: Any) -> Rows:
 
 
 def wanted() -> str:
-    """Name the kernels that builds of llama.cpp get here where they fit, and their own build; ""
-    for none. Raises UsageError as `install` does."""
+    """Return the kernels and their build for a fitting llama.cpp; "" for none. Raises UsageError as
+    `install` does."""
     return library.build_name() if _llama_refusal() is None else ""
 
 
 def refusal() -> str | None:
-    """Why nothing gets the kernels here, such as a library that does not load; None where it may.
-    Raises UsageError for a variable that names what is not."""
+    """Return why the kernels cannot be used here, or None. Raises UsageError for a bad environment
+    variable."""
     try:
         return _find_refusal()
     except (OSError, AttributeError) as error:
@@ -129,15 +124,14 @@ def _find_refusal() -> str | None:
 
 
 def _llama_refusal() -> str | None:
-    """The same of builds of llama.cpp."""
     if sys.platform == "win32":
         return "llama.cpp's libraries for Windows do not export what they take"
     return refusal()
 
 
 def build_fault(key: str, ggml: Path) -> str | None:
-    """Why the plugin does not fit this build, None where it does; tried once, in a process of its
-    own. ggml: the library that is opened there."""
+    """Return why the plugin does not fit this build, or None, tested once in an isolated process.
+    ggml: the library to load there."""
     known = _FAULT.read(key)
     if known is not None:
         return known.value
@@ -146,7 +140,7 @@ def build_fault(key: str, ggml: Path) -> str | None:
     reason = None
     try:
         isolated(run, str(ggml), timeout_s=_TIMEOUT_S)
-    except NoAnswerError as error:  # of a machine that is busy, perhaps: it is tried again
+    except NoAnswerError as error:  # the machine may be busy: retry next time
         return f"its test did not end: {error}"
     except IsolatedError as error:
         reason = f"its test failed: {error}"
@@ -158,8 +152,8 @@ def build_fault(key: str, ggml: Path) -> str | None:
 def loading(
     rows: Rows, *, wants_stock: bool = False, scored_tokens: ScoredTokens | None = None
 ) -> Iterator[library.Load]:
-    """Yields what one load of a model, in this thread, gives to the kernels, known after it.
-    scored_tokens: those that the output matrix is to have rows of; None: all."""
+    """Yield a record, filled afterwards, of what this thread's load gives to the kernels.
+    scored_tokens: rows to keep in the output matrix; None: all."""
     load = library.Load()
     if rows.table is None:
         yield load

@@ -1,4 +1,4 @@
-"""The shared library of kernels for few rows, as Python calls it."""
+"""Python bindings of the kernels for few rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from edge_spec.runtimes.llamacpp.rows import build
 from edge_spec.storage.atomic import sha256_file
 
-# Types of weights that there are kernels for, in the order of rows::Type; ggml's number of each.
+# ggml's numbers of weight types with kernels, in the order of rows::Type.
 TYPES = {
     "Q4_0": 2,
     "Q4_1": 3,
@@ -28,35 +28,34 @@ TYPES = {
     "BF16": 30,
     "F32": 0,
 }
-_NUM_TYPES = 64  # of ggml, as far as they are counted
+_NUM_TYPES = 64  # ggml types that are counted
 _PATHS_BYTES = 16_384
 
 _log = logging.getLogger(__name__)
 
 
 class Load(ctypes.Structure):
-    """Says what one load of a model gave to the kernels."""
+    """What one load of a model gave to the kernels."""
 
     _fields_ = (
         ("wants_stock", ctypes.c_int32),
         ("num_packed", ctypes.c_int32),
-        ("num_failed", ctypes.c_int32),  # for want of memory
+        ("num_failed", ctypes.c_int32),  # out of memory
         ("packed_bytes", ctypes.c_int64),
-        ("left_by_number", ctypes.c_int32 * _NUM_TYPES),  # matrices that ggml keeps, by its types
+        ("left_by_number", ctypes.c_int32 * _NUM_TYPES),  # matrices left to ggml, by type
         ("num_trimmed", ctypes.c_int32),
     )
-    num_scored = 0  # tokens that the output matrix has rows of, where others were left out
+    num_scored = 0  # rows of a trimmed output matrix
 
     @property
     def left(self) -> dict[str, int]:
-        """Counts the matrices that ggml keeps, by the names of their types."""
+        """Count the matrices left to ggml by type name."""
         names = {number: name for name, number in TYPES.items()}
         left = enumerate(self.left_by_number)
         return {names.get(i, f"type {i}"): count for i, count in left if count}
 
     @property
     def is_whole(self) -> bool:
-        """Whether they took all matrices."""
         return self.num_packed > 0 and not self.num_failed and not self.left
 
 
@@ -78,25 +77,24 @@ _FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
 
 
 def path() -> Path:
-    """Returns where the library lies if the package was built with it."""
+    """Return where a built library is."""
     return Path(__file__).with_name(build.library_name())
 
 
 @cache
 def library() -> Any:
-    """Raises OSError where there is none of these sources or it does not load, AttributeError for
-    one that lacks a function."""
+    """Raises OSError if the library is missing, outdated or does not load, AttributeError if it
+    lacks a function."""
     _require_current()
     loaded = ctypes.CDLL(str(path()))
     for name, arguments, result in _FUNCTIONS:
-        function = getattr(loaded, f"edge_spec_rows_{name}")  # an item would be another object
+        function = getattr(loaded, f"edge_spec_rows_{name}")  # indexing would make another object
         function.argtypes, function.restype = arguments, result
     return loaded
 
 
 def _require_current() -> None:
-    """Compiles the library of a checkout again where its sources have changed, as they do in a
-    pull: an older one is never loaded. Raises OSError where that fails."""
+    """Rebuild a checkout's library if its sources have changed. Raises OSError if that fails."""
     if not path().is_file() or build.is_current(path()):
         return
     _log.warning("Compiling the kernels for few rows, whose sources have changed.")
@@ -113,28 +111,27 @@ def function(name: str) -> Any:
 
 
 def table() -> str:
-    """Returns the name of the kernels in force: of the fastest that this processor runs, or of
-    those that the environment names. Raises as `library` does."""
+    """Return the kernels in force: the fastest for this processor, or the environment's. Raises as
+    `library` does."""
     name: bytes = function("best_table")()
     return name.decode()
 
 
 def tables() -> list[str]:
-    """Returns the names of the kernels that this processor runs, the fastest first. Raises as
-    `library` does."""
+    """Return the kernels that this processor runs, fastest first. Raises as `library` does."""
     names = iter(partial(next, map(function("table_name"), count())), None)
     runs = function("table_is_supported")
     return [name.decode() for index, name in enumerate(names) if runs(index)]
 
 
 def build_name() -> str:
-    """Returns the name of the kernels in force and of their build. Raises as `library` does."""
+    """Return the kernels' name and build. Raises as `library` does."""
     return f"{table()} {sha256_file(path())[:16]}"
 
 
 def ggml_libraries(ggml: Any) -> list[Path]:
-    """Returns the files whose functions the plugin would take, none where they are not found.
-    ggml: as ctypes has loaded it."""
+    """Return the files whose functions the plugin would use, if known. ggml: as ctypes loaded
+    it."""
     text = ctypes.create_string_buffer(_PATHS_BYTES)
     if not function("libraries")(ggml._handle, text, len(text)):
         return []

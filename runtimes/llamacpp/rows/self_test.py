@@ -1,7 +1,5 @@
-"""What the plugin computes in ggml's graphs, held against ggml's own kernels.
-
-Runs in a process of its own, since a build whose structures are others may crash it: nothing is
-freed before that ends.
+"""Compares the plugin's results with ggml's own, in an isolated process: another build's structures
+may crash it. Nothing is freed.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from edge_spec.runtimes.llamacpp.rows.library import TYPES, function
 
 _F32, _F16, _I32 = 0, 1, 26
 _HANDLE, _INT, _SIZE, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int64
-_COLUMNS, _OUTPUTS = 512, 40  # of a matrix; the outputs fill no whole number of tiles
-_ROWS = 11  # more than one panel has
-# Activations are rounded to 8 bits by both, in other blocks or another way: less than 1 % of what
-# comes out. A kernel that is wrong is off by all of it.
+_COLUMNS, _OUTPUTS = 512, 40  # of a matrix; a partial last tile of outputs
+_ROWS = 11  # more than a panel
+# Both round activations to 8 bits, differently: results differ by less than 1%, a wrong kernel's by
+# 100%.
 _TOLERANCE = 0.03
 
 
@@ -53,12 +51,12 @@ _BOUND: tuple[tuple[str, list[Any], Any], ...] = (
 
 
 class WrongError(Exception):
-    """Says in one line what is wrong."""
+    """The plugin computes wrongly; one line says how."""
 
 
 def run(path: str) -> dict[str, Any]:
-    """Installs the plugin into ggml's library of this process and tests it. Raises WrongError,
-    OSError or AttributeError where a library or a function is missing."""
+    """Install the plugin into this process's ggml and test it. Raises WrongError; OSError or
+    AttributeError for a missing library or function."""
     ggml = ctypes.CDLL(path)
     every = (1 << len(TYPES)) - 1
     reason = function("install")(ggml._handle, every, 1)
@@ -76,7 +74,7 @@ def run(path: str) -> dict[str, Any]:
 
 
 class _Test:
-    """Shapes of tensors are numpy's, whose last axis is ggml's first."""
+    """Shapes are numpy's: their last axis is ggml's first."""
 
     def __init__(self, ggml: Any) -> None:
         self._ggml = ggml
@@ -99,7 +97,7 @@ class _Test:
         stock, packed = self._both(TYPES[name], (_OUTPUTS, _COLUMNS))
         ours = product(packed, given, 1)
         _require_close(f"products of {name}", ours, product(stock, given, 1))
-        threads = 2 if name == "Q8_0" else 1  # on a busy machine they wait for each other
+        threads = 2 if name == "Q8_0" else 1  # they wait for each other on a busy machine
         for part in (slice(0, 1), slice(1, 3), slice(3, _ROWS)):
             _require_equal(name, product(packed, given[part], threads), ours[part])
 
@@ -132,7 +130,7 @@ class _Test:
         mask_rows = np.where(seen, 0, -np.inf).astype(np.float32)
 
         def attended(part: slice, queries: np.ndarray | None) -> list[np.ndarray]:
-            """The rows and their queries, which are given where ggml is to compute."""
+            """Return the rows and their queries, computed by ggml if queries are given."""
             context, rows = self._context(), given[part]
             x = self._tensor(context, _F32, *rows.shape)
             q = self._tensor(context, _F32, len(rows), width)
@@ -171,7 +169,7 @@ class _Test:
         return tensor
 
     def _both(self, kind: int, shape: tuple[int, ...]) -> list[int]:
-        """A weight in ggml's own buffer, and the same in ours."""
+        """Return a weight in ggml's buffer and in ours."""
         values, found = self._stored(kind, self._numbers(*shape)), []
         for buffer_type in (self._cpu, self._ours):
             context = self._context()
@@ -185,7 +183,6 @@ class _Test:
             raise WrongError("ggml could not allocate a buffer")
 
     def _stored(self, kind: int, numbers: np.ndarray) -> np.ndarray:
-        """Numbers as a file of this type has them."""
         if kind == _F32:
             return numbers
         columns, source = numbers.shape[-1], np.ascontiguousarray(numbers)
