@@ -235,10 +235,8 @@ class AdaptivePolicy:
         return (self.rounds.row + record.draft_token) / self.rounds.token
 
     def _affordable(self, record: DrafterRecord, limits: Budget) -> int:
-        """Return how many draft passes the account covers if all draft tokens are wrong.
-
-        Each pass adds one row to the target's.
-        """
+        """Return how many draft passes the account covers if all draft tokens are wrong. Each pass
+        adds one row to the target's."""
         most = limits.num_draft_tokens
         left = record.account.stake - record.answer(0) - record.unread
 

@@ -170,10 +170,8 @@ def measure_batch_invariance(
 
 
 def _prompts(model: Model, widest: int) -> list[int]:
-    """Return the prompt lengths to measure after.
-
-    A large model, whose passes take seconds, gets only the longer one; most kernels are the same.
-    """
+    """Return the prompt lengths to measure after. A large model, whose passes take seconds, gets
+    only the longer one; most kernels are the same."""
     settled = model.capabilities.settled_tokens
     wanted = {settled} if is_large(model.config) and settled else {_PROMPT_TOKENS, settled}
     longest = model.config.context_length - widest
@@ -186,11 +184,8 @@ def is_large(config: ModelConfig) -> bool:
 
 
 def _num_compared(config: ModelConfig) -> int:
-    """Return how many tokens to score at each usual width.
-
-    Rounding activations to 8 bits mostly hides a differing last bit; the chance that it shows grows
-    with the activations per token.
-    """
+    """Return how many tokens to score at each usual width. Rounding activations to 8 bits mostly
+    hides a differing last bit; the chance that it shows grows with the activations per token."""
     enough = -(-_COMPARED_VALUES // (config.num_layers * config.hidden_size or 1))
     return max(_LEAST_COMPARED, min(_COMPARED_TOKENS, enough))
 
@@ -237,10 +232,8 @@ def _score_widths(
 
 
 def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -> tuple[int, ...]:
-    """Return widths that agree with each other and with padded plain steps.
-
-    Of several groups takes the one with most of _SPREAD, then the narrowest.
-    """
+    """Return widths that agree with each other and with padded plain steps. Of several groups takes
+    the one with most of _SPREAD, then the narrowest."""
     groups: list[list[int]] = []
     for width in widths:
         for group in groups:

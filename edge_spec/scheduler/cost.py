@@ -40,10 +40,8 @@ _LEAST_S = 1e-9  # for coarse clocks
 
 @dataclass
 class _Line:
-    """The time of a pass, `first + price * further`, in first rows of the table.
-
-    further: what a width adds by the table. of_*: variances of both and their covariance.
-    """
+    """The time of a pass, `first + price * further`, in first rows of the table. further: what a
+    width adds by the table. of_*: variances of both and their covariance."""
 
     of_price: float
     of_first: float = _FIRST
@@ -81,11 +79,8 @@ class _Line:
 
 
 class RowCosts:
-    """The seconds of one pass of a session by its rows.
-
-    Interpolated between measured widths. Beyond them each row adds what the last ones added, at
-    least 0.
-    """
+    """The seconds of one pass of a session by its rows. Interpolated between measured widths.
+    Beyond them each row adds what the last ones added, at least 0."""
 
     def __init__(
         self,
@@ -94,8 +89,7 @@ class RowCosts:
         is_measured: bool = True,
     ) -> None:
         """plain_rows: width of a plain step, which may be padded. is_measured: False where
-        `seconds` are only usual proportions.
-        """
+        `seconds` are only usual proportions."""
         self.plain_rows = plain_rows
         self.is_scaled = is_measured  # times are seconds: measured, or scaled by a first pass
         self._rows = sorted(seconds)
@@ -316,10 +310,8 @@ class RoundCosts:
         return 1 + (self.costs.at(rows) - self.costs.at(1) + self._switch_s(rows)) / self.plain_s
 
     def further(self, rows: int) -> list[float]:
-        """Return the seconds of passes of 1, 2, ... `rows` rows beyond a plain step.
-
-        The last pass's width saves the cost of a change.
-        """
+        """Return the seconds of passes of 1, 2, ... `rows` rows beyond a plain step. The last
+        pass's width saves the cost of a change."""
         found = self.costs.further(rows)
         if (change_s := max(0.0, self._change_s)) and 0 < self._last_rows <= rows:
             found[self._last_rows - 1] -= change_s
@@ -336,10 +328,8 @@ class RoundCosts:
         return next((r for r in range(most, 1, -1) if self.most_lost(r) <= steps), 1)
 
     def best_gain(self, acceptance: Sequence[float], draft_token: float) -> float:
-        """Return the plain steps saved by a round with the best number of draft tokens.
-
-        acceptance: by position, given that those before it are right. draft_token: steps of one.
-        """
+        """Return the plain steps saved by a round with the best number of draft tokens. acceptance:
+        by position, given that those before it are right. draft_token: steps of one."""
         best, reach, tokens = -1.0, 1.0, 1.0
         for depth, chance in enumerate(acceptance, start=1):
             reach *= chance
@@ -348,10 +338,8 @@ class RoundCosts:
         return best
 
     def observe(self, round_stats: RoundStats, asked_s: float) -> float:
-        """Count a round; return the seconds of a plain step under its load.
-
-        asked_s: seconds spent asking drafters.
-        """
+        """Count a round; return the seconds of a plain step under its load. asked_s: seconds spent
+        asking drafters."""
         rows, seconds, before_s = round_stats.num_rows, round_stats.forward_s, self.costs.at(1)
         is_plain, is_scaled = rows <= self.costs.plain_rows, self.costs.is_scaled
         if self._last_rows > self.costs.plain_rows:

@@ -10,11 +10,8 @@ from edge_spec.scheduler.cost import RowCosts
 
 
 class Wish(NamedTuple):
-    """The rows that one conversation wants scored.
-
-    values: for each row, the chance that it and all its ancestors are right; the first is 1. least:
-    rows that it gets in any case, at least 1.
-    """
+    """The rows that one conversation wants scored. values: for each row, the chance that it and all
+    its ancestors are right; the first is 1. least: rows that it gets in any case, at least 1."""
 
     values: Sequence[float]
     least: int = 1
@@ -52,8 +49,7 @@ def _fastest(
     seconds: Callable[[int], float],
 ) -> int:
     """Return how many of `ordered` to add to `rows`, which bring `tokens`, for most tokens per
-    second.
-    """
+    second."""
     best, best_rate = 0, tokens / seconds(rows)
     for added, (lost, _, _) in enumerate(ordered, start=1):
         tokens -= lost

@@ -38,8 +38,7 @@ class Calibration:
 
     def estimate(self, depth: int, confidence: float) -> float:
         """Return the corrected confidence in [0, 1]; 0 and 1 stay. depth: 1 for the first draft
-        token.
-        """
+        token."""
         bucket = _bucket(depth, confidence)
         if not self._seen[bucket]:
             return confidence
@@ -62,8 +61,7 @@ class Calibration:
 
     def counts(self) -> np.ndarray:
         """Return [3, buckets] float64: draft tokens, right ones and sums of confidence, faded by
-        age.
-        """
+        age."""
         return np.array([self._seen, self._right, self._claimed])
 
 
@@ -127,8 +125,7 @@ class RegretAccount:
 
     def begin_text(self) -> None:
         """Reset the balance: no losing what earlier texts gained, but a recent winner gets another
-        try.
-        """
+        try."""
         self.balance = self._first
 
     def settle(self, gain: float) -> None:
@@ -141,8 +138,7 @@ class RegretAccount:
 
     def rest(self, rounds: int, unread: float) -> None:
         """Count rounds without the drafter. unread: plain steps to catch up on each, for which to
-        save.
-        """
+        save."""
         for _ in range(rounds):
             self.settle(0.0)
         self.balance = min(_MOST, self.balance + rounds * min(unread, PUT_BY))
@@ -220,8 +216,7 @@ class DrafterRecord:
     @property
     def rate(self) -> float:
         """Return the tokens per step of its rounds; infinite before the first, so that it gets a
-        try.
-        """
+        try."""
         return self._tokens / self._steps if self._steps else math.inf
 
     @property
@@ -255,8 +250,7 @@ class DrafterRecord:
 
     def answered(self, draft_tokens: int, steps: float) -> float:
         """Count an answer; return the steps to charge, less where the machine was busy
-        otherwise.
-        """
+        otherwise."""
         unread, reading, self._unread = self._unread, self.unread, 0
         usual = self._fixed + self.draft_token * max(draft_tokens, 1)
         self._answers += 1
@@ -278,8 +272,7 @@ class DrafterRecord:
 
     def watched(self, steps: float) -> None:
         """Count the time to observe a round. The first is capped: another process may have delayed
-        it.
-        """
+        it."""
         before = self._watching or min(steps, _MOST_WATCHING)
         self._watching = faded(before, steps)
 

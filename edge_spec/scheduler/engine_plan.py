@@ -53,11 +53,8 @@ _UPKEEP_S = 0.0005  # Python time of a round
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """One way to run a model: its runtime, its device and its drafters.
-
-    options: completed with the measured place. is_own: the drafter was trained on this machine for
-    the model, not asked for.
-    """
+    """One way to run a model: its runtime, its device and its drafters. options: completed with the
+    measured place. is_own: the drafter was trained on this machine for the model, not asked for."""
 
     options: LoadOptions
     target: ModelPlan
@@ -96,17 +93,14 @@ class EnginePlan:
 
     @cached_property
     def cheap_rows(self) -> int:
-        """Return how many rows are cheap enough for drafters that need many.
-
-        1 with a draft or head: that combination was never compared.
-        """
+        """Return how many rows are cheap enough for drafters that need many. 1 with a draft or
+        head: that combination was never compared."""
         alone = not self.drafts and self.options.head is None
         return widest_cheap(self.costs) if alone else 1
 
     def explain(self) -> tuple[str, ...]:
         """Return up to three lines: the runtime and why, the drafters and why, what would be
-        faster.
-        """
+        faster."""
         told = (f"engine: {self._engine()}", f"drafter: {self._drafter()}")
         better = missing_reader(self.source) or self._better_drafter()
         return (*told, f"faster: {better}") if better else told
@@ -176,10 +170,7 @@ def plans_for(
     source: Source, asked: AskedOptions, *, keeps_answers: bool = True, uses_trained: bool = True
 ) -> list[EnginePlan]:
     """List the ways to run a model as the user asked, drafting with what was trained here by
-    default.
-
-    Raises as `plan_engine` and `named_options` do.
-    """
+    default. Raises as `plan_engine` and `named_options` do."""
     trained = trained_options(source, asked) if uses_trained else None
     if trained is not None:
         try:
@@ -203,9 +194,7 @@ def choose_plan(
     plans: Sequence[EnginePlan], refusals: Sequence[Refusal] = ()
 ) -> tuple[EnginePlan, list[EnginePlan]]:
     """Return the first plan whose runtime can run its model, by headers, and the plans after it.
-
-    Raises as `choose` does.
-    """
+    Raises as `choose` does."""
     chosen, left = choose([each.target for each in plans], refusals)
     at = 0 if chosen.is_only else len(plans) - len(left) - 1
     return replace(plans[at], target=chosen), list(plans[at + 1 :])
@@ -317,10 +306,8 @@ def _reason(way: ModelPlan, seconds: float | None, others: Mapping[str, float]) 
 
 
 def missing_reader(source: Source) -> str:
-    """Return an install hint for the runtime that reads the file directly; "" if not needed.
-
-    Raises as `Source.path` does.
-    """
+    """Return an install hint for the runtime that reads the file directly; "" if not needed. Raises
+    as `Source.path` does."""
     if _READS_FILES in runtimes.installed_runtimes() or not source.path.is_file():
         return ""
     return (
@@ -364,8 +351,7 @@ def _measured_places(
     ways: Sequence[ModelPlan], profiles: Sequence[tuple[ProfileKey, Profile]]
 ) -> Iterator[ModelPlan]:
     """Yield the ways on measured devices and threads. Only places that computed correctly have
-    profiles.
-    """
+    profiles."""
     by_name = {way.name: way for way in ways}
     for key, _ in profiles:
         if ways[0].is_only and key.runtime not in by_name:
@@ -383,8 +369,7 @@ def _known_costs(
     way: ModelPlan, profiles: Iterable[tuple[ProfileKey, Profile]]
 ) -> Iterator[RowCosts]:
     """Yield the model's own costs, else those of models of its shapes, in any format if
-    unconverted.
-    """
+    unconverted."""
     own = [profile.costs() for key, profile in profiles if _is_of(key, way)]
     if own:
         yield from own

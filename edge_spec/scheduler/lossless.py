@@ -161,10 +161,8 @@ SLICE_TOKENS = 32
 
 
 def shares_alike(model: Model, widths: Sequence[int]) -> bool:
-    """Return True if chains score bit for bit alike in shared passes and in their own.
-
-    widths: ascending; passes are padded to the next. The model must share passes.
-    """
+    """Return True if chains score bit for bit alike in shared passes and in their own. widths:
+    ascending; passes are padded to the next. The model must share passes."""
     assert isinstance(model, SharesPasses)
     drawn = np.random.default_rng(0)
 
@@ -198,9 +196,7 @@ def shares_alike(model: Model, widths: Sequence[int]) -> bool:
 
 def slices_alike(model: Model) -> bool:
     """Return True if a prompt leaves the same KV cache, bit for bit, read whole or in slices.
-
-    Slices have SLICE_TOKENS down to half as many.
-    """
+    Slices have SLICE_TOKENS down to half as many."""
     length = _LARGE_PROMPT if is_large(model.config) else _PROMPT
     length = min(length, model.config.context_length - 1)
     prompt = np.random.default_rng(1).integers(0, model.config.vocab_size, length).tolist()

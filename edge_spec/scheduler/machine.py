@@ -42,8 +42,7 @@ def cpu_name() -> str:
 
 def cpu_features() -> tuple[str, ...]:
     """Return sorted vector extensions: those beyond numpy's baseline, and ARM's that numpy
-    omits.
-    """
+    omits."""
     extensions: Mapping[str, Any] = np.show_config(mode="dicts").get("SIMD Extensions", {})
     return tuple(sorted({*map(str, extensions.get("found", ())), *_arm_features()}))
 

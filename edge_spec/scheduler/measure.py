@@ -66,10 +66,8 @@ def in_turns(
     watch: Stopwatch,
     is_enough: Callable[[Found[_Name]], bool] = lambda seconds: False,
 ) -> dict[_Name, list[float]]:
-    """Return the seconds of works by name, for `rounds` rounds or until `is_enough`.
-
-    A warm-up round comes first, which binds buffers.
-    """
+    """Return the seconds of works by name, for `rounds` rounds or until `is_enough`. A warm-up
+    round comes first, which binds buffers."""
     seconds: dict[_Name, list[float]] = {name: [] for name in works}
     names, rng = list(works), np.random.default_rng(SEED)
     for done in range(rounds + 1):
@@ -106,11 +104,8 @@ def _steps(
 
 
 def _tokens(model: Model, count: int) -> list[int]:
-    """Return random tokens, since their logits decide nothing.
-
-    In a mixture of experts they touch more experts than most texts, which overestimates wide
-    passes.
-    """
+    """Return random tokens, since their logits decide nothing. In a mixture of experts they touch
+    more experts than most texts, which overestimates wide passes."""
     rng = np.random.default_rng(SEED)
     tokens: list[int] = rng.integers(0, model.config.vocab_size, count).tolist()
     return tokens
@@ -123,8 +118,7 @@ def _fitting(model: Model, widths: Sequence[int]) -> list[int]:
 
 def uncertainty(seconds: Sequence[float]) -> float:
     """Return half the 95% interval of a median, over the median, by quartiles (McGill, Tukey and
-    Larsen 1978, Variations of Box Plots).
-    """
+    Larsen 1978, Variations of Box Plots)."""
     lower, middle, upper = np.quantile(seconds, [0.25, 0.5, 0.75])
     return float(1.57 * (upper - lower) / (max(middle, _LEAST_S) * len(seconds) ** 0.5))
 

@@ -55,8 +55,7 @@ class _Gain:
 
     def of_tree(self, rows: int, depth: int) -> float:
         """Return the tokens of the best tree, root included, of up to `rows` rows and `depth`
-        levels.
-        """
+        levels."""
         return 1 + (self._forest(rows - 1, depth, 0)[0] if depth else 0.0)
 
     def unfold(self, rows: int, depth: int, root: int, parents: list[int]) -> None:
@@ -90,10 +89,8 @@ class _Gain:
 def plan_rows(
     tree: TokenTree, reach: list[float], limits: Budget, rounds: RoundCosts
 ) -> RoundPlan | None:
-    """Keep the most valuable number of the likeliest rows; None if it is none.
-
-    reach: for each row, the chance that it and all its ancestors are right.
-    """
+    """Keep the most valuable number of the likeliest rows; None if it is none. reach: for each row,
+    the chance that it and all its ancestors are right."""
     if len(tree) == 1:
         return None
     if tree.draft_probs or not (tree.is_chain or limits.branches):
@@ -116,11 +113,8 @@ def plan_rows(
 
 
 def _best_rows(reach: Sequence[float], rounds: RoundCosts) -> int:
-    """Return the number of rows that gains most.
-
-    Tries every number: a fourth row may be cheaper than a third, and the last pass's width is
-    cheapest.
-    """
+    """Return the number of rows that gains most. Tries every number: a fourth row may be cheaper
+    than a third, and the last pass's width is cheapest."""
     rate = _CAUTION / (rounds.token * rounds.plain_s)
     further = rounds.further(len(reach))
     best, most, tokens = 1, -rate * further[0], 0.0
@@ -179,8 +173,7 @@ class FixedPolicy:
         probes: bool = True,
     ) -> None:
         """branches: draft tokens may branch. probes: without branches, rows off the chain may be
-        scored for drafters to learn from.
-        """
+        scored for drafters to learn from."""
         self.max_draft_tokens = max_draft_tokens
         self.min_confidence = min_confidence
         self.branches = branches

@@ -41,11 +41,8 @@ _PRIOR_TOKENS, _REPORTED_TOKENS = 24.0, 24.0
 
 
 def row_shares(kernels: str, device: str) -> Mapping[int, float]:
-    """Return the usual time of a pass by rows, over that of one row.
-
-    kernels: our own kernels' name (`runtimes.own_kernels`); "" for the library's. device: "" for
-    the processor.
-    """
+    """Return the usual time of a pass by rows, over that of one row. kernels: our own kernels' name
+    (`runtimes.own_kernels`); "" for the library's. device: "" for the processor."""
     if device and "CPU" not in device.upper():
         return ACCELERATOR
     return OWN_KERNELS if kernels else LIBRARY_KERNELS

@@ -32,11 +32,8 @@ def was_busy(spread: float) -> bool:
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """Everything that a model's measurements depend on.
-
-    Those that depend on shapes alone leave out the model and fill in build, features and shapes
-    (`row_findings.rows_key`).
-    """
+    """Everything that a model's measurements depend on. Those that depend on shapes alone leave out
+    the model and fill in build, features and shapes (`row_findings.rows_key`)."""
 
     model: str
     identity: str  # of the model's files

@@ -72,10 +72,8 @@ def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
 
 
 def find_rows(model: Model, key: ProfileKey, widths: Sequence[int]) -> BatchInvariance:
-    """Return cached findings for these widths, else measure and cache them.
-
-    Kernels that are batch-invariant by construction need no measurement.
-    """
+    """Return cached findings for these widths, else measure and cache them. Kernels that are
+    batch-invariant by construction need no measurement."""
     known = ROWS.known(key)
     if model.capabilities.invariant_rows:
         if known != BY_CONSTRUCTION:
@@ -130,10 +128,8 @@ def _agreeing_width(found: BatchInvariance) -> int:
 
 
 def _plain_cost(model: Model, found: BatchInvariance) -> float:
-    """Return the least of a few measurements, stopping once the outcome is decided.
-
-    Other load makes wide passes seem relatively more expensive, and the finding is kept.
-    """
+    """Return the least of a few measurements, stopping once the outcome is decided. Other load
+    makes wide passes seem relatively more expensive, and the finding is kept."""
     if found.plain_width == 1 or len(found.invariant_widths) == 1:
         return 1.0
     cost = math.inf
@@ -217,10 +213,8 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def _mix(kept: Mapping[int, float], found: Mapping[int, float]) -> dict[int, float]:
-    """Return t(k) between stored and found times.
-
-    Pace is separated from the price of rows, so that widths of both stay in proportion.
-    """
+    """Return t(k) between stored and found times. Pace is separated from the price of rows, so that
+    widths of both stay in proportion."""
     pace = median([found[rows] / kept[rows] for rows in found if rows in kept] or [1.0])
     usual = {**{rows: seconds / pace for rows, seconds in found.items()}, **kept}
     return {
