@@ -19,12 +19,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 _IDLE = slice(3, 5)  # columns of /proc/stat: idle and iowait
 _WATCHED_S = 0.5
 _AT_HWCAP2 = 26  # key for getauxval(3)
-_ARM_BITS = {
-    "SVE2": 1,
-    "I8MM": 13,
-    "BF16": 14,
-    "SME": 23,
-}  # in Linux's HWCAP2, not reported by numpy
+# In Linux's HWCAP2, not reported by numpy.
+_ARM_BITS = {"SVE2": 1, "I8MM": 13, "BF16": 14, "SME": 23}
 _PACKAGES = (
     *("edge-spec", "numpy", "onnxruntime", "tokenizers"),
     *("onnxruntime-gpu", "onnxruntime-qnn", "openvino", "coremltools"),

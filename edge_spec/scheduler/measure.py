@@ -35,10 +35,7 @@ _QUICK_ROUNDS = 3
 _QUICK_CONTEXT = 16  # tokens
 _SLOW_PASS_S = 0.25  # of any width; one pass of each then suffices
 
-_COMPARED_ROUNDS, _QUARTERED = (
-    16,
-    3,
-)  # most and fewest rounds for comparing two widths
+_COMPARED_ROUNDS, _QUARTERED = 16, 3  # most and fewest rounds for comparing two widths
 _ENOUGH_S = 1.5  # of all passes; long ones are few and less disturbed
 
 _Name = TypeVar("_Name")
