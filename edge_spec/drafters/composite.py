@@ -1,9 +1,8 @@
 """Several drafters as one, and a guard for drafters that fail.
 
-Their draft tokens form one tree, whose rows record who proposed them. A token that another drafter
+Draft tokens form one tree, whose rows record who proposed them. A token that another drafter
 contradicts is right less often than its drafter says, one that several agree on more often; both
-are learnt, so the merged confidence is calibrated. A drafter that fails is dropped for the answer
-and cannot affect the text.
+are learnt. A drafter that fails is dropped for the answer and cannot affect the text.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class DrafterGroup(Drafter):
             drafter.skip(tree, out, verdict)
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
-        """Return each drafter's state under its name."""
         state: dict[str, np.ndarray] = {}
         for drafter in self._drafters:
             state |= named(drafter.name, drafter.state(learnt_only))
@@ -118,9 +116,9 @@ class Stage(DrafterGroup):
 
 
 # Kinds of draft token: contested by a sibling that only others proposed, or proposed by several;
-# each by steps of the chance that any of its drafters is right, as if independent. They are not:
-# agreement means less. Measured over greedy texts of a 135M chat model (suffix and recycling).
-# Other draft tokens keep their drafter's confidence.
+# each by the chance that any of its drafters is right, as if independent (they are not). Measured
+# over greedy texts of a 135M chat model (suffix and recycling). Others keep their drafter's
+# confidence.
 _STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _CONTESTED, _AGREED = range(2)
 _PRIORS = (
@@ -200,13 +198,10 @@ class GuardedDrafter(Drafter):
     """Guards a drafter: drops it for the rest of the answer if it raises or proposes an invalid
     tree.
 
-    The reason is logged once and kept in `fault`. Cuts off what the answer's constraint forbids.
-    The next answer tries the drafter again; each further failure doubles its rest, so that a lost
-    device costs next to nothing.
-
-    vocab_size: of the target. Passes on KeyboardInterrupt and the like, and what the user must
-    know: an EdgeSpecError of the first `attach`, and KeyError or ValueError for another drafter's
-    state.
+    Logs the reason once and keeps it in `fault`. Cuts off what the answer's constraint forbids. The
+    next answer tries again; each further failure doubles the rest, so a lost device costs next to
+    nothing. Passes on KeyboardInterrupt, an EdgeSpecError of the first `attach`, and KeyError or
+    ValueError for another drafter's state. vocab_size: of the target.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
@@ -301,8 +296,6 @@ class GuardedDrafter(Drafter):
             return None
 
     def _propose(self, pending: int, budget: Budget) -> TokenTree:
-        """Propose. Raises ValueError for a tree that would end the generation or change its
-        text."""
         tree = self._drafter.propose(pending, budget)
         check_tree(tree, pending, budget, self._vocab_size)
         return tree if self._constraint is None else permitted(tree, self._constraint)
@@ -350,9 +343,8 @@ def check_tree(tree: TokenTree, pending: int, budget: Budget, vocab_size: int) -
 def _check_samples(tree: TokenTree, vocab_size: int) -> None:
     """Raise ValueError for samples that would bias the text.
 
-    A sample is accepted by its distribution; without a valid one, the text's would differ from the
-    target's. It counts only after its earlier siblings, so a policy must never find it likelier and
-    keep it without them.
+    Acceptance relies on a sample's distribution. A sample counts only after its earlier siblings,
+    so a policy must never find it likelier and keep it without them.
     """
     checked: set[int] = set()  # siblings share theirs
     last: dict[int, float] = {}  # confidence of siblings

@@ -201,9 +201,8 @@ def auto_drafters(
 ) -> list[str]:
     """Return the names that "auto" stands for: those that declare it and need only what is there.
 
-    Lookup drafters run besides a draft model or a head: they cost nothing and pay where a draft
-    does not. remember: include drafters that keep answers. cheap_rows: rows that cost hardly more
-    than one.
+    Lookup drafters run besides a draft model or head: they are free and pay where a draft does not.
+    cheap_rows: rows of a pass that cost hardly more than one.
     """
     rows = 1 if drafts or head else cheap_rows  # the combination was not compared
     declared = sorted(installed_traits().items(), key=lambda each: each[1].auto_rows)

@@ -1,13 +1,12 @@
 """Lookahead decoding (Fu et al. 2024) and Jacobi decoding (Santilli et al. 2023).
 
-Lookahead: a window of Jacobi trajectories fills a pool of n-grams. The window has W columns and N -
-1 rows. Row 0 is a chain from the pending token; below each column hangs a trajectory that the
-target wrote in successive rounds, newest last. That is a token tree and needs no attention mask of
-its own. Each round scores window and draft tokens in one pass: the argmax of the last window row
-becomes the newest row, every column yields an n-gram, and n-grams that begin with the pending token
-are the draft tokens.
+Lookahead: row 0 of a window with W columns and N - 1 rows is a chain from the pending token; below
+each column hangs a trajectory that the target wrote in successive rounds, newest last. This token
+tree needs no attention mask of its own. Each round scores window and draft tokens in one pass: the
+argmax of the last row becomes the newest row, every column yields an n-gram for a pool, and n-grams
+that begin with the pending token are the draft tokens.
 
-Jacobi: each round verifies a block as a chain. Right tokens are committed; the argmax at the other
+Jacobi: each round verifies a block as a chain and commits what was right; the argmax at the other
 positions becomes the next block.
 """
 
@@ -180,9 +179,8 @@ class WindowSize:
         return cls(columns // 2, ngram, columns - columns // 2)
 
 
-# Kinds of draft token: window rows by depth (1, 2, 3 or more), pool tokens by recency (first,
-# second, third, later) and by whether they come first in an n-gram. Priors measured over greedy
-# texts of a 135M chat model.
+# Kinds of draft token: window rows by depth (1, 2, 3 or more), pool tokens by recency and whether
+# they come first in an n-gram. Priors measured over greedy texts of a 135M chat model.
 _WINDOW_DEPTHS, _POOL_RANKS = 3, 4
 _PRIORS = (0.02, 0.13, 0.20, 0.34, 0.74, 0.28, 0.72, 0.12, 0.60, 0.06, 0.50)
 
@@ -323,7 +321,6 @@ class _Rows(TreeRows):
         self._kinds = [0]
 
     def draft(self, parent: int, token: int, kind: int, required: bool = False) -> int:
-        """Return this draft token's row."""
         row = self.add(parent, token, self._drafter, required)
         if row == len(self._kinds):
             self._kinds.append(kind)
@@ -340,8 +337,6 @@ _SPARE_PRIORS = (0.01, 0.09)  # measured over greedy texts of a 135M chat model
 
 
 class _Drafted(IntEnum):
-    """The origin of a draft token."""
-
     FILLED = 0
     REFINED = 1  # changed by an argmax
     STABLE = 2  # confirmed by an argmax
@@ -411,8 +406,8 @@ class JacobiDrafter(LearningDrafter):
 class SpareRowDrafter(LearningDrafter):
     """Proposes one token for a free second row of a padded plain step, else nothing.
 
-    Jacobi iteration over a block of one: the target's choice after a wrong token is the guess for
-    what follows the right one, and a wrong guess makes the next. One in twelve is right.
+    Jacobi iteration over a block of one: the target's choice after a wrong guess is the next guess.
+    One in twelve is right.
     """
 
     name = "spare-row"

@@ -40,9 +40,8 @@ class LearntAcceptance:
     """P(draft token is right | its parent is) for each kind of draft token.
 
     The mean of a Beta distribution per kind, over all outcomes, is the prior of another over recent
-    ones: texts differ, and what holds for a translation must be unlearnt within a few dozen tokens
-    of the summary after it. Counts every draft token that the text decides, verified or not, so
-    kinds not worth verifying are still learnt.
+    ones, because what holds for one text must be unlearnt within a few dozen tokens of the next.
+    Counts unverified draft tokens too, so kinds not worth verifying are still learnt.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:

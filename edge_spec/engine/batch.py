@@ -1,13 +1,13 @@
 """Makes every pass of a target, for one conversation or several at once.
 
-A pass takes most of its time to read the weights, so it scores rows of several conversations
-together (Yu et al. 2022, Orca: iteration-level scheduling). Where kernels make rows cheap, a prompt
-is read alongside, in slices that at most double the pass (Agrawal et al. 2024, Sarathi-Serve).
-Elsewhere prompts take turns with other passes: small slices in shared passes took longer per token.
+A pass mostly reads weights, so it scores rows of several conversations together (Yu et al. 2022,
+Orca: iteration-level scheduling). Where kernels make rows cheap, it also reads slices of prompts
+that at most double it (Agrawal et al. 2024, Sarathi-Serve); elsewhere small slices took longer per
+token, so prompts take turns with other passes.
 
-No text depends on other conversations. If kernels are batch-invariant by construction, passes may
-be shared and prompts divided at will. Otherwise shared passes keep to the widths of single
-conversations, and are used, like divided prompts, only after measuring that no bit changes.
+No text depends on other conversations. With batch-invariant kernels, passes may be shared and
+prompts divided at will. Otherwise shared passes keep to the widths of single conversations, and
+sharing and dividing start only after measuring that they change no bit.
 
 On onnxruntime each conversation has its own cache and attention operator in one graph
 (runtimes/ort/joint_graph.py), with another copy of the packed weights. On llama.cpp all share one
@@ -15,9 +15,8 @@ cache (runtimes/llamacpp/cache.py) where our kernels compute; models with a slid
 turns, because their sequences cannot be moved whole.
 
 A conversation is charged for its part of a pass, so it drafts less as others make rows expensive;
-until costs are known, within its share of the rows. Speculation gains less as a batch grows (Liu et
-al. 2024, Optimizing Speculative Decoding for Serving Large Language Models Using Goodput). Shared
-prefixes of prompts are read once (prompt_cache.py).
+until costs are known, within its share of the rows, since speculation gains less in large batches
+(Liu et al. 2024, Optimizing Speculative Decoding for Serving Large Language Models Using Goodput).
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ _log = logging.getLogger(__name__)
 class Scored(NamedTuple):
     """The outcome of a pass for one conversation.
 
-    num_rows: expected in `out`. charged_s: its part of a shared pass, without waiting; None for a
-    pass without company. num_sharing: conversations in the pass. tree: the scored part of the
-    requested tree, if it may be less.
+    num_rows: expected in `out`. charged_s: its part of a shared pass, without waiting; None if
+    alone. num_sharing: conversations in the pass. tree: the scored part of the tree, if it may be
+    less.
     """
 
     out: Forward
@@ -134,7 +133,6 @@ class _PromptRequest(_Request):
 
     @property
     def left(self) -> Sequence[int]:
-        """Return the tokens not committed yet."""
         return self._tokens[self.session.length - self._start :]
 
     def part(self) -> PassPart:
@@ -153,11 +151,8 @@ class _PromptRequest(_Request):
 
 
 class _Returns:
-    """Estimates how long a pass should wait for conversations that recently came back in time.
-
-    Without them it would take nearly as long, and they would need another pass. Times are seconds
-    of one clock.
-    """
+    """Estimates how long a pass should wait for conversations that came back in time before.
+    Without them it takes nearly as long, and they need another pass."""
 
     def __init__(self) -> None:
         self._patience_s = 0.0
@@ -170,7 +165,6 @@ class _Returns:
         self._left_s[session] = now
 
     def arrived(self, session: Session, now: float) -> None:
-        """Record that it wants another pass."""
         left_s = self._left_s.pop(session, None)
         if left_s is None or now - left_s > self._patience_s:
             self._soon.discard(session)
@@ -186,11 +180,9 @@ class _Returns:
 class Batch:
     """The passes of all conversations on one model. Thread-safe, with one session per caller.
 
-    A conversation without company makes its pass at once. Otherwise one pass runs at a time, led by
-    the thread that waited longest, for as many conversations as fit.
-
-    active: generations being decoded. most: conversations that may share a pass; 1 disables
-    sharing.
+    One pass runs at a time, led by the thread that waited longest, for as many conversations as
+    fit; without company a conversation makes its pass at once. active: generations being decoded.
+    most: conversations that may share a pass.
     """
 
     def __init__(
@@ -238,8 +230,8 @@ class Batch:
                 self.active -= 1
 
     def limit(self, budget: Budget, session: Session, drafters: Sequence[Drafter]) -> Budget:
-        """Return the part of a budget that others leave for a session's next round. That is at
-        least one row, which is plain decoding; unchanged if others leave all of it."""
+        """Return the part of a budget that others leave for a session's next round, at least one
+        row."""
         most = self._most_rows(session, drafters)
         if most is None or most >= budget.num_rows:
             return budget
@@ -251,9 +243,8 @@ class Batch:
     def _most_rows(self, session: Session, drafters: Sequence[Drafter]) -> int | None:
         """Return how many rows a session's next round may have; None for any number.
 
-        An equal share of a shared pass, since more would have to wait for the next one. It may be
-        all but one row per other conversation if rows of little value can be left out and drafting
-        is free.
+        Normally an equal share, since more would wait for the next pass. More if drafting is free
+        and rows of little value can be left out, sparing one row for each other conversation.
         """
         num_active, most = max(1, self.active), self._parallel_rows
         if most is not None:
@@ -292,11 +283,8 @@ class Batch:
             self._submit(_PromptRequest(session, tokens))
 
     def _is_alone(self) -> bool:
-        """Return True if a pass has no company and needs no lock or queue.
-
-        A reader that takes a piece of text briefly leaves its generation, so company must be
-        missing for several passes.
-        """
+        """Return True if a pass has no company and needs no lock or queue. Company must be missing
+        for several passes: a slow reader leaves its generation for a moment."""
         if self.active > self._prepared_for:
             self.prepare_for(self.active)
         if self.most < 2:
@@ -346,7 +334,6 @@ class Batch:
 
     @property
     def _widest(self) -> int:
-        """Return the most rows of a shared pass."""
         if self._widths:
             return self._widths[-1]
         assert self._model is not None
@@ -439,8 +426,8 @@ class Batch:
     def _joins(self, request: _Request) -> bool:
         """Return True if the request may share a pass.
 
-        Some sessions give features in their own passes only. Plain steps that decide near ties need
-        passes of a single row. A tree on an empty cache may need an extra pass.
+        Not for sessions that give features in their own passes only, plain steps that decide near
+        ties, and branching trees on an empty cache, which may need an extra pass.
         """
         if self._rests.resting or request.must_be_alone or collects_alone(request.session):
             return False
@@ -470,22 +457,18 @@ class Batch:
         return chosen
 
     def _seconds(self, rows: int) -> float:
-        """Return the time of a shared pass, padding included."""
         return self._costs.at(wider(rows, self._widths) or rows)
 
     def _own_slice(self, num_left: int, num_prompts: int) -> int:
         """Return how many prompt tokens its own pass reads: all, unless others are waiting or
-        decoding. Slices are of similar length, so that none has only a token or two."""
+        decoding. Slices are of similar length: none has only a token or two."""
         if not self._slices or max(len(self._queue), self.active) <= num_prompts:
             return num_left
         return -(-num_left // -(-num_left // SLICE_TOKENS))
 
     def _slice_beside(self, rows: int) -> int:
-        """Return how many prompt tokens double the time of a pass of these rows, limited by room.
-
-        So others keep half their speed. The first slices measure a token, which is cheaper than a
-        scored row.
-        """
+        """Return how many prompt tokens double the time of a pass of these rows, if they fit.
+        Others then keep half their speed. The first slices measure the cost of a token."""
         if self._token_s is None:
             return min(self._widest - rows, SLICE_TOKENS)
         fitting = int(self._costs.at(rows) / max(self._token_s, _LEAST_TOKEN_S))

@@ -34,8 +34,8 @@ _AGAIN = 1 / 16  # of the unread tokens; so many are read again for the sake of 
 class Conversation:
     """The target's KV cache and its tokens, so that prompts share a prefix.
 
-    noise: margin below which the cache may choose differently than one written by plain decoding.
-    num_whole: tokens at the beginning of the cache that passes of PREFILL_TOKENS wrote.
+    noise: margin below which the cache may choose differently than one of plain decoding.
+    num_whole: leading tokens written by passes of PREFILL_TOKENS.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Conversation:
         prompts: PromptCache | None = None,
         keeps_places: bool = False,
     ) -> None:
-        """prompts: of all conversations on the model. keeps_places: a rollback of the session reads
-        text again, except at places that it was asked to keep."""
+        """prompts: of all conversations on the model. keeps_places: rolling the session back makes
+        it read text again, except at kept places."""
         self.prompts = prompts or PromptCache()
         self.num_whole = 0
         self.decoder = decoder
@@ -55,9 +55,8 @@ class Conversation:
         self.tokens: list[int] = []  # in the target's cache
         self.failed = False  # the target failed; its session's state is unknown
         self._keeps_places = keeps_places
-        # Prompt lengths to keep a place at, and after each pass until then. The next prompt may
-        # diverge where the last ones did: at the end, before what asks for the answer, or where
-        # this one diverged.
+        # Prompt lengths to keep a place at. The next prompt may diverge where the last ones did: at
+        # the end, before what asks for the answer, or where this one diverged.
         self._places: list[int] = []
         self._num_prompted = 0  # length of the last prompt
         self._has_gone_on = False  # prompts have continued earlier ones
@@ -118,7 +117,6 @@ class Conversation:
             self._keep_beginning()
 
     def next_end(self, prompt: Sequence[int]) -> int:
-        """Return where the next pass over the prompt ends."""
         start = self.decoder.target.length
         end = min(start + PREFILL_TOKENS, len(prompt) - 1)
         return min((place for place in self._places if start < place < end), default=end)
@@ -137,8 +135,8 @@ class Conversation:
         self._keep_beginning()
 
     def cut(self, length: int) -> int:
-        """Roll back to `length` tokens and return how many are left. That is none if a sliding
-        window has lost what would be needed."""
+        """Roll back to `length` tokens, or to none if a sliding window lost them; return the new
+        length."""
         left = roll_back(self.decoder.target, length)
         self.num_whole = min(self.num_whole, whole_passes(left))
         return left
@@ -170,11 +168,7 @@ class Conversation:
 
     def _exchange(self, prompt: np.ndarray, shared: int) -> int:
         """Keep this conversation, unless nearly all of it is continued, and take up the prompt's
-        own.
-
-        Returns the length of the prefix that the cache then shares with the prompt. Raises
-        SessionError.
-        """
+        own. Returns the prefix that the cache then shares with the prompt. Raises SessionError."""
         target = self.decoder.target
         if collects(target) or not isinstance(target, Restorable):
             return shared
@@ -234,7 +228,6 @@ class Conversation:
             self.cut(self.num_whole)
 
     def _keep(self, target: Restorable) -> None:
-        """Keep this conversation if it is long enough."""
         if len(self.tokens) < LEAST_TOKENS:
             return
         with translate_errors:

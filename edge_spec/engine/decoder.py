@@ -110,9 +110,9 @@ class Decoder:
     ) -> Generator[list[DecodedToken], None, None]:
         """Yield each round's tokens, until a stop token (included), max_tokens or the context.
 
-        The target must hold the prompt without its last token. However the iterator ends, the cache
-        holds only yielded tokens. If the target fails, an EdgeSpecError is raised and the session
-        is unusable.
+        The target must hold the prompt without its last token. Whenever the iterator ends, the
+        cache holds only yielded tokens, unless the target failed: then an EdgeSpecError is raised
+        and the session is unusable.
         """
         num_tokens, pending, failed = 0, prompt[-1], False
         plain = self._plain_reason(sampler)

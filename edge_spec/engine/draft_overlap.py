@@ -25,9 +25,9 @@ _Kind = tuple[int, tuple[str, ...]]
 class OverlappedDrafting:
     """Lets drafters anticipate the next round in a thread while a block runs.
 
-    trial: decides when; None: every round. why_not: reason for never; None: allowed. reads_prompts:
-    drafters read a prompt while the target does, on their own device. The block must not touch the
-    drafters or what they share with the target's thread, such as the sampler.
+    trial: decides when; None: always. why_not: reason for never, or None. reads_prompts: drafters
+    read a prompt while the target does, on their own device. The block must not touch the drafters
+    or what they share with its thread, such as the sampler.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class OverlappedDrafting:
 class OverlapTrial:
     """Alternates blocks of rounds with and without overlap, then keeps the faster mode.
 
-    The other mode is retried now and then, since texts and machines change. Compares the time of
-    rounds with equally many draft tokens of the same drafters, since overlap changes their time,
-    not their number. Uses means without outliers: anticipated tokens help in some rounds only.
+    Retries the other mode now and then. Compares rounds with equally many draft tokens of the same
+    drafters, since overlap changes their time only. Uses means without outliers: anticipated tokens
+    help in some rounds and not in others.
     """
 
     def __init__(self) -> None:

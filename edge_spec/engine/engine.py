@@ -433,7 +433,6 @@ class Engine:
         self._conversation.failed = False
 
     def _changed_decoder(self, own: Sequence[Drafter]) -> Decoder | None:
-        """Return the decoder of newly chosen drafters, if any."""
         return self._drafting.decoder(own) if self._drafting.take() else None
 
     def _on_end(self, prompt: Sequence[int]) -> None:

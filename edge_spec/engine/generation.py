@@ -52,11 +52,9 @@ class Generation(Iterator[Chunk]):
     """An answer in progress: iterate for its text, or call `finish`.
 
     `result` grows with each chunk. `progress`, if set before the first chunk, reports how much of a
-    long prompt is read. `cancel` may be called from a signal handler or another thread and ends the
-    generation after the current round, leaving the cache consistent.
-
-    If the model fails, the iterator yields the remaining text, then raises an EdgeSpecError.
-    `result` keeps the text, and the conversation's session is not used again.
+    long prompt is read. `cancel` may be called from a signal handler or another thread; it ends the
+    generation after the current round, leaving the cache consistent. If the model fails, the
+    iterator yields the remaining text, then raises an EdgeSpecError; the session is not used again.
     """
 
     def __init__(
@@ -227,8 +225,7 @@ class Generation(Iterator[Chunk]):
                 pass  # the target already holds the text
 
     def _drop_after_stop(self) -> None:
-        """Drop a round's tokens after the stop string from the cache. Plain decoding would not have
-        them, and the next prompt may continue there."""
+        """Drop tokens after the stop string from the cache: plain decoding would not have them."""
         plain = len(self._request.prompt) - 1 + self._text.num_written
         if self._conversation.decoder.target.length > plain:
             self._conversation.cut(plain)

@@ -1,11 +1,9 @@
-"""Keeps states of a target's KV cache, so that text is read once: in memory for all conversations
-on a model, and on disk across processes.
+"""Keeps states of a target's KV cache, in memory for a model's conversations and on disk.
 
-Prefixes of prompts are kept after whole passes of PREFILL_TOKENS. Whoever reuses one makes the same
-passes as for the whole prompt, so logits are the same bit for bit. Conversations are kept when
+Prefixes of prompts are kept after whole passes of PREFILL_TOKENS. Reusing one leads to the same
+passes as reading the whole prompt, so logits are the same bit for bit. Conversations are kept when
 another replaces them in the target's cache; on disk, when closed after several prompts. A prompt
-reuses one from disk only if it continues its last prompt, which gives the state it had before the
-restart.
+reuses one from disk only if it continues its last prompt, as it would have without the restart.
 """
 
 from __future__ import annotations
@@ -262,7 +260,6 @@ class PromptCache:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of states in memory."""
         with self.changed:
             return sum(each.num_bytes for each in self._kept)
 
@@ -326,8 +323,8 @@ class PromptCache:
             self.files.forget(kept.path, why)
 
     def want(self, reading: Reading) -> None:
-        """Have a reading keep prefixes that others lack. These are near its end and, if parts of a
-        prefix are unusable, where other prompts diverge."""
+        """Have a reading keep missing prefixes: near its end and, if only whole ones are usable,
+        where other prompts diverge."""
         prompt = reading.prompt[:-1]
         kept = self._beginnings(prompt, True)
         wanted = {whole_passes(len(prompt) - LONGEST_TAIL)}
@@ -363,7 +360,7 @@ class PromptCache:
         """Wait while another conversation reads a longer shared prefix; return True if it waited.
 
         Ends when the state is kept, the other reading ends or this one is cancelled. Nobody waits
-        for a waiting reading, so some conversation always reads. held: tokens that this one holds.
+        for a waiting reading, so some conversation always reads. held: tokens held.
         """
         with self.changed:
             places = (
@@ -385,10 +382,10 @@ class PromptCache:
 
 @dataclass(eq=False)
 class Reading:
-    """A prompt being read, as other conversations see it. Guarded by `PromptCache.changed`.
+    """A prompt being read, as others see it. Guarded by `PromptCache.changed`.
 
-    length: tokens that the conversation holds. num_whole: those from whole passes. wanted: lengths
-    to keep for others. tried: readings that it has waited for.
+    length: tokens held. num_whole: those from whole passes. wanted: lengths to keep for others.
+    tried: readings that it has waited for.
     """
 
     prompt: np.ndarray
@@ -399,8 +396,8 @@ class Reading:
     tried: list[Reading] = field(default_factory=list)
 
     def place_for(self, other: Reading, held: int, can_cut: bool) -> int:
-        """Return the length where this reading can help the other one; 0 if it cannot. held: tokens
-        the other holds. can_cut: part of a prefix is usable."""
+        """Return the length where this reading can help one that holds `held` tokens; 0 if it
+        cannot."""
         if self is other or self.is_waiting or self in other.tried:
             return 0
         shared = whole_passes(common(self.prompt[:-1], other.prompt[:-1]))

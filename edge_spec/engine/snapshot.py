@@ -161,8 +161,8 @@ def _restore_target(
 
 
 def _is_usable(snapshot: Snapshot, parts: EngineComponents, decoder: Decoder) -> bool:
-    """Return True if this engine could have computed the cache. It may be no noisier than promised
-    (`Conversation.reuse`) and, without noise, needs the same widths."""
+    """Return True if this engine could have computed the cache: no noisier than it promises, and
+    without noise in passes of the same widths."""
     description = snapshot.description
     if not snapshot.cache or description.computing != parts.computing:
         return False

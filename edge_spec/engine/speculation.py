@@ -69,7 +69,6 @@ class Speculation:
             _log.info("what was learnt is of another version: %s", error)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the drafters' state of their conversation."""
         return self._all.state()
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:

@@ -1,13 +1,11 @@
 """The default policy: in every round, propose and verify what gains most by measurement.
 
-A round that commits n tokens in s seconds is worth n - rate * s tokens, where rate is that of
-recent rounds. Maximizing this in each round maximizes tokens per second over all of them
-(Dinkelbach 1967, On nonlinear fractional programming); maximizing the ratio of each round would
-not. Seconds come from t(k), corrected by every pass (RowCosts); tokens from drafters' confidence,
-corrected by outcomes (Calibration). Plain decoding is always a choice. A drafter is asked only if
-its account covers the worst case of the round (RegretAccount).
-
-In a cascade, each level drafts for the draft model above it as that one does for the target.
+A round that commits n tokens in s seconds is worth n - rate * s tokens, at the rate of recent
+rounds. Maximizing this per round maximizes tokens per second overall, unlike the ratio of each
+round (Dinkelbach 1967, On nonlinear fractional programming). Seconds come from t(k) (RowCosts),
+tokens from corrected confidences (Calibration). Plain decoding is always a choice, and a drafter is
+asked only if its account covers the worst case (RegretAccount). In a cascade, each level drafts for
+the draft model above it in the same way.
 """
 
 from __future__ import annotations
@@ -33,17 +31,14 @@ from edge_spec.scheduler.drafter_record import FIRST, LEAST, NAMED, DrafterRecor
 from edge_spec.scheduler.policy import Policy, RoundPlan, best_shape, limited, plan_rows
 from edge_spec.scheduler.priors import expect_acceptance
 
-# Assumed chance of the next draft token of a draft model, at most: the pass after a row must pay
-# for the one token that it finds. 0.75 and 1 were worse in most cases
-# (benchmarks/results/trees.json).
+# Assumed chance, at most, of the token that a draft model's next pass finds, which must pay for
+# that pass. 0.75 and 1 were worse in most cases (benchmarks/results/trees.json).
 _NEXT_RIGHT = 0.85
 _LONGEST_SLEEP = 32  # rounds; pass times may change meanwhile
 _SHAPE_ROUNDS, _DEEPEST = 64, 8  # rounds for which a sampled tree's shape is kept; its levels
 
 
 class _Candidate(NamedTuple):
-    """A drafter's plan with its expected tokens and steps."""
-
     name: str
     plan: RoundPlan
     tokens: float
@@ -64,9 +59,9 @@ class AdaptivePolicy:
     """Ask drafters in order until one has draft tokens worth verifying, then those with a better
     record.
 
-    costs: of the target's rows. draft_token_s: seconds per draft token, where known. free: drafters
+    costs: of the target's rows. draft_token_s: seconds per draft token, if known. free: drafters
     with nothing to catch up on. named: drafters that the user asked for, which may lose more at
-    first. Deterministic: the same rounds and times give the same plans.
+    first. Deterministic for given rounds and times.
     """
 
     def __init__(
@@ -184,7 +179,7 @@ class AdaptivePolicy:
                 continue
             found = self._judge(drafter.name, tree, limits)
             if found is not None and found.plan.tree.draft_probs:
-                # Dropping samples for their values would bias the output, so compare no further.
+                # Dropping samples for their values would bias the output.
                 return found, reason
             best = max(filter(None, (best, found)), key=lambda each: each.rate, default=None)
             reason = PlainReason.BELOW_BREAK_EVEN
@@ -250,7 +245,7 @@ class AdaptivePolicy:
 
     def _settle(self, round_stats: RoundStats, asked_s: float, step_s: float) -> None:
         """Charge each drafter for its time and credit its tokens. step_s: of a plain step now."""
-        # Charge the expected cost of rows: other load in this round is no drafter's fault.
+        # Charge expected costs: other load is no drafter's fault.
         rows = self.rounds.of(round_stats.num_rows)
         attending = sum(record.attends for record in self._present.values())
         # Time outside answers: choosing, observing, learning from the last round.
@@ -272,7 +267,6 @@ class AdaptivePolicy:
             record.account.settle(tokens - spent)
 
     def _wake(self) -> None:
-        """Count the rounds slept through."""
         if self._slept:
             self.rounds.rest(self._slept)
             for record in self._present.values():
@@ -280,7 +274,6 @@ class AdaptivePolicy:
             self._slept = 0
 
     def _rounds_to_wake(self) -> int:
-        """Return for how many rounds no account can cover an answer."""
         rows = self.rounds.most_lost(2)
         rounds = [
             record.account.rounds_to(record.unread + record.answer(1) + rows)
@@ -299,7 +292,7 @@ class AdaptivePolicy:
             token = None
             if known_s is not None and (self.costs.is_scaled or not known_s):
                 token = known_s / self.rounds.plain_s
-                # It may have been timed on a busy machine, so measure again before ruling it out.
+                # It may have been timed on a busy machine: measure before ruling it out.
                 token = None if token and token + self.rounds.row >= 1 else token
             expected = expect_acceptance(drafter.traits, token or 0.0, drafter.reported_acceptance)
             balance = FIRST if self.rounds.best_gain(expected, token or 0.0) > 0 else LEAST
@@ -330,11 +323,8 @@ def stage_of(model: Model, costs: RowCosts, drafters: Sequence[StageDrafter]) ->
 
 
 class PolicyStage(Stage):
-    """A cascade level that applies a policy with the costs of its draft model.
-
-    A level that gains nothing is skipped by the same rule as for a target. max_rows: of one pass of
-    the draft model.
-    """
+    """A cascade level that applies a policy with its draft model's costs, so useless levels are
+    skipped. max_rows: of one pass of the draft model."""
 
     def __init__(
         self,

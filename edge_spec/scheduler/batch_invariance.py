@@ -26,7 +26,7 @@ class Branching(NamedTuple):
     kept: tuple[int, ...]
 
 
-# Kept rows follow three rows of another branch, or precede rows that are not kept.
+# Kept rows follow another branch, or precede rows that are not kept.
 BRANCHES = Branching((-1, 0, 1, 2, 0, 4, 5, 6), (0, 4, 5, 6, 7))
 PROBES = Branching((-1, 0, 1, 2, 0, 4, 1, 6), (0, 1, 2, 3))
 
@@ -36,9 +36,8 @@ def branches_agree(
 ) -> bool:
     """Return True if the kept rows of a tree are bit-identical to the same tokens as a chain.
 
-    Compares logits as scored and after commits, over several rounds unless the first one fails: a
-    cache may fill holes that rejected rows leave, and order then matters. session: holds the
-    prompt, before and after.
+    Compares logits over several rounds unless the first fails: a cache may fill holes that rejected
+    rows leave, and order then matters. session: holds the prompt, before and after.
     """
     drawn = np.random.default_rng(1).integers(0, vocab_size, num_rounds * BRANCH_ROWS)
     rounds = drawn.reshape(-1, BRANCH_ROWS).astype(np.int32)
@@ -91,16 +90,14 @@ _ROUNDED_NOISE = 1e-3
 class BatchInvariance:
     """How rows of one model agree across passes.
 
-    `tie_margin`: largest seen change of a margin between likely tokens when a row was scored at
-    another width. `invariant_widths`: ascending widths whose chain rows, anywhere in the chain,
-    were bit-identical to plain steps padded to the first of them; (1,) if no wider one agrees.
-    `branch_invariant`: rows of a branch, and rows after a committed branch, were bit-identical to a
-    chain's. `probe_invariant`: so were a chain's rows followed by rows that hang anywhere and are
+    `tie_margin`: largest seen change of a margin between likely tokens across widths.
+    `invariant_widths`: ascending widths whose chain rows, at any place, were bit-identical to plain
+    steps padded to the first of them; else (1,). `branch_invariant`: so were rows of a branch and
+    rows after a committed one. `probe_invariant`: so were chain rows before unrelated rows that are
     never kept. `noise_is_known`: `tie_margin` holds for other texts; False if activations are
-    rounded and too few were seen for one to flip. `by_construction`: kernels make rows agree at all
-    widths, in branches and shared passes; nothing was measured. `plain_cost`: a pass of
-    `plain_width` rows over one of a single row. `widths`: measured widths. `way`: the chosen way of
-    computing, if there are several.
+    rounded and too few were seen for one to flip. `by_construction`: kernels make rows agree in all
+    passes; nothing was measured. `plain_cost`: a pass of `plain_width` rows over one of a row.
+    `widths`: measured widths. `way`: the chosen way of computing, if there are several.
     """
 
     tie_margin: float
@@ -137,10 +134,9 @@ def measure_batch_invariance(
 ) -> BatchInvariance:
     """Score the same tokens at each of the ascending widths, of which the first is 1.
 
-    Takes 12 plain steps for MARGIN_WIDTHS and 90 for USUAL_WIDTHS, plus two to eighteen passes of
-    up to BRANCH_ROWS rows; if plain steps differ from wider passes, 16 more padded ones. Takes
-    twice that and a prefill if long texts use other kernels, and a third or less for a large model
-    (`_num_compared`).
+    Takes 12 plain steps for MARGIN_WIDTHS, 90 for USUAL_WIDTHS, plus two to eighteen passes of up
+    to BRANCH_ROWS rows and maybe 16 padded plain steps. Takes twice that and a prefill if long
+    texts use other kernels; a third or less for a large model (`_num_compared`).
     """
     widths = measured_widths(model, widths)
     scores = []
@@ -170,8 +166,7 @@ def measure_batch_invariance(
 
 
 def _prompts(model: Model, widest: int) -> list[int]:
-    """Return the prompt lengths to measure after. A large model, whose passes take seconds, gets
-    only the longer one; most kernels are the same."""
+    """Return the prompt lengths to measure after; for slow, large models only the longer one."""
     settled = model.capabilities.settled_tokens
     wanted = {settled} if is_large(model.config) and settled else {_PROMPT_TOKENS, settled}
     longest = model.config.context_length - widest
@@ -184,8 +179,8 @@ def is_large(config: ModelConfig) -> bool:
 
 
 def _num_compared(config: ModelConfig) -> int:
-    """Return how many tokens to score at each usual width. Rounding activations to 8 bits mostly
-    hides a differing last bit; the chance that it shows grows with the activations per token."""
+    """Return how many tokens to score at each usual width. Rounding activations to 8 bits hides
+    most differing last bits, less so with more activations."""
     enough = -(-_COMPARED_VALUES // (config.num_layers * config.hidden_size or 1))
     return max(_LEAST_COMPARED, min(_COMPARED_TOKENS, enough))
 
@@ -245,8 +240,7 @@ def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -
     for group in sorted(groups, key=lambda group: (-len(_SPREAD & set(group)), group[0])):
         if group[0] == 1 and len(group) > 1:
             return tuple(group)
-        # Padded plain steps score every token in row 0 before meaningless rows; above it had its
-        # neighbours there.
+        # Padded plain steps score every token in row 0, unlike the passes above.
         if group[0] > 1 and all(_agrees_padded(model, each, group) for each in scores):
             return tuple(group)
     return (1,)
@@ -270,5 +264,4 @@ def _digests(logits: np.ndarray) -> list[bytes]:
 
 
 def _agree(first: Sequence[bytes], second: Sequence[bytes]) -> bool:
-    """Return True if both begin alike."""
     return all(one == other for one, other in zip(first, second, strict=False))

@@ -1,8 +1,8 @@
 """The cost of a pass by its rows, t(k), and of a round around its pass.
 
-Both are measured, then corrected by every pass. A machine slows down for all widths at once, and
-the relative price of extra rows rarely changes. So pace (within a few passes) and price of extra
-rows are learnt separately, each with its uncertainty (Kalman 1960).
+Both are measured, then corrected by every pass. A machine slows down for all widths at once, while
+the price of extra rows rarely changes, so the two are learnt separately, pace within a few passes,
+each with its uncertainty (Kalman 1960).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge_spec.core.outliers import OUTLIER, without_outlier
 
 _NOISE = 0.1  # standard deviation of a pass, relative to its time
 # Prior variances, relative to the table: first row, price of extra rows, one width's own deviation;
-# for a table measured for this model, and for usual values.
+# if measured for this model, and if usual values.
 _FIRST, _PRICE, _OWN = 0.01, 0.1, 0.0
 _ROUGH_PRICE, _ROUGH_OWN = 1.0, 0.06
 # Variance added per pass, as machines and texts change: all rows, extra rows.
@@ -31,8 +31,8 @@ _OUTDATED, _HOPED = 0.7, 0.25  # see `_doubt_table`
 _IMPOSSIBLE = 0.2  # times the expected time; a faster pass is a clock error
 _RECALLED = 4  # passes per width that earlier sessions count for
 _LEAST_PRICE = 0.05
-# What remains, after a plain step, of a price above the table's and, after any pass, of a width's
-# own deviation, so that expensive rows get tried again.
+# What remains of too high a price per plain step, and of a width's own deviation per pass, so that
+# expensive rows get tried again.
 _FADING = 0.998
 _TABLE_ROWS = 64  # looked up in every round
 _LEAST_S = 1e-9  # for coarse clocks
@@ -105,8 +105,8 @@ class RowCosts:
         self._expected_s = dict[float, float]()  # by rows, since the last pass
         # Actual over expected time: of the last pass, and of the last one of each width.
         self._last, self._last_of = 1.0, dict[int, float]()
-        # The width of a slow pass and the line before it, until the next pass; widths with a pass
-        # as fast as expected since a slow one was last blamed on the machine.
+        # Until the next pass: the width of a slow pass and the line before it. Widths with a fast
+        # pass since a slow one was blamed on the machine.
         self._suspect: tuple[int, _Line] | None = None
         self._steady = set[int]()
 
@@ -211,9 +211,8 @@ class RowCosts:
     def _clear_suspect(self, seconds: float) -> None:
         """Judge a slow wide pass by the plain step after it.
 
-        If that is as fast as before, the extra rows became expensive or, far more often, another
-        process took the processor for a moment. The first time, assume the latter and undo the slow
-        pass.
+        If that is fast, the extra rows became expensive or, far more often, another process
+        interfered. The first time, assume the latter and undo the slow pass.
         """
         if self._suspect is not None:
             rows, before = self._suspect
@@ -228,11 +227,8 @@ class RowCosts:
         self._line.price *= _HOPED
 
     def _believed(self, rows: int, ratio: float) -> float:
-        """Return actual over expected time, without disturbances.
-
-        Slow passes need confirming: the first of a width allocates memory, and any may wait for
-        another process. Fast ones are believed at once.
-        """
+        """Return actual over expected time, without disturbances. Slow passes need confirming: the
+        first of a width allocates memory, others may wait for a process."""
         last, self._last = self._last, ratio
         last_of, self._last_of[rows] = self._last_of.get(rows, 1.0), ratio
         if ratio < _IMPOSSIBLE:
@@ -267,8 +263,8 @@ class RowCosts:
 def expected_tokens(acceptance: Sequence[float]) -> float:
     """Return the expected tokens of a round, the target's own included.
 
-    acceptance: of each draft token in a chain, given that the one before it was accepted (Leviathan
-    et al. 2023, equation 1, for unequal rates).
+    acceptance: by position, given that the one before was accepted (Leviathan et al. 2023, equation
+    1, for unequal rates).
     """
     accepted: float = sum(accumulate(acceptance, mul))
     return 1 + accepted
@@ -292,8 +288,8 @@ class RoundCosts:
     A pass may take longer after one of another width: rebuilding a cached graph takes a fifth of a
     step of a small model. So a width is kept while that costs less than the rows it would save.
 
-    plain_s: seconds of a plain round. token: steps per token at the better of recent and plain
-    decoding speed. row: steps of one more row.
+    plain_s: seconds of a plain round. token: steps per token, recently or in plain decoding if
+    better. row: steps of one more row.
     """
 
     def __init__(self, costs: RowCosts) -> None:
@@ -354,7 +350,7 @@ class RoundCosts:
         self._around_s = faded(self._around_s, without_outlier(around_s, self.costs.at(rows)))
         self._last_rows = rows if round_stats.num_sharing == 1 else 0
         self._look()
-        # Drafters ran before the pass, when the machine may have been slower still.
+        # The machine may have been slower still while drafters ran.
         now_s = max(self.plain_s, max(1.0, min(slowed, OUTLIER)) * before_s)
         self._steps = faded(self._steps, self.of(rows) + asked_s / now_s, _RATE_MEMORY)
         self._tokens = faded(self._tokens, round_stats.num_tokens, _RATE_MEMORY)

@@ -10,8 +10,8 @@ from edge_spec.scheduler.cost import RowCosts
 
 
 class Wish(NamedTuple):
-    """The rows that one conversation wants scored. values: for each row, the chance that it and all
-    its ancestors are right; the first is 1. least: rows that it gets in any case, at least 1."""
+    """The rows that one conversation wants scored. values: chance of each row and its ancestors;
+    the first is 1. least: guaranteed rows, at least 1."""
 
     values: Sequence[float]
     least: int = 1
@@ -20,10 +20,10 @@ class Wish(NamedTuple):
 def deal_rows(wishes: Sequence[Wish], room: int, seconds: Callable[[int], float]) -> list[int]:
     """Return how many of its first rows each conversation gets scored.
 
-    Of all ways to fill at most `room` rows, takes the one that commits most tokens per second (Liu
-    et al. 2024, Optimizing Speculative Decoding for Serving Large Language Models Using Goodput; Li
-    et al. 2025, AdaServe: verification by token, across requests). Ties go to shallower rows, then
-    to earlier wishes. Deterministic. seconds: of a pass by its rows.
+    Fills at most `room` rows so that the pass commits most tokens per second (Liu et al. 2024,
+    Optimizing Speculative Decoding for Serving Large Language Models Using Goodput; Li et al. 2025,
+    AdaServe). Ties go to shallower rows, then to earlier wishes. Deterministic. seconds: of a pass
+    by its rows.
     """
     if not wishes:
         return []
@@ -60,10 +60,10 @@ def _fastest(
 
 
 def charge(costs: RowCosts, rows: Sequence[int], seconds: float) -> list[float]:
-    """Return each conversation's charge for a shared pass.
+    """Return each conversation's charge for a shared pass, given the rows of each.
 
     It pays an equal part of a pass with one row each, and its extra rows' part of the rest. So a
-    row pays for one conversation exactly when it pays for all. rows: of each conversation.
+    row pays for one conversation exactly when it pays for all.
     """
     total = costs.at(sum(rows))
     plain = min(costs.at(len(rows)), total)

@@ -1,8 +1,8 @@
 """What the policy knows about one drafter: its cost, its acceptance, and what it may still lose.
 
-A drafter's confidence is learnt over its lifetime (`LearntAcceptance`), but texts differ. So draft
-tokens are counted again by depth and confidence, with a memory of a few dozen: the mean of a Beta
-distribution whose prior is the confidence.
+Besides a drafter's lifetime confidence (`LearntAcceptance`), draft tokens of the current text are
+counted by depth and confidence, with a memory of a few dozen: the mean of a Beta distribution whose
+prior is the confidence.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ _LATELY = 64  # rounds without a gain after which income has fallen by a third
 class RegretAccount:
     """One drafter's gains and losses against plain decoding, in plain steps.
 
-    A drafter is asked only if the account covers the worst case, so a text of R rounds takes at
-    most FIRST + (INCOME + PUT_BY) * R plain steps longer than plain decoding (docs/policy.md).
-    Without wins it is tried ever more rarely: its loss in R rounds grows as sqrt(R), the worst case
-    of bandits (Auer et al. 2002, The Nonstochastic Multiarmed Bandit Problem).
+    A drafter is asked only if the account covers the worst case, so R rounds take at most FIRST +
+    (INCOME + PUT_BY) * R plain steps longer than plain decoding (docs/policy.md). A drafter without
+    gains is tried ever more rarely: its loss grows as sqrt(R), the worst case of bandits (Auer et
+    al. 2002, The Nonstochastic Multiarmed Bandit Problem).
     """
 
     def __init__(self, balance: float = FIRST) -> None:
@@ -173,10 +173,10 @@ _SLOW_ROUNDS = 1024  # after which a slow drafter is timed again
 
 
 class DrafterRecord:
-    """One drafter's costs and results. Times are in plain steps, so they outlast changes of pace.
+    """One drafter's costs and results, in plain steps, which outlast changes of pace.
 
-    draft_token: steps of a draft token; None: not measured yet; 0: looked up, with nothing to catch
-    up on. balance: the account's first balance. is_slow: draft tokens cost more than they gain.
+    draft_token: steps of a draft token; None: not measured; 0: looked up, with nothing to catch up
+    on. balance: the account's first balance. is_slow: draft tokens cost more than they gain.
     """
 
     def __init__(self, draft_token: float | None, balance: float = FIRST) -> None:
@@ -226,7 +226,7 @@ class DrafterRecord:
 
     @property
     def _reading_each(self) -> float:
-        # If an unmeasured drafter owed more than is saved for it, it would never be tried again.
+        # Otherwise its debt could grow faster than its savings, and it would never be tried again.
         return PUT_BY if self._reading is None else self._reading
 
     def answer(self, draft_tokens: int) -> float:

@@ -1,8 +1,8 @@
 """Choose the runtime for a model and its drafters: `plan_engine` lists the plans, best first.
 
-Plans follow from file headers, the user's options and what `edge-spec plan` measured; planning
-measures, converts and opens nothing. Plans without a conversion come first, after a place measured
-to be clearly faster. The caller tries the next plan if opening one fails.
+Plans follow from headers, options and what `edge-spec plan` measured; planning itself measures,
+converts and opens nothing. A place measured to be clearly faster comes first, then plans without a
+conversion. The caller tries the next plan if opening one fails.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _READS_FILES = "llamacpp"
 _ACCEPTANCE = 0.3  # of looked-up draft tokens
 _DRAFT_TOKENS = range(8)
 # Time of a pass beyond a plain step, in plain steps, up to which its rows are cheap. On recorded
-# texts of a 1.5B model (benchmarks/simulate.py, costs of a Zen 5), adding recycling to suffix
-# lookup gave 8% more tokens/s where eight rows took 1.2 steps (AVX-512 VNNI), 4% fewer at 2.2
-# (AVX2). In a real run it made no difference at 1.5.
+# texts of a 1.5B model (benchmarks/simulate.py, costs of a Zen 5), recycling added 8% tokens/s
+# where eight rows took 1.2 steps (AVX-512 VNNI) and lost 4% at 2.2 (AVX2). A real run showed no
+# difference at 1.5.
 _CHEAP = 0.35
 _SHOWN_ROWS = 8
 _UPKEEP_S = 0.0005  # Python time of a round
@@ -93,8 +93,8 @@ class EnginePlan:
 
     @cached_property
     def cheap_rows(self) -> int:
-        """Return how many rows are cheap enough for drafters that need many. 1 with a draft or
-        head: that combination was never compared."""
+        """Return how many rows are cheap enough for drafters that need many; 1 if a model drafts
+        (untested)."""
         alone = not self.drafts and self.options.head is None
         return widest_cheap(self.costs) if alone else 1
 

@@ -1,9 +1,9 @@
 """Keep the output equal to plain decoding, and measure whether batching can change it.
 
-A kernel may score a row differently in a pass of another width, and near ties then flip. If kernels
-are batch-invariant by construction, any width is allowed. Otherwise passes keep to widths whose
-rows agree bit for bit (plain steps are padded to the narrowest, with draft tokens in the extra
-rows), or a plain step decides near ties of wider passes, or near ties may differ.
+A kernel may score a row differently in a pass of another width, and near ties then flip. With
+batch-invariant kernels any width is allowed. Otherwise passes keep to widths whose rows agree bit
+for bit (plain steps are padded to the narrowest), or a plain step decides near ties, or near ties
+may differ.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.scheduler.batch_invariance import BatchInvariance, is_large
 from edge_spec.scheduler.policy import Policy, RoundPlan, WithinPolicy
 
-# Extra time, over the fastest plain step, that padded plain steps may cost unless identical bits
-# are required at any price. Extra rows carry draft tokens and win most of it back: where a second
-# row took 0.27 to 0.35 (onnxruntime without AVX-512), 76 prompts ran at 1.01 of the speed with near
-# ties that may differ (benchmarks/exact.py).
+# Extra time of padded plain steps, over the fastest one, that identical bits may cost by default.
+# Draft tokens in the extra rows win most of it back: where a second row took 0.27 to 0.35
+# (onnxruntime without AVX-512), 76 prompts ran at 1.01 of the speed with near ties that may differ
+# (benchmarks/exact.py).
 MOST_PADDING = 0.4
 # In logits: more noise means too many near ties to replay by default. One choice in 100 is within
 # 0.1.
@@ -81,9 +81,9 @@ class Losslessness:
     """How one target keeps its promise.
 
     widths: allowed pass widths, ascending; empty if any. plain_cost: a plain step at the narrowest
-    width over the fastest plain step. tie_margin: margin of a greedy choice, in logits, below which
-    it may differ from plain decoding or is replayed. by_construction: kernels give a row the same
-    bits in every pass.
+    width over the fastest. tie_margin: margin of a greedy choice, in logits, below which it may
+    differ from plain decoding or is replayed. by_construction: a row has the same bits in every
+    pass.
     """
 
     mode: LosslessMode = LosslessMode.TIES
@@ -132,8 +132,8 @@ class Losslessness:
 def keep_promise(mode: LosslessMode, found: BatchInvariance, replays: bool = True) -> Losslessness:
     """Return the cheapest way that the mode allows.
 
-    replays: replaying near ties is cheap, which drafting during the target's pass prevents. With
-    unknown noise near ties are unknown too, so passes keep to agreeing widths at any cost.
+    replays: replaying near ties is cheap, as it is unless drafting overlaps. If the noise is
+    unknown, passes keep to agreeing widths at any cost.
     """
     if found.by_construction:
         return Losslessness(mode, by_construction=True)
@@ -155,14 +155,14 @@ _HELD = (40, 23)  # tokens held by the two conversations
 _ROWS = ((1, 1), (1, 3), (4, 2), (5, 6), (8, 8))  # rows of the two in one pass
 _WIDE_ROWS = (9, 14)  # if a pass has room
 _PROMPT, _LARGE_PROMPT = 256, 64  # tokens; a large model needs fewer
-# Tokens of a prompt read at once while others decode. On two cores, 32 take as long as a few
-# rounds, at 1.33 ms each and 1.27 ms in a pass of 256.
+# Tokens of a prompt per pass while others decode. On two cores, 32 take a few rounds, at 1.33 ms
+# each and 1.27 ms in a pass of 256.
 SLICE_TOKENS = 32
 
 
 def shares_alike(model: Model, widths: Sequence[int]) -> bool:
     """Return True if chains score bit for bit alike in shared passes and in their own. widths:
-    ascending; passes are padded to the next. The model must share passes."""
+    ascending; passes are padded to the next."""
     assert isinstance(model, SharesPasses)
     drawn = np.random.default_rng(0)
 
@@ -195,8 +195,7 @@ def shares_alike(model: Model, widths: Sequence[int]) -> bool:
 
 
 def slices_alike(model: Model) -> bool:
-    """Return True if a prompt leaves the same KV cache, bit for bit, read whole or in slices.
-    Slices have SLICE_TOKENS down to half as many."""
+    """Return True if slices of a prompt leave the same KV cache, bit for bit, as one pass."""
     length = _LARGE_PROMPT if is_large(model.config) else _PROMPT
     length = min(length, model.config.context_length - 1)
     prompt = np.random.default_rng(1).integers(0, model.config.vocab_size, length).tolist()

@@ -81,11 +81,8 @@ def in_turns(
 def _steps(
     model: Model, widths: Sequence[int], context: int
 ) -> Iterator[dict[int, Callable[[], None]]]:
-    """Yield each ascending width's pass, after a text of at most `context` tokens.
-
-    As in a round, logits are copied (a device may compute them only when read) and one row is
-    committed, then rolled back.
-    """
+    """Yield each ascending width's pass, after a text of at most `context` tokens. As in a round,
+    logits are copied (some devices compute them when read) and a row is committed."""
     held = min(context, max(1, model.config.context_length - widths[-1]))
     tokens = _tokens(model, held + widths[-1])
     with closing(model.open_session()) as session:
@@ -136,8 +133,8 @@ def measure(
 ) -> Profile:
     """Measure until every median is certain to _SPREAD, or `max_s` passed and each width ran twice.
 
-    Uses and closes its own session. A runtime's overhead per pass is part of t(1). on_step: called
-    after every round with the share done, 0 to 1.
+    Uses its own session. A runtime's overhead per pass is part of t(1). on_step: receives the share
+    done, 0 to 1, after every round.
     """
     watch = Stopwatch(clock)
 
@@ -165,8 +162,8 @@ def quick_passes(
 ) -> dict[int, list[float]]:
     """Return the seconds of passes by rows, after a short prompt.
 
-    Takes as long as 80 plain steps if a row costs a quarter of a step, and as 15 of a slow model,
-    which gets few passes, `least` of each width.
+    Takes as long as 80 plain steps if a row costs a quarter of one, and as 15 of a slow model, with
+    `least` passes of each width.
     """
     watch = Stopwatch(clock)
 

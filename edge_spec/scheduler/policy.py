@@ -1,8 +1,8 @@
 """Policies choose what the next round verifies.
 
-Also the best static tree of sampled draft tokens (Chen et al. 2024, Sequoia: Scalable and Robust
-Speculative Decoding, section 3.1), by dynamic programming over measured acceptance and costs; and
-how many rows of a proposal are worth verifying, by t(k) and the chance of each.
+Also the best static tree for samples (Chen et al. 2024, Sequoia: Scalable and Robust Speculative
+Decoding, section 3.1), by dynamic programming over measured acceptance and costs; and how many rows
+of a proposal are worth verifying.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ def best_shape(
     """Return the parents of the tree that commits most tokens per second; (-1,) if none beats
     plain.
 
-    Parents precede children, siblings keep their order. acceptance: the chance that a row's first,
-    second, ... sampled child is the accepted one. costs: of the target. pass_s: seconds of the
-    draft's pass for one more level.
+    Parents precede children. acceptance: the chance that a row's first, second, ... sampled child
+    is the accepted one. costs: of the target. pass_s: seconds of the draft per level.
     """
     gain = _Gain(tuple(acceptance))
     best, best_rate = (1, 0), 1 / costs.at(1)
@@ -94,8 +93,8 @@ def plan_rows(
     if len(tree) == 1:
         return None
     if tree.draft_probs or not (tree.is_chain or limits.branches):
-        # Keeping a sampled row must not depend on its descendants, which depend on its token. One
-        # bound for all rows cannot.
+        # Keeping a sampled row must not depend on its descendants, which depend on its token: use
+        # one bound for all rows.
         return cut(tree, limits, rounds.row / rounds.token)
     if tree.required:
         reach = [1.0, *sorted(reach[1:], reverse=True)]
@@ -113,8 +112,7 @@ def plan_rows(
 
 
 def _best_rows(reach: Sequence[float], rounds: RoundCosts) -> int:
-    """Return the number of rows that gains most. Tries every number: a fourth row may be cheaper
-    than a third, and the last pass's width is cheapest."""
+    """Return the number of rows that gains most, trying all, since costs do not rise steadily."""
     rate = _CAUTION / (rounds.token * rounds.plain_s)
     further = rounds.further(len(reach))
     best, most, tokens = 1, -rate * further[0], 0.0
@@ -160,9 +158,9 @@ class Policy(Protocol):
 class FixedPolicy:
     """Verify the rows of the first proposal that are likely enough to be right.
 
-    A row is kept while the chance that it and its ancestors are right is at least `min_confidence`.
-    On the measured CPU one more row costs 0.1 to 0.25 of a plain step (docs/benchmarks.md), which
-    it must regain at the current speedup.
+    A row is kept if it and its ancestors are right with a chance of at least `min_confidence`. On
+    the measured CPU one more row costs 0.1 to 0.25 of a plain step (docs/benchmarks.md), which it
+    must regain at the current speedup.
     """
 
     def __init__(
@@ -224,8 +222,8 @@ def limited(
 def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
     """Return the rows that are likely enough to be right as a plan; None if there are none.
 
-    If sampled draft tokens branch but may not, the kept branch depends on the samples. The delta
-    rule then verifies it, which is valid for any draft token.
+    If samples branch but may not, the kept branch depends on them. The delta rule then verifies it,
+    which is valid for any draft token.
     """
     if tree.draft_probs and not (limits.branches or tree.is_chain):
         tree = replace(tree, draft_probs=())
@@ -241,11 +239,8 @@ def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
 
 
 class AlwaysVerifyPolicy(FixedPolicy):
-    """Verify up to 7 draft tokens however unlikely, with drafters taking turns to go first.
-
-    For proofs, where a wrong draft token tells as much. exercised: counts, under BRANCHES, rounds
-    whose verified draft tokens branch.
-    """
+    """Verify up to 7 draft tokens however unlikely, in proofs; drafters take turns to go first.
+    exercised: counts, under BRANCHES, rounds whose verified draft tokens branch."""
 
     BRANCHES = "branches"
 

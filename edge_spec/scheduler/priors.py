@@ -1,8 +1,7 @@
 """Typical costs of passes and acceptance of drafters, used before anything is measured here.
 
-A prior only decides what is tried first and how much that may lose; measurements correct it within
-one answer. The acceptance reported by a head's training weighs no more than the prior, so it cannot
-rule out the head here.
+A prior only decides what is tried first and how much that may lose. The acceptance that a head's
+training reported weighs no more, so it cannot rule out the head here.
 """
 
 from __future__ import annotations

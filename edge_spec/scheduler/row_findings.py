@@ -207,7 +207,6 @@ class RoundTimes:
 
 
 def _spread(seconds: Sequence[float]) -> float:
-    """Return the interquartile range over the median."""
     quarter, middle, three_quarters = quantiles(seconds, n=4)
     return (three_quarters - quarter) / middle
 

@@ -1,9 +1,8 @@
 """A draft with another tokenizer drafts text, which the target's tokenizer encodes.
 
 Universal assisted generation (Timor et al. 2025, "Accelerating LLM Inference with Lossless
-Speculative Decoding Algorithms for Heterogeneous Vocabularies", string-level exact match). The
-tokens are deterministic candidates, without a known distribution. When the text grows, only its end
-is encoded again; earlier words are settled.
+Speculative Decoding Algorithms for Heterogeneous Vocabularies", string-level exact match). Draft
+tokens are deterministic. When the text grows, only its end is encoded again.
 """
 
 from __future__ import annotations
@@ -71,7 +70,6 @@ class PartCodec:
         return [stream.push(token) for token in tokens]
 
     def _has_no_text(self, token: int) -> bool:
-        """Return True if the token has no text, like special tokens."""
         stream = self.stream()
         return not (stream.push(token) or stream.finish())
 
@@ -98,7 +96,7 @@ class TokenAlignment:
     """A text as the target's tokens and the draft's ids.
 
     `read` updates the draft's settled `ids` and the `open_ids` after them. Special tokens become
-    those with the draft's same spelling; others, and incomplete characters, are left out.
+    those spelt alike; others, and incomplete characters, are left out.
     """
 
     def __init__(self, target: PartCodec, draft: PartCodec) -> None:
@@ -138,11 +136,8 @@ class TokenAlignment:
             self._settle(text)
 
     def translate(self, candidate: str) -> list[int]:
-        """Return the target's tokens of `candidate` after the text.
-
-        Encodes it with the open end if that keeps its tokens, else alone; returns none if it leaves
-        an unfinished character unfinished.
-        """
+        """Return the target's tokens of `candidate` after the text. Encoded with the open end if
+        that keeps its tokens, else alone; none if a character stays unfinished."""
         last = self._boundaries[-1]
         tail = self.tokens[last.num_tokens :]
         text = "".join(self._pieces[last.num_tokens :]) + candidate
@@ -186,8 +181,8 @@ class TokenAlignment:
         self._stream = self._target.stream()
 
     def _settle(self, text: str) -> None:
-        """Advance the boundary in the open `text`. Prefers a place before a word, since hardly any
-        tokenizer joins words, else any place between target tokens."""
+        """Advance the boundary in the open `text`, if possible to a word, since few tokenizers join
+        words."""
         first = self._boundaries[-1].num_tokens
         ends = accumulate(map(len, self._pieces[first:]), initial=0)
         # characters -> tokens before them, counting parts of a character after them

@@ -1,12 +1,10 @@
 """A smaller model drafts (Leviathan et al. 2023; Chen et al. 2023).
 
-It chooses tokens as the target does, greedily or with the same random numbers (sampling.Sampler),
-as deterministic candidates; or it samples them from its own distribution, which is passed along. It
-stops where the chance that all are right falls below the round's limit. Trees grow from their
-likeliest rows (Li et al. 2024, EAGLE-2).
-
-Other drafters may draft for the draft: a cascade (Chen et al. 2024, Cascade Speculative Drafting),
-in which each level verifies what the level below drafts.
+It chooses tokens deterministically, greedily or with the target's random numbers
+(sampling.Sampler), or samples them from its own distribution, which is passed along. It stops where
+the chance that all are right falls below the round's limit. Trees grow from their likeliest rows
+(Li et al. 2024, EAGLE-2). Other drafters may draft for the draft: a cascade (Chen et al. 2024,
+Cascade Speculative Drafting), in which each level verifies the level below.
 """
 
 from __future__ import annotations
@@ -61,11 +59,10 @@ def _refuse() -> Session:
 class DraftModelDrafter(LearningDrafter, StageDrafter):
     """Drafts with a model whose session follows the text.
 
-    vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
-    proposed, and the draft reads another token in their place. level: drafts for the draft. shared:
-    the session reads its target's own cache. anticipates: it reads ahead while the target verifies,
-    on an otherwise unused session, except after trees of samples. reopened: replaces a failed
-    session, or raises.
+    vocab_size: of the target. Ids beyond the smaller vocabulary are padding, never proposed, and
+    read as another token. level: drafts for the draft. shared: the session reads its target's
+    cache. anticipates: it reads ahead while the target verifies, except after trees of samples.
+    reopened: replaces a failed session, or raises.
     """
 
     traits = TRAITS["draft-model"]
@@ -278,14 +275,12 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
 
 
 class Draft:
-    """An open draft model with one session.
+    """An open draft model with one session; its passes are watched (watchdog.py).
 
-    `close` ends both; `close_session` leaves the model to others. Passes are watched (watchdog.py).
-
-    vocab_size: of what it drafts for. step_s: seconds of a pass, if known. level: makes what drafts
-    for the draft. translated: makes a drafter with the target's tokens, if the draft has others.
-    anticipates: it reads ahead while the target verifies. identity: changes with whatever may
-    change a bit of its cache.
+    `close` ends both; `close_session` leaves the model to others. vocab_size: of the target.
+    step_s: seconds of a pass, if known. level: makes what drafts for the draft. translated: makes a
+    drafter with the target's tokens, if the draft has others. anticipates: it reads ahead while the
+    target verifies. identity: changes with whatever may change a bit of its cache.
     """
 
     def __init__(
@@ -329,7 +324,6 @@ class Draft:
         )
 
     def fork(self) -> Draft:
-        """Return the same model with a session of its own."""
         other = copy(self)
         other._session = self.model.open_session()
         return other

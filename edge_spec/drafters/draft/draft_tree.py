@@ -20,11 +20,11 @@ from edge_spec.drafters.tree_builder import Candidate, Growth, LearntAcceptance
 
 SIBLINGS = 4  # most children of a row
 
-# Kinds of draft token: by share of the draft's preference, first choices and others apart; sampled
-# ones by the largest probability of their distribution, since the sample must not decide. Priors:
-# the share itself, and for a first choice its root, since two models agree on the likeliest token
-# more often than either is sure of it. First choices with shares of about 0.25, 0.55 and 0.85 were
-# right in 0.55, 0.86 and 0.99 of cases with a good draft, in 0.29, 0.62 and 0.80 with a poor one
+# Kinds of draft token: by share of the draft's preference, first choices and others apart; samples
+# by the largest probability of their distribution, since the sample must not decide. Priors: the
+# share or, for a first choice, its root: two models agree on the likeliest token more often than
+# either is sure. First choices with shares of about 0.25, 0.55 and 0.85 were right in 0.55, 0.86
+# and 0.99 of cases with a good draft, in 0.29, 0.62 and 0.80 with a poor one
 # (tests/fixtures/recorded_hits.json).
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 _MIDDLES = [(a + b) / 2 for a, b in zip((0.0, *_SHARES), (*_SHARES, 1.0), strict=True)]

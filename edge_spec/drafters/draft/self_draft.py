@@ -1,8 +1,8 @@
 """A part of the target drafts for the whole, without a second model or cache.
 
 Early exit (Elhoushi et al. 2024, LayerSkip) keeps the first layers; layer skipping (Zhang et al.
-2023, Draft & Verify; Xia et al. 2024, SWIFT) any set of attentions and MLPs, which `edge-spec
-tune-skip` searches for.
+2023, Draft & Verify; Xia et al. 2024, SWIFT) any attentions and MLPs that `edge-spec tune-skip`
+finds.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ class SelfDrafter(Drafter):
         self._view = self._drafter = None
 
     def _open(self, target: SelfDrafting) -> Session:
-        """Open the part, replacing a failed session."""
         view, self._view = self._view, None
         if view is not None:
             view.close()

@@ -1,14 +1,13 @@
 """Keeps a draft's session in step with a text that others write.
 
-With a device of its own, the draft may read ahead while the target verifies, for likely outcomes
+On a device of its own, the draft may read ahead while the target verifies, for likely outcomes
 (Bhendawade et al. 2025, Mirror Speculative Decoding; Liu et al. 2024, PEARL). An outcome is a path:
-accepted draft tokens and one more. The draft's output depends on the path alone, so it stays valid
-once the outcome is known.
+accepted draft tokens and one more. The draft's output depends on the path alone, so it stays valid.
 
-So do samples: after each path the draft samples once, with a random number used nowhere else.
-Whether a sample is proposed depends on the text before it, whose random numbers come from other
-streams (sampling.Purpose), and on time. So it follows its draft_probs independently of that choice,
-as verification requires. It is proposed once at most.
+So do samples: each path gets one, from a random number used nowhere else. Whether it is proposed
+depends on time and on the text before it, whose random numbers come from other streams
+(sampling.Purpose). So it follows its draft_probs independently of that, as verification requires.
+It is proposed once at most.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ MAX_CATCH_UP = 8  # tokens that a pass may score before the requested rows; more
 
 
 class SyncedSession:
-    """Follows a text and the draft tokens after it.
+    """Follows a text and its draft tokens, rolling the session back and catching up when used.
 
-    When used, rolls the session back to the common prefix and catches up. max_rows: of one pass.
-    shared: the session reads its target's own cache, which then holds the text without its last
-    token.
+    max_rows: of one pass. shared: the session reads its target's own cache, which then holds the
+    text without its last token.
     """
 
     def __init__(

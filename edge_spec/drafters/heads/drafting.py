@@ -1,8 +1,8 @@
 """Drafts with a trained head: a chain, a tree of its likeliest tokens, or samples.
 
-Serial heads (EAGLE, assistants) continue from what they computed for a path without its last token.
-Independent heads know only a path's length: any of a head's tokens may follow any before, and the
-tree holds the paths with the highest product of the heads' chances.
+Serial heads (EAGLE, assistants) continue from the path without its last token. Independent heads
+know only a path's length: any of a head's tokens may follow any before, and the tree holds the
+paths with the highest product of chances.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ class RowScores(NamedTuple):
 class HeadDrafter(LearningDrafter):
     """Drafts with the weights of a trained head.
 
-    target: what the head read of the target. num_heads: number of independent heads, one per draft
-    token; None: each draft token depends on the last. in_one_pass: run all heads within the budget
-    at once, else one when the tree reaches its depth.
+    target: what the head reads. num_heads: independent heads, one per draft token; None: serial.
+    in_one_pass: run all heads within the budget at once, else one when the tree reaches its depth.
     """
 
     def __init__(
@@ -170,7 +169,6 @@ class HeadDrafter(LearningDrafter):
         return path if self._num_heads is None else len(path)
 
     def _row(self, path: Path) -> RowScores:
-        """Return the head's output after these draft tokens."""
         place: Hashable = path if self._num_heads is None else len(path)
         if place not in self._said:
             self.passes += 1

@@ -1,11 +1,9 @@
 """Drafts with an EAGLE head (Li et al. 2024, 2025), which reads its target's features.
 
-A token's entry in the head's cache combines the token and the feature of the token before it. For
-draft tokens, whose features the target has not computed, the head's last state replaces the feature
-(Li et al. 2024, EAGLE, section 4.1); the entry is remade once the target has.
-
-A P-EAGLE head (Hui et al. 2026) scores several tokens in one pass: rows after the pending token's
-read a mask token and learnt features, so draft tokens neither wait for nor depend on each other.
+A token's cache entry combines it and the feature of the token before. For a draft token the head's
+last state replaces the unknown feature (Li et al. 2024, EAGLE, section 4.1), until the target has
+computed it. A P-EAGLE head (Hui et al. 2026) scores several tokens in one pass: later rows read a
+mask token and learnt features, so draft tokens do not depend on each other.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class FeatureStore:
             self._keep(self.end - self._capacity, self.end)
 
     def begin(self, agreed: int, length: int) -> None:
-        """Begin a text that shares its first `agreed` tokens with the last one. length: tokens that
-        the target has read. Drops rows of other tokens: a restored session reports no features."""
+        """Begin a text that shares `agreed` tokens with the last one, with `length` tokens read.
+        Drops rows of other tokens: a restored session reports no features."""
         written, self._written = self._written, None
         if written is None:
             self._keep(self.first, min(agreed, length))
@@ -118,9 +118,9 @@ class ReadsFeatures(Protocol[Step_co]):
 class TextEntries(Generic[Step]):
     """What a head has read of a text: features, and an entry of keys and values for each.
 
-    `step` makes entries when needed. Slot 0 holds the entry of feature `first`; slots after the
-    text's are for draft tokens. window: entries that a row sees. tokens_after: tokens that an entry
-    reads after the feature's own.
+    `step` makes entries when needed. Slot 0 is the entry of feature `first`; slots after the text's
+    are for draft tokens. window: entries that a row sees. tokens_after: tokens that an entry also
+    reads.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class TextEntries(Generic[Step]):
 
     @property
     def is_ready(self) -> bool:
-        """Return True if the feature before the pending token is known. After a snapshot it is not,
-        until the target's next pass."""
+        """Return True if the last feature is known; after a snapshot, only once the target made a
+        pass."""
         return self.store.has(len(self.text) - 2)
 
     def attach(self, session: Session, drafter: str) -> None:

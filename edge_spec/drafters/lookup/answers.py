@@ -1,10 +1,10 @@
 """Drafts from other texts: the user's files or earlier answers.
 
-Proposes what follows the longest suffix of the text that occurs in one (SuffixDecoding, Oliaro et
-al. 2024; SAM decoding, Hu et al. 2024). Answers are kept in one file per model, only if a user asks
-for it: their tokens, each after the last few of its prompt. A token's share of a match's
-occurrences is not calibrated (one occurrence of two tokens is unanimous and mostly wrong), so
-confidence is learnt by match length, occurrences and share.
+Proposes what follows the longest suffix of the text that occurs there (SuffixDecoding, Oliaro et
+al. 2024; SAM decoding, Hu et al. 2024). Only if a user asks for it, answers are kept in one file
+per model, each after the last few tokens of its prompt. A token's share of occurrences is not
+calibrated (one occurrence is unanimous and mostly wrong), so confidence is learnt by length,
+occurrences and share.
 """
 
 from __future__ import annotations
@@ -293,7 +293,6 @@ def _kind(length: int, occurrences: int, count: int) -> int:
 
 
 def _priors() -> list[float]:
-    """Return P(right) by kind."""
     matters = np.array(_LENGTH_MATTERS)
     logits = (
         np.array(_OF_LENGTH)[:, None, None] * matters

@@ -1,8 +1,8 @@
 """Look-ups in the suffix array of a corpus (Manber & Myers 1990).
 
-Suffixes with a common beginning are neighbours in sorted order. So bisection finds the interval of
-a sequence's occurrences, which contains one interval per following token. An array takes eight
-bytes per token, token included. Separators after documents keep matches from spanning them.
+Suffixes with a common beginning are neighbours in sorted order, so bisection finds a sequence's
+occurrences as an interval, with one interval inside per following token. An array takes eight bytes
+per token, token included. Separators keep matches from spanning documents.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ def index_of(documents: Iterable[Tokens], vocab_size: int) -> CorpusIndex:
 def sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
     """Return the suffix array of `tokens` [num_tokens] uint32: sorted starts, [num_tokens] int32.
 
-    Prefix doubling (Manber & Myers 1990): suffixes sorted by their first `width` tokens are sorted
-    by twice as many using the order of those that begin `width` later. Only those that still equal
-    a neighbour are sorted again (Larsson & Sadakane 2007).
+    Prefix doubling (Manber & Myers 1990): the order by `width` tokens, looked up `width` later,
+    gives the order by twice as many. Only those that still equal a neighbour are sorted again
+    (Larsson & Sadakane 2007).
     """
     num_tokens = len(tokens)
     suffixes = np.arange(num_tokens, dtype=np.int32)

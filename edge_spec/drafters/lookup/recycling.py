@@ -1,9 +1,7 @@
-"""Token recycling: what the target found likely after a token when it last scored it (Luo et al.
-2024).
+"""Token recycling: what the target last found likely after a token (Luo et al. 2024).
 
-An adjacency table holds the best next tokens of every scored row, rejected ones included; draft
-trees are read from it. Unlike the paper's fixed tree, rows are chosen by their chance: confidence
-follows from a token's rank and logit gap.
+An adjacency table holds the best next tokens of every scored row, rejected ones included. Unlike
+the paper's fixed tree, rows are chosen by their chance, from a token's rank and logit gap.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ TOP_TOKENS = 8
 MAX_TABLE_TOKENS = 4096
 
 # Kinds of draft token: ranks 0, 1, 2 and the rest, each by the logit gap (to the second best for
-# rank 0, to the best for others). Priors measured over greedy texts of a 135M chat model on six
-# kinds of prompts.
+# rank 0, else to the best). Priors measured over greedy texts of a 135M chat model on six kinds of
+# prompts.
 _GAPS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _PRIORS = (
     (0.38, 0.42, 0.50, 0.63, 0.72, 0.75),

@@ -1,12 +1,10 @@
 """Suffix lookup: what followed the longest earlier occurrence of the text's end.
 
 The index is a suffix automaton (Blumer et al. 1985) over prompt and output, grown in amortised
-constant time per token, as in SAM decoding (Hu et al. 2024). Confidence depends on the match's
-length and how often it continued this way (SuffixDecoding, Oliaro et al. 2024), and is learnt.
-
-A predicted answer, such as a file before a small change, is followed alongside the answer. Where
-the two diverge, the answer's last tokens are looked up in it, first a little further on, since most
-changes leave what follows them unchanged.
+constant time per token (SAM decoding, Hu et al. 2024). Confidence is learnt by the match's length
+and earlier continuations (SuffixDecoding, Oliaro et al. 2024). A predicted answer, such as a file
+before a small change, is followed alongside the answer. Where they diverge, the answer's end is
+looked up in it, first a little further on, since most changes leave what follows unchanged.
 """
 
 from __future__ import annotations
@@ -268,11 +266,9 @@ class PredictedText:
 
     @property
     def num_appeared(self) -> int:
-        """Count the predicted tokens that are in the answer."""
         return sum(self._appeared)
 
     def follow(self, tokens: Iterable[int]) -> None:
-        """Follow more tokens of the answer."""
         for token in tokens:
             self._text.append(token)
             place = self.place
