@@ -92,7 +92,6 @@ def _lookahead(kind: Any, context: DrafterContext) -> Any:
 
 
 def _answers(kind: Any, context: DrafterContext) -> Any:
-    """Raise UsageError if there is no place for its file."""
     from edge_spec.drafters.lookup.answers import KeptAnswers
 
     if context.answers_file is None:

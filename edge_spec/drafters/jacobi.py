@@ -93,7 +93,6 @@ class NgramPool:
         self._pool.clear()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Read a prompt, which the text will continue."""
         self._read = []
         self.read(prompt)
 

@@ -142,7 +142,6 @@ class Decoder:
                     self.target.rollback(told)
 
     def _plain_reason(self, sampler: Sampler, verdict: Verdict | None = None) -> PlainReason | None:
-        """Return why the next round must be plain, if it must."""
         if not self.lossless.replays:
             return None
         if not sampler.params.greedy:

@@ -111,7 +111,6 @@ class OverlapTrial:
 
     @property
     def why_not(self) -> NoOverlap | None:
-        """Return why this round does not overlap, or None."""
         if self.on:
             return None
         return NoOverlap.SLOWER if self._faster is False else NoOverlap.COMPARISON

@@ -55,7 +55,6 @@ class DrafterSwitch:
             return self._offered[0] if self._offered else self._names
 
     def with_head(self, factory: SpeculationFactory) -> SpeculationFactory:
-        """Return the factory with the learnt head, if any."""
         if self._head is None:
             return factory
         return replace(factory, setting=replace(factory.setting, head=self._head))
@@ -80,13 +79,11 @@ class DrafterSwitch:
 
     @property
     def possible(self) -> list[str]:
-        """Return the installed drafters that this conversation can have."""
         return [
             name for name, traits in factory.installed_traits().items() if self._has(name, traits)
         ]
 
     def _has(self, name: str, traits: DrafterTraits) -> bool:
-        """Return True if everything this drafter needs is present."""
         speculation_factory = self._parts.speculation_factory
         context = speculation_factory.setting
         return not (
@@ -192,7 +189,6 @@ class DrafterSwitch:
         return self._stats | self.speculation.stats()
 
     def remember(self, stats: Mapping[str, list[float]]) -> None:
-        """Keep statistics for drafters offered later."""
         self._stats |= stats
 
     def close(self) -> None:

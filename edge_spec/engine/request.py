@@ -188,7 +188,6 @@ def how_to_give(name: str) -> str:
 
 
 def _require_tokens(prompt: Any) -> None:
-    """Raise UsageError unless it is a list of whole numbers."""
     is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes | bytearray)
     # The first check is fast, since prompts are long.
     if not is_list or not all(type(token) is int or is_whole(token) for token in prompt):

@@ -112,7 +112,6 @@ class BatchInvariance:
 
     @property
     def plain_width(self) -> int:
-        """Return the narrowest width whose rows agree with wider ones."""
         return self.invariant_widths[0]
 
 

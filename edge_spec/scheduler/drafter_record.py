@@ -201,7 +201,6 @@ class DrafterRecord:
         self._unread = 0 if self._reads_prompt else self._unread + num_prompt
 
     def decide_reading(self, pays: bool) -> bool:
-        """Record whether the drafter reads the prompt before the text begins."""
         self._reads_prompt = pays
         return pays
 

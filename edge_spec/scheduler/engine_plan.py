@@ -285,7 +285,6 @@ def _reads_own(way: ModelPlan) -> bool:
 
 
 def _is_faster(way: ModelPlan, seconds: float, than: ModelPlan, than_s: float | None) -> bool:
-    """Return True if a way is fast enough to be worth the change."""
     changes_weights = _reads_own(than) and not _reads_own(way)
     if than_s is None:  # only `edge-spec plan` measures unusual places
         return bool(way.how.providers or way.how.threads) and not changes_weights

@@ -150,7 +150,6 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         self._ahead.grow(self._read, self._acceptance.estimate, longest, stopped)
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
-        """Return what was learnt, the draft's cache, and the state of the level below."""
         learnt = super().state(learnt_only)
         if learnt_only:
             return learnt

@@ -122,7 +122,6 @@ class DraftChooser:
         return Reading(self._choice(preference), partial(ranked, preference))
 
     def ranked(self, logits: np.ndarray, path: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (token, kind) of the likeliest tokens, descending."""
         return ranked(self._preference(logits, path))
 
     def draw(self, logits: np.ndarray, path: Path, count: int) -> Draw:

@@ -189,7 +189,6 @@ class HeadDrafter(LearningDrafter):
         raise NotImplementedError
 
     def _ranked(self, row: RowScores, path: Path) -> list[tuple[int, int]]:
-        """Return (token, kind) of a row's likeliest tokens, descending."""
         if self._chooser.reads_logits_alone:
             return row.ranked()
         return self._chooser.ranked(row.spread(self._vocab_size), path)

@@ -99,7 +99,6 @@ class FeatureStore:
         self._rows, self._written = {}, None
 
     def _keep(self, first: int, end: int) -> None:
-        """Drop everything outside `first` to before `end`."""
         kept = range(max(first, self.first), min(end, self.end))
         self._rows = {position: self._rows[position] for position in kept}
 
