@@ -149,7 +149,7 @@ class Drafter:
         """Learn the outcome of a round, whoever proposed its tree."""
 
     def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """Take note, as fast as possible, of a round without a proposal of its own."""
+        """Take note, as fast as possible, of a round for which it was not asked."""
         self.observe(tree, out, verdict)
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:

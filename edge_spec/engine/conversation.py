@@ -55,8 +55,9 @@ class Conversation:
         self.tokens: list[int] = []  # in the target's cache
         self.failed = False  # the target failed; its session's state is unknown
         self._keeps_places = keeps_places
-        # Prompt lengths to keep a place at. The next prompt may diverge where the last ones did: at
-        # the end, before what asks for the answer, or where this one diverged.
+        # Prompt lengths to keep a place at, besides one after each pass before the last of them.
+        # The next prompt may diverge where the last ones did: at the end, before what asks for the
+        # answer, or where this one diverged.
         self._places: list[int] = []
         self._num_prompted = 0  # length of the last prompt
         self._has_gone_on = False  # prompts have continued earlier ones

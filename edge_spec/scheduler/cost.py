@@ -263,8 +263,8 @@ class RowCosts:
 def expected_tokens(acceptance: Sequence[float]) -> float:
     """Return the expected tokens of a round, the target's own included.
 
-    acceptance: by position, given that the one before was accepted (Leviathan et al. 2023, equation
-    1, for unequal rates).
+    acceptance: by position, given that the one before was accepted. Generalizes Leviathan et al.
+    2023, equation 1, to unequal rates.
     """
     accepted: float = sum(accumulate(acceptance, mul))
     return 1 + accepted
