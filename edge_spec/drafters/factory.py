@@ -172,7 +172,7 @@ def missing_head(name: str) -> UsageError:
 
 
 def traits_of(chosen: str) -> dict[str, DrafterTraits]:
-    """Return the traits of the named drafters, joined by commas. None for "auto" and "none";
+    """Return the traits of the named drafters, joined by commas. Empty for "auto" and "none";
     defaults for one that is not installed. Raises MissingDependencyError."""
     names = [name.strip() for name in chosen.split(",")]
     if names in (["auto"], ["none"]):
