@@ -1,8 +1,8 @@
-"""Several drafters as one: their draft tokens in one tree, each row remembering who proposed it.
+"""Several drafters as one, and a guard for drafters that fail.
 
-A draft token that another drafter contradicts is right less often than its own drafter says, one
-that several make more often; how much is learnt, so that the merged tree's confidence is calibrated
-too. A drafter that fails is not asked again in the answer: its faults stay away from the text.
+Draft tokens form one tree, whose rows record who proposed them. A token that another drafter
+contradicts is right less often than its drafter says, one that several agree on more often; both
+are learnt. A drafter that fails is dropped for the answer and cannot affect the text.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from edge_spec.errors import EdgeSpecError
 
 
 class DrafterGroup(Drafter):
-    """Several drafters, which all hear the same."""
-
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
 
@@ -59,16 +57,14 @@ class DrafterGroup(Drafter):
             drafter.skip(tree, out, verdict)
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
-        """Returns what each keeps of the conversation, such as a pool of n-grams, under its own
-        name."""
         state: dict[str, np.ndarray] = {}
         for drafter in self._drafters:
             state |= named(drafter.name, drafter.state(learnt_only))
         return state
 
     def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
-        """Restores drafters of the names that the snapshot was taken of; one that it holds nothing
-        of begins again. Raises KeyError or ValueError for others."""
+        """Load states by drafter name; a drafter without one starts afresh. Raises KeyError or
+        ValueError for other drafters."""
         known = {drafter.name for drafter in self._drafters}
         unknown = {name.partition("/")[0] for name in state if "/" in name} - known
         if unknown:
@@ -84,19 +80,18 @@ class DrafterGroup(Drafter):
 
 
 class StageDrafter(Drafter):
-    """Can draft for a draft, too: after draft tokens, which may be taken back."""
+    """Can also draft for a draft model, after draft tokens that may be taken back."""
 
     def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """Works like `observe`, but the tokens are draft tokens too."""
+        """Like `observe`, for tokens that are themselves draft tokens."""
 
     def rollback_draft(self, keep: int) -> None:
-        """Forgets the tokens of `extend_draft`, but for the first `keep`; `observe` forgets all."""
+        """Drop the tokens of `extend_draft` but the first `keep`; `observe` drops all."""
 
 
 class Stage(DrafterGroup):
-    """Drafters that draft for a draft, so that it reads several tokens a pass: the next level of a
-    cascade. They follow the text, and after it what the draft has written so far. Without any
-    the draft writes every token in a pass of its own."""
+    """A cascade level: drafters for a draft model, so that it reads several tokens per pass. They
+    follow the text and the draft's tokens so far. Without any, each token takes a pass."""
 
     _drafters: Sequence[StageDrafter]
 
@@ -112,19 +107,17 @@ class Stage(DrafterGroup):
             drafter.rollback_draft(keep)
 
     def chain(self, last: int, num_draft_tokens: int) -> TokenTree:
-        """Drafts a chain below `last`, the last token of the text and the draft tokens."""
+        """Draft a chain below `last`, the last token of text and draft tokens."""
         return TokenTree.chain(last)
 
     def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None:
-        """Tells what the draft has written in place of the tree that was drafted last.
+        """Learn what the draft wrote in place of the last chain. logits: [rows, vocab] of the
+        draft, valid during this call."""
 
-        logits: [rows, vocab] of the draft, valid during this call."""
 
-
-# Kinds of draft token: contested by a sibling that only others proposed, or made by several
-# drafters; each by steps of the chance that at least one of its drafters is right, if they were
-# independent: they are not, and agreement says less than that. Measured over greedy texts of a 135M
-# chat model (suffix and recycling). A draft token that is neither keeps its drafter's own
+# Kinds of draft token: contested by a sibling that only others proposed, or proposed by several;
+# each by the chance that any of its drafters is right, as if independent (they are not). Measured
+# over greedy texts of a 135M chat model (suffix and recycling). Others keep their drafter's
 # confidence.
 _STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _CONTESTED, _AGREED = range(2)
@@ -135,7 +128,7 @@ _PRIORS = (
 
 
 class CompositeDrafter(DrafterGroup):
-    """Asks all of its drafters for each tree: those that look up what they draft."""
+    """Asks several lookup drafters for each tree."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
@@ -176,8 +169,8 @@ class CompositeDrafter(DrafterGroup):
     def _rated(
         self, rows: TreeRows, chances: Sequence[Sequence[float]]
     ) -> tuple[list[int | None], list[float]]:
-        """The kind and the confidence of each row, the pending token's not read. chances: what
-        drafters say of each."""
+        """Return the kind and confidence of each row, the pending one's unused. chances: drafters'
+        confidences by row."""
         proposers: dict[int, set[str]] = {}  # of each row's children
         for parent, drafters in zip(rows.parents, rows.drafters, strict=True):
             proposers.setdefault(parent, set()).update(drafters)
@@ -202,16 +195,13 @@ _log = logging.getLogger(__name__)
 
 
 class GuardedDrafter(Drafter):
-    """Another drafter, dropped for the rest of the answer when it raises or proposes what no target
-    can score. Why is logged once and kept in `fault`. What the answer's constraint forbids is cut
-    off.
+    """Guards a drafter: drops it for the rest of the answer if it raises or proposes an invalid
+    tree.
 
-    At the next answer it is tried again; after each further failure it rests for twice as many
-    answers, so that a device that is gone costs next to nothing.
-
-    vocab_size: of the target. KeyboardInterrupt and the like pass, and what the user has to know:
-    an EdgeSpecError of the first `attach`, a KeyError or ValueError for what is no state of such a
-    drafter.
+    Logs the reason once and keeps it in `fault`. Cuts off what the answer's constraint forbids. The
+    next answer tries again; each further failure doubles the rest, so a lost device costs next to
+    nothing. Passes on KeyboardInterrupt, an EdgeSpecError of the first `attach`, and KeyError or
+    ValueError for another drafter's state. vocab_size: of the target.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
@@ -224,7 +214,7 @@ class GuardedDrafter(Drafter):
         self._rests = SpacedRetries(1, _LONGEST_REST)  # in answers, from one try to the next
 
     def attach(self, model: Model, session: Session) -> None:
-        """Attach also a drafter that has failed: it is tried again, with this session."""
+        """Attach the drafter even if it failed, for the next try."""
         refusals = () if self._is_attached else (EdgeSpecError,)
         self.fault, before = None, self.fault
         self._try(self._drafter.attach, model, session, refusals=refusals)
@@ -235,11 +225,11 @@ class GuardedDrafter(Drafter):
         before = self.fault
         self._try(self._drafter.prepare, prompt)
         if self.fault is not before:
-            self._rests.begin(at_least=2)  # one ends with the `begin` of this answer
+            self._rests.begin(at_least=2)  # this answer's `begin` ends one
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._constraint = sampler.constraint
-        if self.fault is None:  # it has come through an answer
+        if self.fault is None:  # it came through an answer
             self._rests.reset()
         else:
             self._rests.count()
@@ -270,7 +260,7 @@ class GuardedDrafter(Drafter):
         self._try(self._drafter.load, state, learnt_only, refusals=refusals)
 
     def close(self) -> None:
-        """Closes one that was dropped, too."""
+        """Close the drafter, even if dropped."""
         self.fault, fault = None, self.fault
         self._try(self._drafter.close)
         self.fault = fault or self.fault
@@ -290,7 +280,7 @@ class GuardedDrafter(Drafter):
         *given: Any,
         refusals: tuple[type[Exception], ...] = (),
     ) -> _Found | None:
-        """Returns what `work` returns; None where the drafter is, or now gets, dropped."""
+        """Run `work`; return None if the drafter is, or now gets, dropped."""
         if self.fault is not None:
             return None
         try:
@@ -306,7 +296,6 @@ class GuardedDrafter(Drafter):
             return None
 
     def _propose(self, pending: int, budget: Budget) -> TokenTree:
-        """Raises ValueError for a tree that would end the generation or change its text."""
         tree = self._drafter.propose(pending, budget)
         check_tree(tree, pending, budget, self._vocab_size)
         return tree if self._constraint is None else permitted(tree, self._constraint)
@@ -325,7 +314,7 @@ class GuardedDrafter(Drafter):
 
 
 def check_tree(tree: TokenTree, pending: int, budget: Budget, vocab_size: int) -> None:
-    """Raises ValueError for a tree that would end the generation or change its text."""
+    """Raise ValueError for a tree that would end the generation or change its text."""
     if tree.tokens.ndim != 1 or tree.parents.ndim != 1 or tree.confidence.ndim != 1:
         raise ValueError("tokens, parents or confidence that are no list")
     if int(tree.tokens[0]) != pending:
@@ -347,14 +336,16 @@ def check_tree(tree: TokenTree, pending: int, budget: Budget, vocab_size: int) -
     if tree.draft_probs:
         _check_samples(tree, vocab_size)
         if not (budget.branches or tree.is_chain):
-            # Whether it does could depend on what was sampled, and with it the rule.
+            # Whether it does could depend on the samples, and with it the rule.
             raise ValueError("sampled rows that branch where they must not")
 
 
 def _check_samples(tree: TokenTree, vocab_size: int) -> None:
-    """A sample is accepted by what it was sampled from: where that is no distribution, the text
-    would have another one than the target's. And it counts only after its siblings before it, so a
-    policy must never find it likelier than these and keep it without them. Raises ValueError."""
+    """Raise ValueError for samples that would bias the text.
+
+    Acceptance relies on a sample's distribution. A sample counts only after its earlier siblings,
+    so a policy must never find it likelier and keep it without them.
+    """
     checked: set[int] = set()  # siblings share theirs
     last: dict[int, float] = {}  # confidence of siblings
     for row, probs in enumerate(tree.draft_probs):
@@ -364,7 +355,7 @@ def _check_samples(tree: TokenTree, vocab_size: int) -> None:
                 raise ValueError("a token that was not sampled from its draft_probs")
             if id(probs) not in checked:
                 checked.add(id(probs))
-                # The sum of a NaN and anything is one.
+                # NaN makes the sum NaN.
                 if not (abs(float(probs.sum()) - 1) <= _ROUNDING and float(probs.min()) >= 0):
                     raise ValueError("draft_probs that are no distribution")
             if confidence > last.get(parent, 1.0):

@@ -1,6 +1,8 @@
-"""Makes drafters. An entry point of the group `edge_spec.drafters` is a function that takes a
-`DrafterContext` and returns a `Drafter`; `declares` says what it makes. A class that has `traits`
-and is called with the context will do as well."""
+"""Makes drafters.
+
+An entry point of the group `edge_spec.drafters` is a function from `DrafterContext` to `Drafter`;
+`declares` sets its traits. A class with `traits` that takes the context works too.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def declares(traits: DrafterTraits) -> Callable[[_Made], _Made]:
-    """Says of a function what the drafters that it makes cost and need."""
+    """Declare what the drafters that a function makes cost and need."""
 
     def declare(make: _Made) -> _Made:
         make.traits = traits  # type: ignore[attr-defined]
@@ -51,30 +53,27 @@ def declares(traits: DrafterTraits) -> Callable[[_Made], _Made]:
 
 @dataclass(frozen=True)
 class DrafterContext:
-    """The target as drafters see it, and the user's options for them."""
+    """The target as drafters see it, and the user's options for drafters."""
 
     vocab_size: int  # of the target
-    tokens: Callable[[], Mapping[str, int]] = dict  # its vocabulary: token -> id
-    answers_file: Path | None = None  # where they are kept from one run to the next
-    keeps_answers: bool = True  # those of this run, too
-    remember: bool = False  # "auto" drafts from them
-    kept_answers: dict[Path, KeptAnswers] = field(default_factory=dict)  # of all conversations on
-    # the target, by their file
+    tokens: Callable[[], Mapping[str, int]] = dict  # vocabulary: token -> id
+    answers_file: Path | None = None  # where answers are kept across runs
+    keeps_answers: bool = True  # save this run's answers
+    remember: bool = False  # "auto" drafts from kept answers
+    kept_answers: dict[Path, KeptAnswers] = field(default_factory=dict)
     corpora: Sequence[CorpusIndex] = ()
-    draft_n_max: int | None = None  # draft tokens a round
+    draft_n_max: int | None = None  # per round
     window: WindowSize | None = None
     fill: JacobiInit | None = None  # of Jacobi blocks
-    parts: Mapping[str, TargetPart] = field(default_factory=dict)  # of the target that draft for
-    # it, by their drafters' names
-    drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
+    parts: Mapping[str, TargetPart] = field(default_factory=dict)
+    drafts: Sequence[Draft] = ()  # the first for the target, each other for the one before it
     head: HeadNetwork | None = None
-    cheap_rows: int = 1  # of a pass of the target, which hardly takes longer than one of a single
-    # row
+    cheap_rows: int = 1
 
 
 def _own(name: str, home: str, make: Callable[[Any, DrafterContext], Any]) -> _Made:
-    """A drafter of this package, whose module is imported when one is made. home: "module:class".
-    make: is given the class."""
+    """Return a maker of a drafter of this package, imported on first use. home: "module:class".
+    make: receives the class."""
 
     @declares(TRAITS[name])
     def made(context: DrafterContext) -> Drafter:
@@ -93,7 +92,6 @@ def _lookahead(kind: Any, context: DrafterContext) -> Any:
 
 
 def _answers(kind: Any, context: DrafterContext) -> Any:
-    """Raises UsageError where there is no place for its file."""
     from edge_spec.drafters.lookup.answers import KeptAnswers
 
     if context.answers_file is None:
@@ -140,7 +138,7 @@ jacobi = _own(
         context.fill or JacobiInit.NGRAM, context.draft_n_max or DEFAULT_BLOCK
     ),
 )
-# These two are made by the draft; the second has suffix lookup as its own drafter.
+# The draft makes these two; the second has suffix lookup as its own drafter.
 draft_model = _own(
     "draft-model",
     "draft.draft_model:DraftModelDrafter",
@@ -174,8 +172,8 @@ def missing_head(name: str) -> UsageError:
 
 
 def traits_of(chosen: str) -> dict[str, DrafterTraits]:
-    """Returns what the named drafters, joined by commas, declare; "auto" and "none" are none, and
-    one that is not installed declares nothing. Raises MissingDependencyError."""
+    """Return the traits of the named drafters, joined by commas. Empty for "auto" and "none";
+    defaults for one that is not installed. Raises MissingDependencyError."""
     names = [name.strip() for name in chosen.split(",")]
     if names in (["auto"], ["none"]):
         return {}
@@ -187,7 +185,7 @@ def traits_of(chosen: str) -> dict[str, DrafterTraits]:
 
 
 def installed_traits() -> dict[str, DrafterTraits]:
-    """Returns what all installed drafters declare, by name, but for those that cannot be loaded."""
+    """Return the traits of all installed drafters that can be loaded."""
     found = {}
     for name, point in sorted(entry_points.installed("drafters").items()):
         try:
@@ -200,11 +198,12 @@ def installed_traits() -> dict[str, DrafterTraits]:
 def auto_drafters(
     *, drafts: bool, corpora: bool, head: str = "", cheap_rows: int = 1, remember: bool = False
 ) -> list[str]:
-    """The names that "auto" stands for: those that declare it and need nothing but what is there. A
-    draft model or a head drafts beside those that look up the text: they cost nothing, and pay
-    where a draft does not. remember: those that keep answers, too. cheap_rows: of a pass, which
-    take hardly longer than one."""
-    rows = 1 if drafts or head else cheap_rows  # beside these it was not compared
+    """Return the names that "auto" stands for: those that declare it and need only what is there.
+
+    Lookup drafters run besides a draft model or head: they are free and pay where a draft does not.
+    cheap_rows: rows of a pass that cost hardly more than one.
+    """
+    rows = 1 if drafts or head else cheap_rows  # the combination was not compared
     declared = sorted(installed_traits().items(), key=lambda each: each[1].auto_rows)
     found = {name: each for name, each in declared if each.auto and each.auto_rows <= rows}
     chosen = [name for name, each in found.items() if each.needs_text_alone]
@@ -220,8 +219,8 @@ def auto_drafters(
 
 
 def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
-    """New drafters for "auto", "none", or names joined by commas. Raises UsageError for a name that
-    is not installed or that the context lacks something for."""
+    """Make drafters for "auto", "none", or names joined by commas. Raises UsageError for a name
+    that is not installed or lacks something in the context."""
     if chosen == "none":
         return []
     wanted = [name.strip() for name in chosen.split(",")]

@@ -1,18 +1,13 @@
-"""Lookahead decoding: a window of Jacobi trajectories that fills a pool of n-grams
-(Fu et al. 2024).
+"""Lookahead decoding (Fu et al. 2024) and Jacobi decoding (Santilli et al. 2023).
 
-The window has W columns and N - 1 rows. Its row 0 is a chain from the pending token on; below
-each of its columns hangs a trajectory, whose rows the target wrote in successive rounds, the
-newest last. That is a token tree, so the window needs no attention mask of its own. Each round
-scores window and draft tokens in one pass: the argmax of the last window row makes the newest row,
-every column yields an n-gram for the pool, and the pool's n-grams that begin with the pending
-token are the draft tokens.
+Lookahead: row 0 of a window with W columns and N - 1 rows is a chain from the pending token; below
+each column hangs a trajectory that the target wrote in successive rounds, newest last. This token
+tree needs no attention mask of its own. Each round scores window and draft tokens in one pass: the
+argmax of the last row becomes the newest row, every column yields an n-gram for a pool, and n-grams
+that begin with the pending token are the draft tokens.
 
-Jacobi decoding: draft a block, score it at once, and let the block's own argmax be the next
-draft token (Santilli et al. 2023).
-
-Each round verifies the block as a chain. What was right is committed; what the target would have
-written at the other positions, given the draft tokens before them, becomes the next block.
+Jacobi: each round verifies a block as a chain and commits what was right; the argmax at the other
+positions becomes the next block.
 """
 
 from __future__ import annotations
@@ -46,8 +41,7 @@ from edge_spec.errors import UsageError
 
 
 class Filler:
-    """Fills positions after a text that grows. The same text and seed give the same draft
-    tokens."""
+    """Fills positions after a growing text. Deterministic for a text and seed."""
 
     def __init__(self, fill: JacobiInit, seed: int = 0) -> None:
         self._fill = fill
@@ -69,15 +63,14 @@ class Filler:
             self._text.append(token)
 
     def fill(self, ahead: Sequence[int], count: int) -> list[int]:
-        """`count` draft tokens for what follows the text and then `ahead`; the text is not
-        empty."""
+        """Return `count` draft tokens to follow the text (not empty) and then `ahead`."""
         if self._fill == JacobiInit.RANDOM:
             return self._random.choices(self._text, k=count)
         before = [*self._text[-2:], *ahead]
         for _ in range(count):
             last = before[-1]
             pair = (before[-2], last) if len(before) > 1 else (last, last)
-            # A token that was never followed by another: repeated, as good a draft token as any.
+            # Repeat a token that nothing has followed: as good a guess as any.
             before.append(self._after.get(pair, self._after.get(last, last)))
         return before[len(before) - count :]
 
@@ -86,25 +79,25 @@ MAX_FIRST_TOKENS = 16384
 
 
 class NgramPool:
-    """Keeps for each first token the latest `per_token` n-grams of `ngram` tokens; of first tokens,
-    the latest MAX_FIRST_TOKENS. What was seen least lately is forgotten."""
+    """Keeps the latest `per_token` n-grams of `ngram` tokens for each of MAX_FIRST_TOKENS first
+    tokens. Drops what was seen least recently."""
 
     def __init__(self, ngram: int, per_token: int) -> None:
         self._ngram = ngram
         self._per_token = per_token
-        self._pool: dict[int, list[tuple[int, ...]]] = {}  # rests of n-grams, the latest last
-        self._read: list[int] = []  # the end of the text, shorter than an n-gram
+        # by first token: rests of n-grams, latest last
+        self._pool: dict[int, list[tuple[int, ...]]] = {}
+        self._read: list[int] = []  # end of the text, shorter than an n-gram
 
     def clear(self) -> None:
         self._pool.clear()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Reads a prompt, which the text to come goes on from."""
         self._read = []
         self.read(prompt)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """tokens: an n-gram."""
+        """Add one n-gram."""
         first, rest = tokens[0], tuple(tokens[1:])
         known = self._pool.pop(first, [])
         if rest in known:
@@ -116,23 +109,23 @@ class NgramPool:
             del self._pool[next(iter(self._pool))]
 
     def read(self, text: Sequence[int]) -> None:
-        """Adds the n-grams of what follows the text that was read so far."""
+        """Add the n-grams of the text's continuation."""
         tokens = [*self._read, *text]
         for start in range(len(tokens) - self._ngram + 1):
             self.add(tokens[start : start + self._ngram])
         self._read = tokens[max(0, len(tokens) - self._ngram + 1) :]
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """Returns what followed a token, each ngram - 1 tokens long, the latest first."""
+        """Return what followed a token, each ngram - 1 tokens long, latest first."""
         return self._pool.get(token, [])[::-1]
 
     def snapshot(self) -> np.ndarray:
-        """[n-grams, ngram] int32, the least lately seen first."""
+        """Return [n-grams, ngram] int32, least recently seen first."""
         ngrams = [(first, *rest) for first, rests in self._pool.items() for rest in rests]
         return np.array(ngrams, np.int32).reshape(-1, self._ngram)
 
     def restore(self, ngrams: np.ndarray) -> None:
-        """Raises ValueError for n-grams of another length and for what are none."""
+        """Load a snapshot. Raises ValueError for another length or kind of array."""
         if ngrams.ndim != 2 or ngrams.shape[1] != self._ngram or ngrams.dtype.kind != "i":
             raise ValueError(
                 f"{ngrams.dtype} of shape {ngrams.shape} for a pool of {self._ngram}-grams"
@@ -144,8 +137,7 @@ class NgramPool:
 
 @dataclass(frozen=True)
 class WindowSize:
-    """W columns, n-grams of N tokens, at most G draft tokens a round. Raises UsageError for sizes
-    that make no window."""
+    """W columns, n-grams of N tokens, at most G n-grams a round. Raises UsageError if too small."""
 
     width: int
     ngram: int
@@ -163,12 +155,12 @@ class WindowSize:
 
     @property
     def num_rows(self) -> int:
-        """Counts the rows of one pass at most, the pending token included."""
+        """Return the most rows of one pass, including the pending token's."""
         return (self.ngram - 1) * (self.width + self.draft_tokens)
 
     @classmethod
     def parse(cls, text: str) -> WindowSize:
-        """ "W,N,G". Raises UsageError."""
+        """Parse "W,N,G". Raises UsageError."""
         try:
             width, ngram, draft_tokens = (int(part) for part in text.split(","))
         except ValueError:
@@ -180,15 +172,14 @@ class WindowSize:
 
     @classmethod
     def within(cls, num_rows: int) -> WindowSize:
-        """Returns what a pass of so many rows has room for, half of it for the window."""
+        """Return a size that fits a pass of `num_rows`, half of it for the window."""
         ngram = 2 if num_rows < 8 else 3 if num_rows < 24 else 4 if num_rows < 48 else 5
         columns = max(2, num_rows // (ngram - 1))
         return cls(columns // 2, ngram, columns - columns // 2)
 
 
-# Kinds of draft token: window rows by their depth in the tree (1, 2, 3 or more), then the pool's by
-# how lately they were seen (first, second, third, later) and by whether they are an n-gram's first
-# token. Measured over greedy texts of a 135M chat model.
+# Kinds of draft token: window rows by depth (1, 2, 3 or more), pool tokens by recency and whether
+# they come first in an n-gram. Priors measured over greedy texts of a 135M chat model.
 _WINDOW_DEPTHS, _POOL_RANKS = 3, 4
 _PRIORS = (0.02, 0.13, 0.20, 0.34, 0.74, 0.28, 0.72, 0.12, 0.60, 0.06, 0.50)
 
@@ -207,12 +198,12 @@ class LookaheadDrafter(LearningDrafter):
         self._filler = Filler(fill, seed)
         self._pool = NgramPool(size.ngram, size.draft_tokens)
         self._prompt: tuple[int, ...] = ()
-        # _levels[r][j]: row r, column j, a draft token for position j + r; the pending token is at
-        # 0.
+        # _levels[r][j]: row r, column j: a draft token for position j + r, from the pending token
+        # at 0.
         self._levels: list[list[int]] = []
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
-        """Keeps the pool if the prompt continues the conversation."""
+        """Keep the pool if the prompt continues the conversation."""
         if not continues(self._prompt, prompt):
             self._pool.clear()
         self._prompt = tuple(prompt)
@@ -224,7 +215,7 @@ class LookaheadDrafter(LearningDrafter):
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         rows = _Rows(pending, self.name, self._acceptance)
-        # A window too deep for what is left of the text, or too large, has nothing to give.
+        # A window too deep for the rest of the text, or too large, is left out.
         depth = self._size.width + len(self._levels) - 2
         num_rows = self._size.width * len(self._levels)
         if budget.probes and depth <= budget.num_draft_tokens and num_rows <= budget.num_rows:
@@ -244,18 +235,18 @@ class LookaheadDrafter(LearningDrafter):
         self._pool.read(verdict.tokens)
         num_tokens = len(verdict.tokens)
         newest = self._newest_level(tree, out)
-        if newest is not None:  # a round without the window leaves it as it is, and behind
+        if newest is not None:  # without the window it stays as it is, and behind
             self._levels.append(newest)
         if len(self._levels) == self._size.ngram:
             for column in zip(*self._levels, strict=True):
                 self._pool.add(column)
-            # Without its first row every trajectory stands one position further right.
+            # Without its first row every trajectory moves one position to the right.
             del self._levels[0]
             num_tokens -= 1
         self._refresh(num_tokens, verdict.next_token)
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
-        """The pool and what was learnt; the window is rebuilt within N rounds."""
+        """Return the pool and what was learnt; the window is rebuilt within N rounds."""
         learnt = super().state(learnt_only)
         if learnt_only:
             return learnt
@@ -266,7 +257,7 @@ class LookaheadDrafter(LearningDrafter):
         }
 
     def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
-        """Changes nothing where it raises."""
+        """Load a snapshot; changes nothing if it raises."""
         if learnt_only:
             return super().load(state, learnt_only)
         pool = NgramPool(self._size.ngram, self._size.draft_tokens)
@@ -286,7 +277,7 @@ class LookaheadDrafter(LearningDrafter):
                 feet[column] = rows.draft(feet[column], token, kind, required=True)
 
     def _newest_level(self, tree: TokenTree, out: Forward) -> list[int] | None:
-        """The target's choice below each column, None where the window was not scored."""
+        """Return the target's choice below each column; None if the window was not scored."""
         newest = []
         foot: int | None = 0
         for column, (start, *trajectory) in enumerate(zip(*self._levels, strict=True)):
@@ -298,7 +289,7 @@ class LookaheadDrafter(LearningDrafter):
         return newest
 
     def _refresh(self, num_tokens: int, pending: int) -> None:
-        """Moves the window's columns on by `num_tokens` positions; new ones are filled."""
+        """Advance the window by `num_tokens` positions and fill new columns."""
         width, fill = self._size.width, self._filler.fill
         first, *others = self._levels
         kept = first[num_tokens + 1 :]
@@ -311,7 +302,7 @@ class LookaheadDrafter(LearningDrafter):
 
 
 def _follow(tree: TokenTree, row: int | None, tokens: Sequence[int]) -> int | None:
-    """Returns the row that `tokens` lead to, None where that was not scored."""
+    """Return the row that `tokens` lead to; None if it was not scored."""
     for token in tokens:
         if row is None:
             return None
@@ -320,7 +311,7 @@ def _follow(tree: TokenTree, row: int | None, tokens: Sequence[int]) -> int | No
 
 
 class _Rows(TreeRows):
-    """The rows of one round's tree, each of the likeliest kind."""
+    """The rows of one round's tree, each of its likeliest kind."""
 
     def __init__(self, pending: int, drafter: str, acceptance: LearntAcceptance) -> None:
         super().__init__(pending)
@@ -329,7 +320,6 @@ class _Rows(TreeRows):
         self._kinds = [0]
 
     def draft(self, parent: int, token: int, kind: int, required: bool = False) -> int:
-        """The row of this draft token."""
         row = self.add(parent, token, self._drafter, required)
         if row == len(self._kinds):
             self._kinds.append(kind)
@@ -340,26 +330,24 @@ class _Rows(TreeRows):
         return Growth(self.tree(list(map(self._estimate, self._kinds))), self._kinds)
 
 
-DEFAULT_BLOCK = 3  # a block, still: on the measured CPU one draft token is faster (docs/results.md)
-_SEEDED, _ITERATED = range(2)  # how it came about
+DEFAULT_BLOCK = 3  # a block; one draft token is faster on the measured CPU (docs/results.md)
+_SEEDED, _ITERATED = range(2)  # origins of a draft token
 _SPARE_PRIORS = (0.01, 0.09)  # measured over greedy texts of a 135M chat model
 
 
 class _Drafted(IntEnum):
-    """Says how a draft token came about."""
-
     FILLED = 0
-    REFINED = 1  # by an argmax that changed it
-    STABLE = 2  # by an argmax that left it as it was
+    REFINED = 1  # changed by an argmax
+    STABLE = 2  # confirmed by an argmax
 
 
-# By how a draft token came about: as the first of its block, and below a right one. Measured over
-# greedy texts of a 135M chat model.
+# By origin: first of its block, and below a right one. Measured over greedy texts of a 135M chat
+# model.
 _JACOBI_PRIORS = ((0.22, 0.50), (0.05, 0.10), (0.08, 0.08))
 
 
 class JacobiDrafter(LearningDrafter):
-    """block: draft tokens a round, fewer where the budget says so."""
+    """Jacobi decoding. block: most draft tokens per round."""
 
     name = "jacobi"
     traits = TRAITS["jacobi"]
@@ -409,25 +397,23 @@ class JacobiDrafter(LearningDrafter):
             argmax = int(out.logits[row].argmax())
             same = i + 1 < len(self._draft_tokens) and self._draft_tokens[i + 1][0] == argmax
             refined.append((argmax, _Drafted.STABLE if same else _Drafted.REFINED))
-        # The draft token at position i is refined by the row of draft token i - 1.
+        # The row of draft token i - 1 refines the draft token at position i.
         updated = [*self._draft_tokens[:1], *refined, *self._draft_tokens[len(refined) + 1 :]]
         self._draft_tokens = updated[len(verdict.tokens) :]
 
 
 class SpareRowDrafter(LearningDrafter):
-    """Proposes one token where the second row is free, else nothing: passes are padded to widths
-    whose rows agree, so a plain step may take that row anyway.
+    """Proposes one token for a free second row of a padded plain step, else nothing.
 
-    What the target says after a wrong token is drafted for what follows the right one: Jacobi
-    iteration over a block of one. One that is wrong again makes the next one, so that the row is
-    never idle. It is right one time in twelve.
+    Jacobi iteration over a block of one: the target's choice after a wrong guess is the next guess.
+    One in twelve is right.
     """
 
     name = "spare-row"
 
     def __init__(self) -> None:
         super().__init__(_SPARE_PRIORS)
-        self._known: int | None = None  # what may follow the pending token
+        self._known: int | None = None  # guess for what follows the pending token
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._known = None
@@ -438,7 +424,7 @@ class SpareRowDrafter(LearningDrafter):
         if budget.free_rows < 2 or min(budget.num_draft_tokens, budget.num_rows - 1) < 1:
             self._growth = nothing(pending)
             return self._growth.tree
-        # Without one any token does: what the target says after it is the next one.
+        # Any token will do: the target's choice after it is the next guess.
         kind, token = _ITERATED, self._known
         if token is None:
             kind, token = _SEEDED, pending
@@ -453,5 +439,5 @@ class SpareRowDrafter(LearningDrafter):
         self._known = int(out.logits[wrong].argmax()) if known else None
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
-        """Nothing of a conversation: where it is restored there may be no spare row."""
+        """Return only what was learnt: after a restore there may be no spare row."""
         return super().state(learnt_only) if learnt_only else {}

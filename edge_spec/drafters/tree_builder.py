@@ -1,6 +1,5 @@
-"""Grows a tree of draft tokens best first: the rows that are likeliest to be reached and right, by
-what outcomes have taught; and merges several trees in one: shared beginnings once, no two equal
-siblings."""
+"""Grows trees of draft tokens best first, by learnt acceptance, and merges trees: shared beginnings
+once, no two equal siblings."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.protocol import GREEDY, Budget, Drafter
 
-PRIOR_WEIGHT = 60.0  # outcomes that a prior counts for
-MEMORY = 512.0  # outcomes after which the older ones count half, and so on
-RECENT = 1 - 1 / 24  # weight of the outcomes before, in what this part of the text is like
-LONG_WEIGHT = 8.0  # recent outcomes that all others together count for
+PRIOR_WEIGHT = 60.0  # in outcomes
+MEMORY = 512.0  # outcomes after which older ones are halved
+RECENT = 1 - 1 / 24  # weight of earlier outcomes in the recent estimate
+LONG_WEIGHT = 8.0  # weight of the long-term estimate, in recent outcomes
 
 
 class OutcomeRate:
-    """Counts how often something was right, beginning with a prior. Whenever MEMORY outcomes were
-    seen, all of them count half from then on."""
+    """Counts how often something was right, starting from a prior; halves counts every MEMORY
+    outcomes."""
 
     def __init__(self, prior: float, prior_weight: float) -> None:
         self.seen = prior_weight
@@ -38,14 +37,11 @@ class OutcomeRate:
 
 
 class LearntAcceptance:
-    """P(a draft token is right | its parent is) for each of a drafter's kinds of draft token, by
-    number.
+    """P(draft token is right | its parent is) for each kind of draft token.
 
-    The mean of a Beta distribution per kind, twice: over all outcomes, and with that as its prior
-    over the recent ones, since texts differ more than a single rate can tell: what holds for a
-    translation is wrong for the summary after it, and has to be unlearnt within a few dozen tokens.
-    Drafters count every draft token that the text decides, whether or not it was verified, so a
-    kind that is not worth verifying now is still learnt about.
+    The mean of a Beta distribution per kind, over all outcomes, is the prior of another over recent
+    ones, because what holds for one text must be unlearnt within a few dozen tokens of the next.
+    Counts unverified draft tokens too, so kinds not worth verifying are still learnt.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:
@@ -64,7 +60,7 @@ class LearntAcceptance:
         self._update(kind)
 
     def begin_text(self) -> None:
-        """Forgets what was recent: it belongs to another text."""
+        """Forget recent outcomes, which belong to another text."""
         kinds = range(len(self._long))
         self._recent_seen = [0.0 for _ in kinds]
         self._recent_right = [0.0 for _ in kinds]
@@ -78,14 +74,14 @@ class LearntAcceptance:
         self._estimates[kind] = (long + self._recent_right[kind]) / seen
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
-        """Returns "acceptance", [4, kinds] float64: outcomes counted and those that were right, of
-        all and of late. learnt_only: those of all texts."""
+        """Return "acceptance", [4, kinds] float64: seen and right outcomes, of all and of recent.
+        learnt_only: [2, kinds], of all."""
         seen, right = [rate.seen for rate in self._long], [rate.right for rate in self._long]
         recent = [] if learnt_only else [self._recent_seen, self._recent_right]
         return {"acceptance": np.array([seen, right, *recent])}
 
     def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
-        """Raises KeyError or ValueError for what are no counts of such a drafter."""
+        """Load counts. Raises KeyError or ValueError for anything else."""
         counts, kinds = state["acceptance"], len(self._long)
         if learnt_only and counts.size == 2 * kinds:
             counts = np.concatenate([counts.reshape(2, kinds), np.zeros((2, kinds))])
@@ -104,13 +100,13 @@ class LearntAcceptance:
 
 State = TypeVar("State")
 
-# Rows below the budget's min_reach that are proposed all the same: policies drop them, but the
-# text decides them too, which is how a drafter learns that they have become likelier.
+# Proposed rows below the budget's min_reach: policies drop them, but the text decides them, so a
+# drafter learns when they become likelier.
 _UNLIKELY_ROWS = 3
 
 
 class Candidate(NamedTuple, Generic[State]):
-    """A token that may follow, the kind of draft token it is, and the state that it leads to."""
+    """A possible next token, its kind, and the state after it."""
 
     token: int
     kind: int
@@ -121,17 +117,16 @@ Expand = Callable[[State], Iterable[Candidate[State]]]
 
 
 class Growth:
-    """Holds what a drafter proposed in a round, and the kind of each row's draft token; None for
-    rows that it learns nothing from."""
+    """One round's proposal and the kind of each row; None for rows that teach nothing."""
 
     def __init__(self, tree: TokenTree, kinds: Sequence[int | None]) -> None:
         self.tree = tree
-        self._kinds = kinds  # the pending token's is not read
+        self._kinds = kinds  # the pending token's is unused
         self._taught = False
 
     def teach(self, acceptance: LearntAcceptance, text: Iterable[int]) -> None:
-        """Counts every draft token that the text after the pending token decides, once: in a round
-        without a proposal the one before it says nothing."""
+        """Count each draft token that the text after the pending token decides, once per
+        proposal."""
         if not self._taught:
             self._taught = True
             for row, right in self.tree.followed(text):
@@ -145,8 +140,7 @@ def nothing(pending: int) -> Growth:
 
 
 class LearningDrafter(Drafter):
-    """Learns from every outcome how likely its kinds of draft tokens are to be right: see
-    `LearntAcceptance`. A proposal is kept in `_growth`."""
+    """Learns the acceptance of its kinds of draft tokens. `_growth` holds the proposal."""
 
     def __init__(self, priors: Sequence[float]) -> None:
         self._acceptance = LearntAcceptance(priors)
@@ -174,10 +168,10 @@ def grow(
     expand: Expand[State],
     most_expanded: int | None = None,
 ) -> Growth:
-    """A tree within the budget, in the order of falling chance that a row is reached and right.
+    """Grow a tree within the budget, in descending chance that a row is reached and right.
 
-    expand: what may follow a state, in no order and without equal tokens; asked for once a row, and
-    for `most_expanded` rows at most.
+    expand: returns what may follow a state, in any order, without equal tokens; called once per
+    row, for at most `most_expanded` rows.
     """
     if not budget.branches:
         return _grow_chain(drafter, pending, budget, acceptance, root, expand)
@@ -203,7 +197,7 @@ def grow(
             heappush(frontier, (-chance, pushed, row, estimate, candidate))
             pushed += 1
             if chance < worth_scoring:
-                break  # one to learn from is enough: its siblings are even less likely
+                break  # one is enough to learn from; its siblings are even less likely
 
     unlikely = 0
     push(0, root)
@@ -230,7 +224,7 @@ def _grow_chain(
     root: State,
     expand: Expand[State],
 ) -> Growth:
-    """The same without branches, which has no need of an order."""
+    """Grow a chain, which needs no heap."""
     tokens: list[int] = []
     kinds: list[int | None] = [0]
     confidence: list[float] = []
@@ -267,13 +261,12 @@ def _tree(
 
 
 class TreeRows:
-    """A tree that grows: row 0 is the pending token, parents come first, and no row has two
-    children with the same token."""
+    """A growing tree: row 0 is the pending token, parents come first, siblings differ."""
 
     def __init__(self, pending: int) -> None:
         self.tokens = [pending]
         self.parents = [-1]
-        self.drafters: list[list[str]] = [[]]  # of each row
+        self.drafters: list[list[str]] = [[]]  # by row
         self._required = [False]
         self._rows: dict[tuple[int, int], int] = {}
 
@@ -281,7 +274,7 @@ class TreeRows:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, drafter: str, required: bool = False) -> int:
-        """Returns the row of this token below this parent."""
+        """Return the row of this token below this parent, added if new."""
         row = self._rows.setdefault((parent, token), len(self))
         if row == len(self):
             self.tokens.append(token)
@@ -294,8 +287,8 @@ class TreeRows:
         return row
 
     def tree(self, confidence: Sequence[float]) -> TokenTree:
-        """confidence: of each row, the pending one's not read; siblings' are scaled to a sum of 1
-        where they exceed it, since at most one of them is right."""
+        """Return the tree. confidence: by row, the pending one's unused. Siblings' are scaled to a
+        sum of at most 1, since at most one is right."""
         below = [0.0] * len(self)
         for row in range(1, len(self)):
             below[self.parents[row]] += confidence[row]
@@ -311,8 +304,8 @@ class TreeRows:
 
 
 def merge(pending: int, trees: Sequence[TokenTree]) -> tuple[TreeRows, list[list[float]]]:
-    """The rows of all trees, and the confidence that each of the trees has in a row. Every path of
-    every tree is a path of the result."""
+    """Merge trees; also return the confidences that trees have in each row. Every path of every
+    tree is a path of the result."""
     rows = TreeRows(pending)
     chances: list[list[float]] = [[]]
     for tree in trees:

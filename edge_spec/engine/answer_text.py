@@ -1,4 +1,4 @@
-"""Hands out the parts of an answer and the tokens that they are of, in step."""
+"""Turns decoded tokens into an answer's text and parts, handing out both in step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from edge_spec.text.token_pieces import TokenPiece, TokenPieces
 
 
 class AnswerText:
-    """Adds tokens to a result as they are decoded, and their text.
+    """Adds decoded tokens and their text to a result.
 
-    What is handed out stays. Where there are stop strings, a token is held back while one of them
-    may yet take its text away, and comes with its text: texts of tokens join to the text, in a
-    stream as in the result, and neither depends on how many tokens a round had. Stop strings end
-    the text; a thought or a call may have them.
+    Text once handed out stays. With stop strings, a token is held back while one may still take its
+    text away. So token texts always join to the text, streamed or not, and neither depends on how
+    many tokens a round had. Stop strings end the text only; thoughts and calls may contain them.
     """
 
     def __init__(
@@ -32,9 +31,9 @@ class AnswerText:
         stop_ids: frozenset[int],
         form: AnswerForm | None = None,
     ) -> None:
-        """prompt: what the text goes on with, where that ends in text: then the space that many
-        tokenizers leave out at the beginning of a text is a part of it."""
-        self.num_written = 0  # tokens, those of the stop string that ended the text included
+        """prompt: what the text continues; if that ends in text, the leading space that many
+        tokenizers drop at the beginning of a text is kept."""
+        self.num_written = 0  # tokens, including those of the stop string that ended the text
         self._result = result
         self._codec = codec
         self._tokens = TokenPieces(codec)
@@ -52,23 +51,22 @@ class AnswerText:
         self._parts = None if self._reader is None else PartTokens(self._reader, first)
         self._cutter = StopCutter(stops)
         self._holds = any(stops)
-        self._shown = ""  # text that no stop string takes away, and that is not handed out
+        self._shown = ""  # settled text that is not handed out yet
         self._held: deque[Token] = deque()
         self._finished = False
-        self._begun = b""  # of a character, in the tokens that were decoded
-        self._begun_before = b""  # in those that were handed out
+        self._begun = b""  # start of a character in the decoded tokens
+        self._begun_before = b""  # likewise in the tokens handed out
 
     @property
     def stopped(self) -> bool:
-        """Says whether a stop string has ended the text."""
         return self._cutter.stopped
 
     def push(self, decoded: Sequence[DecodedToken]) -> list[Chunk]:
-        """Returns what can be handed out with these tokens. Those after a stop string are none of
-        the answer's."""
+        """Return what these tokens let out. Tokens after a stop string are not part of the
+        answer."""
         chunks: list[Chunk] = []
         for token in decoded:
-            # An end shows no text, also where a tokenizer takes it for one.
+            # An end token shows no text, even if the tokenizer gives it some.
             ends = token.id in self._stop_ids
             made = self._token(token, "" if ends else self._pieces.push(token.id))
             self.num_written += 1
@@ -83,7 +81,7 @@ class AnswerText:
         return [*chunks, *self._hand_out(self._settled())]
 
     def finish(self) -> list[Chunk]:
-        """Returns what is left when no more tokens come."""
+        """Return the rest once no more tokens come."""
         if self._finished:
             return []
         self._finished = True
@@ -104,7 +102,7 @@ class AnswerText:
         return [*chunks, *self._hand_out(last)]
 
     def _add_part(self, part: Chunk) -> list[Chunk]:
-        """Returns what can be handed out before the text goes on, if this is no text."""
+        """Add a part; return what to hand out now, if it is not text."""
         if self.stopped:
             return []
         if part.kind is PartKind.TEXT:
@@ -116,7 +114,7 @@ class AnswerText:
         return [*before, part]
 
     def _add_text(self, text: str, tokens: Sequence[Token]) -> None:
-        """text: of the tokens, or, without any, of one that was handed out."""
+        """text: of the tokens or, without any, of a token already handed out."""
         if not tokens:
             self._shown += self._cutter.push(text)
         for token in tokens:
@@ -125,8 +123,8 @@ class AnswerText:
             self._held.append(token)
 
     def _settled(self) -> list[Token]:
-        """The held tokens whose text is shown. One without text, such as a part of a character,
-        waits for the next that has some: a stop string may begin with it."""
+        """Return the held tokens whose text is settled. A token without text, such as a part of a
+        character, waits for one with text, since a stop string may begin with it."""
         if self.stopped:
             return self._before_cut()
         if not self._holds:
@@ -141,7 +139,7 @@ class AnswerText:
         return list(self._held)[:count]
 
     def _before_cut(self) -> list[Token]:
-        """The held tokens up to where a stop string has cut the text, the last one shortened."""
+        """Return the held tokens up to the stop string, with the last one shortened."""
         left, kept = len(self._shown), []
         for token in self._held:
             if left <= 0:
@@ -158,7 +156,7 @@ class AnswerText:
             self._held.popleft()
             if token.raw:
                 self._begun_before = _incomplete(self._begun_before + token.raw)
-        # More than the texts of these only for the rest of a character after a token that is out.
+        # Only the rest of a character, after its token is out, has more text than the tokens.
         length = sum(len(token.text) for token in tokens) if self._held else len(self._shown)
         text, self._shown = self._shown[:length], self._shown[length:]
         if not text and not tokens:
@@ -168,7 +166,7 @@ class AnswerText:
         return [chunk]
 
     def _add_to_last(self, left: str) -> None:
-        """Gives an incomplete character at the end to the last token that can have text."""
+        """Give an incomplete last character to the last token that can have text."""
         if not left:
             return
         for tokens in (self._held, self._result.tokens):
@@ -178,7 +176,6 @@ class AnswerText:
                     return
 
     def _token(self, token: DecodedToken, piece: str) -> Token:
-        """piece: what it adds to the text."""
         made = Token(token.id, piece, token.origin, token.drafter, ends=token.id in self._stop_ids)
         if token.score is None:
             return made
@@ -188,14 +185,13 @@ class AnswerText:
         return replace(made, logprob=logprob, alternatives=listed, name=own.name, raw=own.raw)
 
     def _own(self, token: int, piece: str, ends: bool) -> TokenPiece:
-        """The token by itself, or as it is in the text where that has it otherwise: without its
-        space at the beginning."""
+        """Return the token by itself, or as shown in the text, without a leading space."""
         own = self._tokens.of(token)
         if ends or own.raw is None:
             return TokenPiece(own.name, None)
         is_whole = not self._begun and _is_text(own.raw)
         self._begun = _incomplete(self._begun + own.raw)
-        is_shown = is_whole and "\ufffd" not in piece  # which may be for bytes of tokens before it
+        is_shown = is_whole and "\ufffd" not in piece  # it may be for bytes of earlier tokens
         return TokenPiece.of_bytes(piece.encode()) if is_shown else own
 
     def _alternative(self, token: int, logprob: float) -> Alternative:
@@ -204,8 +200,8 @@ class AnswerText:
 
 
 def _within(text: str, tokens: Sequence[Token], before: bytes) -> list[Token]:
-    """Returns the tokens with no more bytes than this text of theirs has: a stop string may begin
-    within a token, and with a part of a character. before: a part that was handed out."""
+    """Cut tokens to the bytes of their text. A stop string may begin within a token, even with a
+    part of a character. before: the part of a character already handed out."""
     joined = before + b"".join(token.raw or b"" for token in tokens)
     ends = range(len(before), len(joined) + 1)
     end = next((n for n in ends if joined[:n].decode("utf-8", "replace") == text), len(joined))
@@ -221,7 +217,7 @@ def _within(text: str, tokens: Sequence[Token], before: bytes) -> list[Token]:
 
 
 def _incomplete(raw: bytes) -> bytes:
-    """Returns the beginning of a character that is at the end."""
+    """Return the incomplete character at the end."""
     _, length = codecs.utf_8_decode(raw, "replace", False)
     return raw[length:]
 
@@ -233,38 +229,37 @@ def _is_text(raw: bytes) -> bool:
 
 @dataclass
 class _Pending:
-    """A token, all of whose characters are not told yet. token: None once it was handed out."""
+    """A token with characters not yet assigned to a part. token: None once handed out."""
 
     token: Token | None
-    left: str  # of what it wrote, until now
+    left: str  # unassigned rest of what it wrote
     is_special: bool  # no text shows it
-    text: str = ""  # that it adds to a part
-    kind: PartKind | None = None  # of that text, or else of the tag that it ends
+    text: str = ""  # its text in a part
+    kind: PartKind | None = None  # part of that text, or of the tag that it ends
 
 
 class PartTokens:
-    """Reads what tokens write, one after the other, and hands tokens out with the part that they
-    belong to.
+    """Assigns tokens to the parts that they wrote.
 
-    Of a text or a thought, the texts of tokens join to it. A token that adds none, as those of tags
-    do, belongs to the part that the reader says, else to the one before. A token of a call has the
-    text that it wrote.
+    Token texts of a text or a thought join to it. A token without text, such as a tag's, belongs to
+    the part that the reader names, else to the one before. A call's token has the text that it
+    wrote.
     """
 
     def __init__(self, reader: PartReader, first: PartKind) -> None:
-        """first: the kind of what the answer begins with, unless the reader says otherwise."""
+        """first: the part that an answer begins with unless the reader decides otherwise."""
         self._reader = reader
         self._kind = first
         self._pending: deque[_Pending] = deque()
         self._told: list[Chunk] = []
 
     def push(self, token: Token, special: str) -> list[Chunk]:
-        """token: with all the text that it wrote. special: how it is written where it is one."""
+        """token: with all the text that it wrote. special: the spelling of a special token."""
         self._pending.append(_Pending(token, special or token.text, bool(special)))
         return self._chunks(self._reader.push(special or token.text))
 
     def finish(self, left: str) -> list[Chunk]:
-        """left: of an incomplete character at the end."""
+        """left: the incomplete character at the end."""
         if left:
             last = next((each for each in reversed(self._pending) if _has_text(each.token)), None)
             if last is None:
@@ -290,7 +285,7 @@ class PartTokens:
             self._hand_out(len(self._pending))
             self._tell(part.kind, part.text, call=part.call)
             return
-        self._hand_out(len(self._pending) - 1)  # the last one may have text after the tag
+        self._hand_out(len(self._pending) - 1)  # the last token may have text after the tag
         if self._pending and self._pending[-1].kind is None:
             self._pending[-1].kind = part.kind
 
@@ -299,10 +294,10 @@ class PartTokens:
         return told
 
     def _add_text(self, kind: PartKind, text: str) -> None:
-        """Finds the tokens that wrote this text: what is before it in theirs is no one's."""
+        """Find the tokens that wrote this text; text before it belongs to no part."""
         written = "".join(each.left for each in self._pending)
         start = 0 if written.startswith(text) else written.rfind(text)
-        if start < 0:  # the reader has changed it: all of it is the last token's
+        if start < 0:  # changed by the reader: give all of it to the last token
             self._hand_out(len(self._pending) - 1)
             start, written = 0, text
             if not self._pending:
@@ -310,7 +305,7 @@ class PartTokens:
             self._pending[-1].left = text
         end = start + len(text)
         place = 0
-        num_whole = 0  # tokens that are told
+        num_whole = 0  # fully assigned tokens
         for count, each in enumerate(self._pending, start=1):
             if place >= end and each.left:
                 break
@@ -347,7 +342,7 @@ class PartTokens:
     def _tell(
         self, kind: PartKind, text: str, token: Token | None = None, call: CallHead | None = None
     ) -> None:
-        """Tell a piece, in the last chunk if that goes on with the same part."""
+        """Add a piece, to the last chunk if it continues the same part."""
         last = self._told[-1] if self._told else None
         if last is None or last.kind is not kind or (call and (last.text or last.call)):
             self._told.append(last := Chunk("", (), kind, call))

@@ -1,4 +1,4 @@
-"""An engine for asyncio: it decodes in a thread of its own, and the event loop goes on."""
+"""An engine for asyncio that decodes in its own thread."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _Result = TypeVar("_Result")
 
 
 class AsyncEngine:
-    """The same as `Engine`, awaited. Answers that are asked for at the same time are written one
-    after the other; `fork` makes another conversation, whose answers are written meanwhile.
+    """`Engine` for asyncio. Concurrent requests are answered one after the other; `fork` makes
+    another conversation, which answers in parallel.
 
     Cancelling a task that awaits an answer, or closing a stream, ends the answer after the current
     round.
@@ -60,30 +60,33 @@ class AsyncEngine:
         return self._engine.drafter
 
     def chat_sampling(self, **asked: float | None) -> SamplingParams:
-        """Returns what `Engine.chat_sampling` does."""
+        """Return what `Engine.chat_sampling` does."""
         return self._engine.chat_sampling(**asked)
 
     async def chat(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> GenerationResult:
-        """Answers as `Engine.chat` does."""
+        """Answer as `Engine.chat` does."""
         return await self._answer(partial(self._engine.stream, messages, **options))
 
     async def generate(
         self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]
     ) -> GenerationResult:
-        """Answers as `Engine.generate` does."""
+        """Answer as `Engine.generate` does."""
         return await self._answer(lambda: self._engine.generate(prompt, stream=True, **options))
 
     def infill_prompt(self, prefix: str, suffix: str, **options: Any) -> InfillPrompt:
-        """Returns the tokens that `Engine.infill_prompt` does, for `generate`."""
+        """Return the tokens of `Engine.infill_prompt`, for `generate`."""
         return self._engine.infill_prompt(prefix, suffix, **options)
 
     def stream(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[Chunk, None]:
-        """Streams as `Engine.stream` does. Where the loop may be left early, close the iterator
-        (`contextlib.aclosing`): Python does so only when it collects garbage."""
+        """Stream as `Engine.stream` does.
+
+        If you may leave the loop early, close the iterator (`contextlib.aclosing`): Python does so
+        only at garbage collection.
+        """
         stream = self._stream(messages, **options)
         self._streams.add(stream)
         return stream
@@ -101,28 +104,28 @@ class AsyncEngine:
                 await self._end(generation)
 
     async def set_drafter(self, names: str) -> None:
-        """Changes drafters as `Engine.set_drafter` does, also while an answer is written."""
+        """Change drafters as `Engine.set_drafter` does, also while an answer is written."""
         await asyncio.to_thread(self._engine.set_drafter, names)
 
     async def fork(self) -> AsyncEngine:
-        """Forks as `Engine.fork` does."""
+        """Fork as `Engine.fork` does."""
         async with self._turn:
             return AsyncEngine(await _kept(self._run(self._engine.fork)))
 
     async def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
-        """Writes what `Engine.snapshot` does, once answers that were asked for before have
-        ended."""
+        """Write what `Engine.snapshot` does, after earlier answers have ended."""
         async with self._turn:
             await self._run(self._engine.snapshot, path, note)
 
     async def restore(self, path: str | Path) -> dict[str, Any] | None:
-        """Restores as `Engine.restore` does, once answers that were asked for before have ended."""
+        """Restore as `Engine.restore` does, after earlier answers have ended."""
         async with self._turn:
             return await self._run(self._engine.restore, path)
 
     async def close(self) -> None:
-        """Closes as `Engine.close` does; an answer that is being written ends first, a stream that
-        nobody awaits is closed."""
+        """Close as `Engine.close` does, after the current answer; a stream that nobody awaits is
+        closed.
+        """
         for stream in list(self._streams):
             with suppress(RuntimeError):  # somebody awaits its next chunk
                 await stream.aclose()
@@ -142,8 +145,9 @@ class AsyncEngine:
                 raise
 
     async def _end(self, generation: Generation) -> None:
-        """Ends after the round that the thread may still be in, however often the task is cancelled
-        meanwhile: the next answer must not find the engine busy."""
+        """Wait for the current round despite repeated cancellation, so the engine is free
+        afterwards.
+        """
         ended = asyncio.ensure_future(self._run(generation.close))
         cancelled = False
         while not ended.done():
@@ -162,13 +166,13 @@ class AsyncEngine:
         **options: _Parameters.kwargs,
     ) -> _Result:
         if self._closed:
-            return call(*arguments, **options)  # it says so
+            return call(*arguments, **options)  # it raises the right error
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, partial(call, *arguments, **options))
 
 
 async def _kept(opening: Coroutine[Any, Any, Engine]) -> Engine:
-    """The engine; one that a task that was cancelled does not wait for is closed."""
+    """Return the engine; close it if the awaiting task was cancelled."""
     opened = asyncio.ensure_future(opening)
     try:
         return await asyncio.shield(opened)

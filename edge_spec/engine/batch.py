@@ -1,26 +1,22 @@
-"""Every pass over a target is its batch's: of one conversation, or of several that share it.
+"""Makes every pass of a target, for one conversation or several at once.
 
-A pass takes most of its time for the weights, which it reads once for all rows, so rows of several
-conversations are scored side by side (Yu et al. 2022, Orca: iteration-level scheduling). A
-conversation joins and leaves with each pass. Where kernels make rows cheap, a prompt is read beside
-the rows of those who write, as many of its tokens a pass as make it last twice as long (Agrawal et
-al. 2024, Sarathi-Serve). Elsewhere prompts have passes of their own, which take turns with those of
-the others: slices of a few tokens beside these took longer a token.
+A pass mostly reads weights, so it scores rows of several conversations together (Yu et al. 2022,
+Orca: iteration-level scheduling). Where kernels make rows cheap, it also reads slices of prompts
+that at most double it (Agrawal et al. 2024, Sarathi-Serve); elsewhere small slices took longer per
+token, so prompts take turns with other passes.
 
-No text depends on who else is there. Where kernels compute a row alike by construction, passes may
-be shared and prompts divided in any way. Elsewhere shared passes keep to the widths that passes of
-one conversation keep to, and only after it was measured that sharing changes no bit; prompts are
-divided only where that was measured, too.
+No text depends on other conversations. With batch-invariant kernels, passes may be shared and
+prompts divided at will. Otherwise shared passes keep to the widths of single conversations, and
+sharing and dividing start only after measuring that they change no bit.
 
-On onnxruntime each conversation attends to its own cache, by an operator of its own in one graph
-(runtimes/ort/joint_graph.py), which holds another copy of the packed weights. On llama.cpp all are
-in one cache (runtimes/llamacpp/cache.py) where our kernels compute. Models with a sliding window
-take turns there: their sequences cannot be moved whole.
+On onnxruntime each conversation has its own cache and attention operator in one graph
+(runtimes/ort/joint_graph.py), with another copy of the packed weights. On llama.cpp all share one
+cache (runtimes/llamacpp/cache.py) where our kernels compute; models with a sliding window take
+turns, because their sequences cannot be moved whole.
 
-A conversation is charged for its rows' part of a pass, so it drafts less as others make rows
-dearer. Before anything is learnt, it drafts within its part of the rows: speculation wins less as a
-batch grows (Liu et al. 2024, Optimizing Speculative Decoding for Serving Large Language Models
-Using Goodput). Beginnings that prompts share are read once (prompt_cache.py).
+A conversation is charged for its part of a pass, so it drafts less as others make rows expensive;
+until costs are known, within its share of the rows, since speculation gains less in large batches
+(Liu et al. 2024, Optimizing Speculative Decoding for Serving Large Language Models Using Goodput).
 """
 
 from __future__ import annotations
@@ -50,25 +46,27 @@ from edge_spec.scheduler.lossless import (
     wider,
 )
 
-_ANY_ROWS = 64  # of a shared pass, where widths need not agree
-_LEAST_SLICE = 8  # tokens of a prompt beside rows of others, however long that takes
-_SLICE_WEIGHT = 0.2  # of the last slice, in what a token takes
+_ANY_ROWS = 64  # of a shared pass without fixed widths
+_LEAST_SLICE = 8  # prompt tokens per shared pass, however long they take
+_SLICE_WEIGHT = 0.2  # of the last slice in the mean
 _LEAST_TOKEN_S = 1e-6
-_ALONE = 4  # passes without company, after which a conversation no longer looks for any
-# Passes without sharing, after a shared one has failed. The longest rests are half a minute or so.
+_ALONE = 4  # passes alone after which a conversation stops looking for company
+# Passes without sharing after a shared one failed. The longest rest takes about half a minute.
 _FIRST_REST, _LONGEST_REST = 64, 4096
-# Of the last pass: without who is waited for, the next one takes nearly as long.
+# Of the last pass: without the awaited conversation, the next takes nearly as long.
 _WAITING_SHARE = 0.5
-_UNKNOWN_COSTS = {1: 1.0, 16: 2.0}  # proportions, until passes tell
+_UNKNOWN_COSTS = {1: 1.0, 16: 2.0}  # proportions, until passes are measured
 
 _log = logging.getLogger(__name__)
 
 
 class Scored(NamedTuple):
-    """num_rows: that `out` should have. charged_s: what of a pass that others shared is this
-    conversation's part, without the time that it waited for its turn; None where it had the model
-    to itself. num_sharing: conversations in the pass. tree: what was scored of the one that was
-    asked for, where that may be less."""
+    """The outcome of a pass for one conversation.
+
+    num_rows: expected in `out`. charged_s: its part of a shared pass, without waiting; None if
+    alone. num_sharing: conversations in the pass. tree: the scored part of the tree, if it may be
+    less.
+    """
 
     out: Forward
     num_rows: int
@@ -78,8 +76,8 @@ class Scored(NamedTuple):
 
 
 class _Request:
-    """What one session asks for. num_rows: that it has in the next pass. is_done: it was carried
-    out, or failed with `error`. must_be_alone: a shared pass with it has failed."""
+    """One session's request. num_rows: its rows in the next pass. is_done: completed, or failed
+    with `error`. must_be_alone: a shared pass with it failed."""
 
     def __init__(self, session: Session, num_rows: int) -> None:
         self.session = session
@@ -97,13 +95,13 @@ class _Request:
 
 
 class _TreeRequest(_Request):
-    """A tree to score: all of it, or its first rows where its `wish` leaves that open."""
+    """A tree to score: all of it, or the first rows that its `wish` allows."""
 
     def __init__(
         self, session: Session, tree: TokenTree, width: int, values: Sequence[float], least: int
     ) -> None:
-        """width: of a pass of its own, if more than the tree's rows. values: of the rows of a tree
-        of which at least the first `least` are to be scored; empty where it is not divided."""
+        """width: of its own pass, if wider than the tree. values: of a tree that may be cut to
+        `least` rows; empty if it may not."""
         super().__init__(session, len(tree))
         self.tree = tree
         self.wish = Wish(values, min(least, len(tree))) if values else Wish((1.0,), len(tree))
@@ -115,20 +113,18 @@ class _TreeRequest(_Request):
         return PassPart(self.session, self.tree.first_rows(self.num_rows))
 
     def run(self) -> int:
-        """Make a pass of its own; return its rows."""
         padded = self.tree.padded(self._width)
         self.finish(self.session.forward(padded), len(padded), 1)
         return len(padded)
 
     def finish(self, out: Forward, num_rows: int, num_sharing: int) -> None:
-        """Take what a pass gave, `num_rows` rows of scores."""
         tree = self.tree.first_rows(self.num_rows)
         self.scored = Scored(out, num_rows, None, num_sharing, tree)
         self.is_done = True
 
 
 class _PromptRequest(_Request):
-    """Tokens to commit, in as many passes as it takes."""
+    """Tokens to commit, in as many passes as needed."""
 
     def __init__(self, session: Session, tokens: Sequence[int]) -> None:
         super().__init__(session, len(tokens))
@@ -137,7 +133,6 @@ class _PromptRequest(_Request):
 
     @property
     def left(self) -> Sequence[int]:
-        """The tokens that are not committed yet."""
         return self._tokens[self.session.length - self._start :]
 
     def part(self) -> PassPart:
@@ -145,33 +140,31 @@ class _PromptRequest(_Request):
         return PassPart(self.session, TokenTree.chain(taken[0], taken[1:]), is_scored=False)
 
     def run(self) -> int:
-        """Read its next rows in a pass of their own; return how many these are."""
+        """Read the next rows in a pass of its own; return their number."""
         self.session.prefill(self.left[: self.num_rows])
         self.is_done = not len(self.left)
         return self.num_rows
 
     def finish(self, num_tokens: int) -> None:
-        """Commit what a shared pass has read."""
         self.session.commit(range(num_tokens))
         self.is_done = not len(self.left)
 
 
 class _Returns:
-    """Tells how long a pass is to wait for conversations that came back in time before: without
-    them it would take nearly as long, and they would need another one. In seconds on one clock."""
+    """Estimates how long a pass should wait for conversations that came back in time before.
+    Without them it takes nearly as long, and they need another pass."""
 
     def __init__(self) -> None:
         self._patience_s = 0.0
         self._left_s: WeakKeyDictionary[Session, float] = WeakKeyDictionary()
-        self._soon: WeakSet[Session] = WeakSet()  # that came in time, the last time
+        self._soon: WeakSet[Session] = WeakSet()  # those that came in time last
 
     def left(self, session: Session, now: float, pass_s: float) -> None:
-        """Note that a conversation has had its pass, which took so long."""
+        """Record that a conversation had its pass of `pass_s` seconds."""
         self._patience_s = _WAITING_SHARE * pass_s
         self._left_s[session] = now
 
     def arrived(self, session: Session, now: float) -> None:
-        """Note that it wants another one."""
         left_s = self._left_s.pop(session, None)
         if left_s is None or now - left_s > self._patience_s:
             self._soon.discard(session)
@@ -179,20 +172,17 @@ class _Returns:
             self._soon.add(session)
 
     def wait_s(self, now: float) -> float:
-        """Return how much longer to wait for those that are due; 0 where there are none."""
+        """Return how much longer to wait for those that are due; 0 for none."""
         due = [self._left_s[session] for session in self._soon if session in self._left_s]
         return max(0.0, max(due, default=now - self._patience_s) + self._patience_s - now)
 
 
 class Batch:
-    """The passes of all conversations on one model. Any thread may call, each with its own session.
+    """The passes of all conversations on one model. Thread-safe, with one session per caller.
 
-    A conversation without company makes its pass itself, at once. Of several, one pass is made at a
-    time, by the thread of whoever has waited longest, for as many as fit: others that are due come
-    meanwhile.
-
-    active: generations that are being decoded now. most: conversations that may share a pass, 1
-    for none.
+    One pass runs at a time, led by the thread that waited longest, for as many conversations as
+    fit; without company a conversation makes its pass at once. active: generations being decoded.
+    most: conversations that may share a pass.
     """
 
     def __init__(
@@ -203,34 +193,34 @@ class Batch:
         parallel_rows: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """model: None for one that shares no passes. costs: of its rows, for the batch alone to
-        correct. parallel_rows: that all conversations together may have in their rounds."""
+        """model: None if it shares no passes. costs: of its rows, corrected by this batch alone.
+        parallel_rows: limit on the rows of all conversations' rounds."""
         self.active = 0
         self.most = 1
         self._model = model if model is not None and isinstance(model, SharesPasses) else None
-        self._changes_texts = False  # sharing does, by the arithmetic of this machine
+        self._changes_texts = False  # sharing would, by this machine's arithmetic
         self._lossless = lossless or Losslessness()
         self._widths = self._lossless.widths
         self._costs = costs or RowCosts(_UNKNOWN_COSTS, is_measured=False)
         self._parallel_rows = parallel_rows
         self._clock = clock
-        self._token_s: float | None = None  # of a prompt beside rows of others
-        self._slices = False  # prompts may be read in passes of SLICE_TOKENS and fewer
+        self._token_s: float | None = None  # per prompt token in a shared pass
+        self._slices = False  # prompts may be read in slices of SLICE_TOKENS
         self._counting = Lock()
         self._preparing: Thread | None = None
         self._prepared_for = 1  # conversations
-        self._num_alone = 0  # passes in a row without company
+        self._num_alone = 0  # successive passes without company
         self._turn = Condition(Lock())
-        self._queue: list[_TreeRequest | _PromptRequest] = []  # the oldest first
+        self._queue: list[_TreeRequest | _PromptRequest] = []  # oldest first
         self._is_running = False
         self._is_prompts_turn = True
         self._returns = _Returns()
         self._rests = SpacedRetries(_FIRST_REST, _LONGEST_REST)  # in passes
-        self._divisible: WeakSet[Session] = WeakSet()  # a pass may take first rows of the last tree
+        self._divisible: WeakSet[Session] = WeakSet()  # the last tree may be cut
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Count one more generation as active within the block."""
+        """Count one more active generation within the block."""
         with self._counting:
             self.active += 1
         try:
@@ -240,22 +230,21 @@ class Batch:
                 self.active -= 1
 
     def limit(self, budget: Budget, session: Session, drafters: Sequence[Drafter]) -> Budget:
-        """Return what of a budget the others leave for a session's next round: one row at least,
-        which is plain decoding. The budget itself where they leave all of it."""
+        """Return the part of a budget that others leave for a session's next round, at least one
+        row."""
         most = self._most_rows(session, drafters)
         if most is None or most >= budget.num_rows:
             return budget
         num_draft_tokens = min(budget.num_draft_tokens, most - 1)
-        if self._widths:  # a pass of its own may be wider, by rows that hold nothing
+        if self._widths:  # padding may still widen a pass of its own
             return replace(budget, num_draft_tokens=num_draft_tokens, probes=False)
         return replace(budget, num_draft_tokens=num_draft_tokens, num_rows=most)
 
     def _most_rows(self, session: Session, drafters: Sequence[Drafter]) -> int | None:
         """Return how many rows a session's next round may have; None for any number.
 
-        An equal part of what fits a shared pass: who does not fit would have to wait for the next
-        one. More, so that others have one row each, only where the pass can leave rows out that
-        bring less than those of others, and where it costs nothing to draft them in vain.
+        Normally an equal share, since more would wait for the next pass. More if drafting is free
+        and rows of little value can be left out, sparing one row for each other conversation.
         """
         num_active, most = max(1, self.active), self._parallel_rows
         if most is not None:
@@ -272,15 +261,14 @@ class Batch:
     def forward(
         self, session: Session, tree: TokenTree, num_rows: int = 0, values: Sequence[float] = ()
     ) -> Scored:
-        """Score every row of the tree, at least; or its first ones, if it comes with `values` of
-        its rows (`RoundPlan`). num_rows: of a pass of its own, if more. Raises what the session's
-        own pass raises."""
+        """Score the tree's rows; with `values` (`RoundPlan`), maybe only its first rows. num_rows:
+        of a pass of its own, if wider. Raises as the session's own pass does."""
         if self._is_alone():
             padded = tree.padded(num_rows)
             return Scored(session.forward(padded), len(padded))
         if len(tree) > 1:
             (self._divisible.add if values else self._divisible.discard)(session)
-        # A single row of several would be taken for a plain step, which decides near ties.
+        # A single row would count as a plain step, which decides near ties.
         least = 2 if self._lossless.replays else 1
         request = _TreeRequest(session, tree, num_rows, values, least)
         self._submit(request)
@@ -288,15 +276,15 @@ class Batch:
         return request.scored._replace(charged_s=request.charged_s)
 
     def prefill(self, session: Session, tokens: Sequence[int]) -> None:
-        """Commit tokens. Raises what the session's own `prefill` raises."""
+        """Commit tokens. Raises as the session's own `prefill` does."""
         if self._is_alone():
             session.prefill(tokens)
         elif len(tokens):
             self._submit(_PromptRequest(session, tokens))
 
     def _is_alone(self) -> bool:
-        """Tell whether a pass has no company: it is made without lock and queue then. A reader
-        that takes a piece of text out of a generation leaves it for a moment, which is no end."""
+        """Return True if a pass has no company and needs no lock or queue. Company must be missing
+        for several passes: a slow reader leaves its generation for a moment."""
         if self.active > self._prepared_for:
             self.prepare_for(self.active)
         if self.most < 2:
@@ -305,8 +293,7 @@ class Batch:
         return self._num_alone > _ALONE
 
     def prepare_for(self, num_conversations: int) -> None:
-        """Begin to make ready for that many conversations, in another thread, unless that has
-        begun."""
+        """Start preparing for that many conversations in another thread, once."""
         with self._counting:
             if num_conversations <= self._prepared_for:
                 return
@@ -317,7 +304,7 @@ class Batch:
                 self._preparing.start()
 
     def settle(self) -> None:
-        """Return when nothing is being prepared."""
+        """Wait until nothing is being prepared."""
         with self._counting:
             preparing = self._preparing
         if preparing is not None:
@@ -331,8 +318,8 @@ class Batch:
             return
         try:
             most = model.prepare_sharing(num_conversations)
-            if most > 1 and self._widths:  # more conversations may have another graph
-                with self._turn:  # nobody else makes a shared pass meanwhile
+            if most > 1 and self._widths:  # another number may use another graph
+                with self._turn:  # no shared pass may run meanwhile
                     self.most = 1
                     self._turn.wait_for(lambda: not self._is_running)
                 if not shares_alike(model, self._widths):
@@ -342,27 +329,26 @@ class Batch:
             if most > 1 and before is None:
                 self._slices = not self._widths or slices_alike(model)
             self.most = most
-        except Exception as error:  # whatever the library raises: all goes on as before
+        except Exception as error:  # whatever the library raises: continue without sharing
             _log.info("shared passes are not made ready: %s", error)
 
     @property
     def _widest(self) -> int:
-        """Rows of a shared pass, at most."""
         if self._widths:
             return self._widths[-1]
         assert self._model is not None
         return min(_ANY_ROWS, self._model.capabilities.verified_rows)
 
     def _submit(self, request: _TreeRequest | _PromptRequest) -> None:
-        """Return when the request is done; raise what it failed with."""
+        """Wait until the request is done; raise its error."""
         with self._turn:
             self._returns.arrived(request.session, self._clock())
             self._queue.append(request)
-            self._turn.notify_all()  # who waits for company may go
+            self._turn.notify_all()  # wake a leader that waits for company
             nobody_came = False
             try:
                 while not request.is_done:
-                    # Led by whoever woke up first, passes had fewer conversations.
+                    # If the first to wake up led, passes had fewer conversations.
                     if self._is_running or self._queue[0] is not request:
                         self._turn.wait()
                     elif not nobody_came and (wait_s := self._worth_waiting_s()) > 0:
@@ -381,7 +367,7 @@ class Batch:
             raise request.error
 
     def _worth_waiting_s(self) -> float:
-        """Return how long the next pass waits for conversations that are due; 0 for not at all."""
+        """Return how long the next pass should wait for conversations that are due."""
         trees, prompts = self._waiting()
         if prompts and self._take_turns(prompts[0]) and (self._is_prompts_turn or not trees):
             return 0.0
@@ -390,7 +376,7 @@ class Batch:
         return self._returns.wait_s(self._clock())
 
     def _lead(self) -> None:
-        """Make the next pass, without the lock meanwhile."""
+        """Make the next pass, releasing the lock meanwhile."""
         chosen = self._choose()
         started, pass_s = self._clock(), 0.0
         self._is_running = True
@@ -409,8 +395,8 @@ class Batch:
             self._turn.notify_all()
 
     def _choose(self) -> list[_TreeRequest | _PromptRequest]:
-        """Return what the next pass is of: trees, the oldest one in any case; a prompt; or both.
-        Prompts and trees that share no pass take turns."""
+        """Choose the next pass: trees, always with the oldest one, a prompt, or both. Prompts and
+        trees that cannot share a pass take turns."""
         trees, prompts = self._waiting()
         prompt = prompts[0] if prompts else None
         if prompt is not None and trees and (self._take_turns(prompt) or not self._joins(trees[0])):
@@ -438,9 +424,11 @@ class Batch:
         return trees, [request for request in self._queue if isinstance(request, _PromptRequest)]
 
     def _joins(self, request: _Request) -> bool:
-        """Tell whether it may share a pass. Features may be given by own passes alone. Near ties
-        that plain steps decide are left to passes of a single row, which are nobody else's. A tree
-        on an empty cache may take one more pass."""
+        """Return True if the request may share a pass.
+
+        Not for sessions that give features in their own passes only, plain steps that decide near
+        ties, and branching trees on an empty cache, which may need an extra pass.
+        """
         if self._rests.resting or request.must_be_alone or collects_alone(request.session):
             return False
         if not isinstance(request, _TreeRequest):
@@ -449,15 +437,14 @@ class Batch:
         return not is_plain and (request.session.length > 0 or request.tree.is_chain)
 
     def _take_turns(self, prompt: _PromptRequest) -> bool:
-        """Tell whether a prompt is read in passes without the rows of others."""
+        """Return True if a prompt is read without other conversations' rows."""
         assert self._model is not None
         return not (
             self._model.capabilities.invariant_rows and not self._widths and self._joins(prompt)
         )
 
     def _deal(self, waiting: Sequence[_TreeRequest], room: int) -> list[_TreeRequest]:
-        """Return the oldest that fit a pass of `room` rows, and deal its rows out to them by what
-        these are worth over all."""
+        """Choose the oldest requests that fit `room` rows and divide these by value."""
         chosen: list[_TreeRequest] = []
         rows = 0
         for request in waiting:
@@ -470,35 +457,33 @@ class Batch:
         return chosen
 
     def _seconds(self, rows: int) -> float:
-        """Return what a shared pass takes, widened as it is."""
         return self._costs.at(wider(rows, self._widths) or rows)
 
     def _own_slice(self, num_left: int, num_prompts: int) -> int:
-        """Return how many tokens of a prompt its own pass reads: all, unless others wait or write.
-        Passes are of about one length then: none has a token or two."""
+        """Return how many prompt tokens its own pass reads: all, unless others are waiting or
+        decoding. Slices are of similar length: none has only a token or two."""
         if not self._slices or max(len(self._queue), self.active) <= num_prompts:
             return num_left
         return -(-num_left // -(-num_left // SLICE_TOKENS))
 
     def _slice_beside(self, rows: int) -> int:
-        """Return how many tokens of a prompt make a pass of these rows twice as long, so that those
-        who write keep half of their rate; at most as many as there is room for. The first ones tell
-        what a token takes: less than a row that is scored."""
+        """Return how many prompt tokens double the time of a pass of these rows, if they fit.
+        Others then keep half their speed. The first slices measure the cost of a token."""
         if self._token_s is None:
             return min(self._widest - rows, SLICE_TOKENS)
         fitting = int(self._costs.at(rows) / max(self._token_s, _LEAST_TOKEN_S))
         return min(self._widest - rows, max(_LEAST_SLICE, fitting))
 
     def _learn_slice(self, rows: int, num_tokens: int, seconds: float) -> None:
-        """Learn from a pass of rows of others what a token of a prompt adds to it."""
-        if not self._costs.is_scaled:  # no pass without a prompt has said what these rows take
+        """Learn from a shared pass what a prompt token adds."""
+        if not self._costs.is_scaled:  # these rows were never timed without a prompt
             return
         token_s = max(0.0, seconds - self._costs.at(rows)) / num_tokens
         known_s = token_s if self._token_s is None else self._token_s
         self._token_s = known_s + _SLICE_WEIGHT * (token_s - known_s)
 
     def _make(self, requests: Sequence[_TreeRequest | _PromptRequest]) -> None:
-        """Make a pass. An error of a pass of one conversation is kept for it."""
+        """Make a pass; a single conversation's error is kept in its request."""
         if len(requests) > 1:
             self._make_together(requests)
             return
@@ -511,7 +496,7 @@ class Batch:
                 self._costs.observe(rows, request.charged_s)
 
     def _make_together(self, requests: Sequence[_TreeRequest | _PromptRequest]) -> None:
-        """Make a shared pass. Where it fails, each of its conversations makes its own."""
+        """Make a shared pass. If it fails, each conversation makes its own."""
         parts = [request.part() for request in requests]
         rows = [len(part.tree) for part in parts]
         width = wider(sum(rows), self._widths)

@@ -1,5 +1,4 @@
-"""The components that an engine is composed of, and its connection to whoever learns from its
-answers."""
+"""The parts that make up an engine, and its connection to a learner."""
 
 from __future__ import annotations
 
@@ -28,55 +27,53 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """Learns from answers, while none of the engines that share the model is answering. Any thread
-    may call."""
+    """Learns from answers while no engine on the model is answering. Thread-safe."""
 
     def take(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
-        """tokens: [tokens] int64 of an answer that its reader let be written to its end. states:
-        [tokens, hidden_size] float32 after the target's final norm, where each was chosen. Returns
-        at once, and raises nothing."""
+        """Take an answer that was written to its end. Returns at once and raises nothing.
+
+        tokens: [tokens] int64. states: [tokens, hidden_size] float32 after the target's final norm,
+        where each token was chosen.
+        """
 
     def head(self) -> MedusaNetwork | None:
-        """Returns a head that drafts from the next answer on, beside those that do anyway."""
+        """Return a head to draft from the next answer on, besides other drafters."""
 
     def pause(self) -> None:
-        """Stops for an answer. Returns when the model is free, at most one pass later."""
+        """Pause for an answer. Returns when the model is free, at most one pass later."""
 
     def resume(self) -> None:
-        """Goes on: that answer has ended."""
+        """Resume after that answer."""
 
     def close(self) -> None:
-        """Returns when nothing uses the model any more."""
+        """Return once nothing uses the model any more."""
 
 
 class AnswerRecorder:
-    """Keeps the tokens of one answer and the target's states that chose them, and gives them to a
-    learner."""
+    """Records one answer's tokens and the target's states that chose them, for a learner."""
 
     def __init__(self, learner: Learner, most_tokens: int = 2048) -> None:
-        """most_tokens: after which nothing more of an answer is kept."""
+        """most_tokens: limit per answer."""
         self._learner = learner
         self._most_tokens = most_tokens
         self._tokens: list[int] = []
         self._states: list[np.ndarray] = []
 
     def head(self) -> MedusaNetwork | None:
-        """Returns what the learner has for the next answer."""
         return self._learner.head()
 
     def begin(self) -> None:
-        """Forgets what was kept: an answer begins."""
         self._tokens, self._states = [], []
 
     def observe(self, out: Forward, verdict: Verdict) -> None:
-        """Keeps a round's tokens, and the states of the rows that chose them."""
+        """Record a round's tokens and the states of the rows that chose them."""
         if out.hidden is None or len(self._tokens) >= self._most_tokens or not verdict.tokens:
             return
         self._tokens += verdict.tokens
-        self._states.append(out.hidden[list(verdict.kept)])  # a copy: the array is the library's
+        self._states.append(out.hidden[list(verdict.kept)])  # a copy: the library owns the array
 
     def end(self, prompt: Sequence[int], result: GenerationResult) -> None:
-        """Gives the learner an answer that nobody ended early."""
+        """Pass an answer to the learner if nobody ended it early."""
         complete = result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         if complete and self._tokens:
             tokens = np.array(self._tokens, np.int64)
@@ -86,9 +83,9 @@ class AnswerRecorder:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineComponents:
-    """All that an engine is composed of, by the loader."""
+    """Everything the loader puts into an engine."""
 
-    # The model that answers: what requests and snapshots are checked against.
+    # The model that answers; requests and snapshots are checked against it.
     name: str
     runtime: str
     model: Model
@@ -100,28 +97,27 @@ class EngineComponents:
     batch: Batch = field(default_factory=Batch)  # of all conversations on the model
     prompts: PromptCache = field(default_factory=PromptCache)  # likewise
 
-    # The drafters of an engine, and what composes others.
+    # Drafters and what combines them.
     batch_invariance: BatchInvariance
     speculation: Speculation
-    speculation_factory: SpeculationFactory  # composes it again for other drafters
-    drafter: str = "auto"  # the names that `speculation` was composed by
-    drafts: Sequence[Draft] = ()  # further models, where there are any
-    plan: EnginePlan | None = None  # by which all of this was opened
+    speculation_factory: SpeculationFactory  # combines other drafters later
+    drafter: str = "auto"  # names that `speculation` was made from
+    drafts: Sequence[Draft] = ()  # draft models
+    plan: EnginePlan | None = None  # that opened all of this
 
-    # What is learnt from answers, and what is kept for the next session.
-    learner: Learner | None = None  # from answers, where that was asked for
+    # What is learnt from answers and kept for the next session.
+    learner: Learner | None = None  # if the user asked for it
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
     round_times: RoundTimes | None = None
 
 
 class SharedModels:
-    """Models that whoever `acquire`s them may use until all have given them back: the last one
-    closes them. Any thread may call."""
+    """Reference-counted models: the last user closes them. Thread-safe."""
 
     def __init__(
         self, models: Sequence[Model], batch: Batch, learner: Learner | None = None
     ) -> None:
-        """batch: of the first of them. learner: on these models, ends before they are closed."""
+        """batch: of the first model. learner: on these models, closed before them."""
         self._batch = batch
         self._learner = learner
         self._models = models

@@ -1,4 +1,4 @@
-"""The target's cache and the text that it holds, from one answer to the next."""
+"""The target's KV cache and the text in it, across answers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from edge_spec.engine.prompt_cache import (
 )
 from edge_spec.errors import EdgeSpecError
 
-_USUAL_TAIL = 16  # that ask for the answer, until it is known how many do
-_MOST_KEPT = 8  # times the tokens that are given up: a conversation that is larger costs too much
+_USUAL_TAIL = 16  # tokens that ask for the answer, until known
+_MOST_KEPT = 8  # times the tokens given up; larger conversations cost too much to keep
 _REMEMBERED_TAILS = 4
-_AGAIN = 1 / 16  # of what is to be read, that is read again for the sake of others
+_AGAIN = 1 / 16  # of the unread tokens; so many are read again for the sake of others
 
 
 class Conversation:
-    """The target's KV cache and the tokens that it holds, so that prompts share a prefix.
+    """The target's KV cache and its tokens, so that prompts share a prefix.
 
-    noise: the margin of a choice below which the cache may make another one of it than if it had
-    been written by plain decoding. num_whole: tokens at the beginning of the cache that passes of
-    PREFILL_TOKENS have written.
+    noise: margin below which the cache may choose differently than one of plain decoding.
+    num_whole: leading tokens written by passes of PREFILL_TOKENS.
     """
 
     def __init__(
@@ -46,30 +45,30 @@ class Conversation:
         prompts: PromptCache | None = None,
         keeps_places: bool = False,
     ) -> None:
-        """prompts: of all conversations on the model. keeps_places: whether the session reads text
-        again where it is rolled back, but to places that it was asked to keep."""
+        """prompts: of all conversations on the model. keeps_places: rolling the session back makes
+        it read text again, except at kept places."""
         self.prompts = prompts or PromptCache()
         self.num_whole = 0
         self.decoder = decoder
         self.plain_rate = plain_rate
         self.noise = decoder.tie_margin
-        self.tokens: list[int] = []  # those in the target's cache
-        self.failed = False  # the target did: what its session holds is not known
+        self.tokens: list[int] = []  # in the target's cache
+        self.failed = False  # the target failed; its session's state is unknown
         self._keeps_places = keeps_places
-        # Lengths of the prompt at which one is to be kept, and after each pass until then: the next
-        # prompt may part from this one where the last ones did, at its end or short of what asks
-        # for the answer, or where this one has parted from the text before.
+        # Prompt lengths to keep a place at, besides one after each pass before the last of them.
+        # The next prompt may diverge where the last ones did: at the end, before what asks for the
+        # answer, or where this one diverged.
         self._places: list[int] = []
-        self._num_prompted = 0  # tokens of the last prompt
-        self._has_gone_on = False  # prompts have gone on from those before them
-        # How many of a prompt's last tokens the next prompts did not have.
+        self._num_prompted = 0  # length of the last prompt
+        self._has_gone_on = False  # prompts have continued earlier ones
+        # Tokens at the end of prompts that the next prompts lacked.
         self._tails = deque[int](maxlen=_REMEMBERED_TAILS)
         self._reading = Reading(np.empty(0, np.int32))
-        self._taken: list[KeptState] = []  # beginnings of this prompt, for the disk
+        self._taken: list[KeptState] = []  # prefixes of this prompt, for the disk
 
     def reuse(self, prompt: Sequence[int]) -> int:
-        """Rolls back to the longest common prefix, short of the pending token, or to the last place
-        before; its length. What is noisier than the decoder promises is not kept."""
+        """Roll back to the longest common prefix, or the last place before; return its length.
+        Excludes the pending token, and drops a cache noisier than the decoder promises."""
         if self.noise > self.decoder.tie_margin:
             self.tokens = []
         self.noise = self.decoder.tie_margin
@@ -93,7 +92,7 @@ class Conversation:
 
     @contextmanager
     def reading(self, prompt: Sequence[int]) -> Iterator[None]:
-        """Takes up what is kept of the prompt, and keeps what others can use, within the block."""
+        """Reuse what is kept of the prompt and keep what others can use, within the block."""
         self._reading = Reading(np.array(prompt, np.int32))
         try:
             yield
@@ -101,9 +100,8 @@ class Conversation:
             self.prompts.remove(self._reading)
 
     def recall(self, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Takes up the longest beginning of the prompt that is kept, or that another conversation
-        reads now, if that is longer than what the cache holds; may wait for one. Follows `reuse`.
-        Raises SessionError."""
+        """Reuse the longest prefix that is kept or being read, if longer than the cache's. May wait
+        for another conversation. Call after `reuse`. Raises SessionError."""
         target, prompts, reading = self.decoder.target, self.prompts, self._reading
         is_shared = prompts.is_shared and not collects(target)
         if not isinstance(target, Restorable) or not (is_shared or prompts.files):
@@ -120,13 +118,12 @@ class Conversation:
             self._keep_beginning()
 
     def next_end(self, prompt: Sequence[int]) -> int:
-        """Returns where the next pass over the prompt ends."""
         start = self.decoder.target.length
         end = min(start + PREFILL_TOKENS, len(prompt) - 1)
         return min((place for place in self._places if start < place < end), default=end)
 
     def read(self, prompt: Sequence[int], end: int) -> None:
-        """One pass over the prompt, up to `end`."""
+        """Read the prompt up to `end` in one pass."""
         target = self.decoder.target
         start = target.length
         with translate_errors:
@@ -139,20 +136,20 @@ class Conversation:
         self._keep_beginning()
 
     def cut(self, length: int) -> int:
-        """Rolls back to `length` tokens, or to none where a sliding window has forgotten what would
-        then be needed; returns how many are left."""
+        """Roll back to `length` tokens, or to none if a sliding window lost them; return the new
+        length."""
         left = roll_back(self.decoder.target, length)
         self.num_whole = min(self.num_whole, whole_passes(left))
         return left
 
     def end_answer(self) -> None:
-        """Writes what was taken of the prompt to the disk."""
+        """Write this prompt's prefixes to the disk."""
         if self.prompts.files is not None:
             self.prompts.files.write(self._taken)
         self._taken = []
 
     def put_away(self) -> None:
-        """Keeps it for the disk, where conversations are kept there and it can tell its state."""
+        """Keep the conversation for the disk, if that is possible."""
         target = self.decoder.target
         if self.prompts.files is None or self.failed or collects(target):
             return
@@ -162,8 +159,8 @@ class Conversation:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Marks the conversation as failed for any error within the block, an interrupt, too: what
-        the cache holds is not known then."""
+        """Mark the conversation as failed on any error or interrupt: its cache is in an unknown
+        state."""
         try:
             yield
         except BaseException:
@@ -171,9 +168,8 @@ class Conversation:
             raise
 
     def _exchange(self, prompt: np.ndarray, shared: int) -> int:
-        """Keeps this conversation for later, unless the prompt goes on from nearly all of it, and
-        takes up the one that it goes on from, if that is kept. Returns how many tokens of the
-        prompt the cache then begins with. Raises SessionError."""
+        """Keep this conversation, unless nearly all of it is continued, and take up the prompt's
+        own. Returns the prefix that the cache then shares with the prompt. Raises SessionError."""
         target = self.decoder.target
         if collects(target) or not isinstance(target, Restorable):
             return shared
@@ -189,8 +185,8 @@ class Conversation:
             return length
 
     def restore(self, kept: KeptState) -> None:
-        """Gives the target a kept state. Raises ValueError, and changes nothing then, for one that
-        it does not know for its own."""
+        """Load a kept state into the target. Raises ValueError, changing nothing, if the target
+        rejects it."""
         target = self.decoder.target
         assert isinstance(target, Restorable) and kept.state is not None
         held, self.tokens = self.tokens, []  # an interrupt may come in between
@@ -203,7 +199,7 @@ class Conversation:
         self.tokens, self.num_whole = kept.tokens.tolist(), kept.num_whole
 
     def _take_up(self, kept: KeptState) -> bool:
-        """Returns whether the target has taken a kept state, which is kept no longer if not."""
+        """Load a kept state; if the target rejects it, forget it and return False."""
         try:
             self.restore(kept)
         except ValueError as error:
@@ -212,19 +208,19 @@ class Conversation:
         return True
 
     def _begin_with_kept(self, in_memory: bool) -> bool:
-        """Takes up the longest beginning of the prompt that is kept; returns whether it has."""
+        """Load the longest kept prefix of the prompt; return False if there is none."""
         length = self.decoder.target.length
         found = self.prompts.beginning(self._reading.prompt[:-1], length, in_memory)
         if found is None or not self._take_up(found[0]):
             return False
         if self.cut(found[1]) < found[1]:
-            # A sliding window has forgotten what going on within a beginning needs.
+            # A sliding window lost what continuing within a prefix needs.
             self.prompts.can_cut = False
         self.prompts.reach(self._reading, self.decoder.target.length, self.num_whole)
         return True
 
     def _give_up_a_little(self) -> None:
-        """Gives up a little that others cannot have, so that they can have what is read now."""
+        """Drop a few tokens beyond whole passes, so that others can reuse what is read next."""
         target, num_tokens = self.decoder.target, len(self._reading.prompt)
         little = self.num_whole + _AGAIN * (num_tokens - target.length)
         given_up = self.num_whole < min(target.length, num_tokens - LONGEST_TAIL)
@@ -233,7 +229,6 @@ class Conversation:
             self.cut(self.num_whole)
 
     def _keep(self, target: Restorable) -> None:
-        """Keeps this conversation as it is, if it is worth that."""
         if len(self.tokens) < LEAST_TOKENS:
             return
         with translate_errors:
@@ -245,15 +240,15 @@ class Conversation:
             )
 
     def _keep_beginning(self) -> None:
-        """Keeps the target's state where it is wanted, between passes."""
+        """Keep the target's state if wanted at this length, between passes."""
         target, reading = self.decoder.target, self._reading
         length = target.length
         with self.prompts.changed:
             if length != self.num_whole or length not in reading.wanted:
-                # Now: it may be wanted by others as soon as the lock is free.
+                # Under the lock: others may want it right after.
                 self.prompts.reach(reading, length, self.num_whole)
                 return
-        assert isinstance(target, Restorable)  # else nothing is wanted of it
+        assert isinstance(target, Restorable)  # else nothing is wanted
         try:
             with translate_errors:
                 state = target.state()

@@ -32,7 +32,7 @@ _NOTHING_DRAFTED = (
 
 @dataclass(frozen=True)
 class GenerationLimits:
-    """The limits at which a generation ends."""
+    """Limits that end a generation."""
 
     max_tokens: int
     stop_ids: frozenset[int]
@@ -43,18 +43,16 @@ class GenerationLimits:
 
 @dataclass(frozen=True)
 class RoundStart:
-    """The start of a round."""
-
     pending: int
     budget: Budget
-    left: int  # tokens that the generation may still write
-    plain: PlainReason | None  # why nothing may be drafted, if it must not
-    gives_way: bool  # other conversations leave it less room than it could use
+    left: int  # tokens that may still be written
+    plain: PlainReason | None  # why drafting is not allowed, or None
+    gives_way: bool  # other conversations reduce its budget
 
 
 @dataclass(frozen=True)
 class Round:
-    """The outcome of a round: nothing where its first choice is left to the next round."""
+    """The outcome of a round; empty if its first choice is left to the next round."""
 
     decoded: list[DecodedToken]
     verdict: Verdict
@@ -63,26 +61,26 @@ class Round:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Joins a target with its drafters under a policy."""
+    """A target with its drafters under a policy."""
 
     target: Session
     drafters: Sequence[Drafter]
     policy: Policy
     lossless: Losslessness = field(default_factory=Losslessness)
     overlap: OverlappedDrafting = field(default_factory=OverlappedDrafting)
-    vocab_size: int | None = None  # of the scores, where they are held to it
-    batch: Batch = field(default_factory=Batch)  # whose passes are the target's
+    vocab_size: int | None = None  # expected width of logits
+    batch: Batch = field(default_factory=Batch)  # makes the target's passes
     clock: Callable[[], float] = time.perf_counter
-    recorder: AnswerRecorder | None = None  # of what the target computes
+    recorder: AnswerRecorder | None = None  # of hidden states
 
     @property
     def tie_margin(self) -> float:
-        """Returns the margin of a choice below which it may differ from plain decoding's."""
+        """Return the margin below which a choice may differ from plain decoding."""
         return self.lossless.tie_margin
 
     @contextmanager
     def preparing(self, prompt: Sequence[int]) -> Iterator[None]:
-        """Drafters read the prompt while the target does within the block, or after it."""
+        """Have drafters read the prompt, during the block if drafting overlaps, else after it."""
         if not self.overlap.reads_prompts:
             yield
             self._prepare(prompt)
@@ -95,7 +93,7 @@ class Decoder:
             try:
                 reader.join()
             except KeyboardInterrupt:
-                reader.join()  # nobody may use the draft before its pass has ended
+                reader.join()  # the draft must stay unused until its pass has ended
                 raise
 
     def _prepare(self, prompt: Sequence[int]) -> None:
@@ -110,11 +108,11 @@ class Decoder:
         limits: GenerationLimits,
         on_round: Callable[[RoundStats], None],
     ) -> Generator[list[DecodedToken], None, None]:
-        """The tokens of each round, until a stop token (included), max_tokens or the context.
+        """Yield each round's tokens, until a stop token (included), max_tokens or the context.
 
-        The target must hold all of the prompt but its last token. However the iterator ends, the
-        cache holds no token that was not yielded, unless the target fails: an EdgeSpecError tells
-        it, and the session is of no use any more.
+        The target must hold the prompt without its last token. Whenever the iterator ends, the
+        cache holds only yielded tokens, unless the target failed: then an EdgeSpecError is raised
+        and the session is unusable.
         """
         num_tokens, pending, failed = 0, prompt[-1], False
         plain = self._plain_reason(sampler)
@@ -137,14 +135,13 @@ class Decoder:
             failed = True
             raise
         finally:
-            # An interrupt may have come between a commit and the count of its tokens.
+            # An interrupt may come between a commit and counting its tokens.
             told = len(prompt) - 1 + num_tokens
             if not failed and self.target.length > told:
                 with translate_errors:
                     self.target.rollback(told)
 
     def _plain_reason(self, sampler: Sampler, verdict: Verdict | None = None) -> PlainReason | None:
-        """Why the round after this verdict has to be plain, if it has to."""
         if not self.lossless.replays:
             return None
         if not sampler.params.greedy:
@@ -160,7 +157,7 @@ class Decoder:
     def _start(
         self, pending: int, num_tokens: int, limits: GenerationLimits, plain: PlainReason | None
     ) -> RoundStart:
-        """num_tokens: that were written."""
+        """num_tokens: written so far."""
         room = limits.context_length - self.target.length
         left = min(limits.max_tokens - num_tokens, room)
         num_rows = min(room + limits.min_rows - 1, limits.max_rows)
@@ -170,8 +167,7 @@ class Decoder:
         return RoundStart(pending, allowed, left, plain, gives_way)
 
     def _round(self, start: RoundStart, sampler: Sampler, stop_ids: frozenset[int]) -> Round:
-        """Proposes, scores, verifies, commits and observes. Where nothing is committed, no drafter
-        learns of the round."""
+        """Run one round. If nothing is committed, drafters do not observe it."""
         replays = self.lossless.replays and sampler.params.greedy
         started_s = self.clock()
         plan = self._propose(start)
@@ -239,7 +235,8 @@ class Decoder:
         self.overlap.observe(stats)
 
     def _forward(self, plan: RoundPlan) -> Scored:
-        """Raises EdgeSpecError where the target fails or gives scores of another shape."""
+        """Score the plan's tree. Raises EdgeSpecError if the target fails or logits have a wrong
+        shape."""
         with translate_errors:
             scored = self.batch.forward(self.target, plan.tree, plan.num_rows or 0, plan.values)
             require_scores(scored.out, scored.num_rows, self.vocab_size)
@@ -247,7 +244,7 @@ class Decoder:
 
 
 def _as_scored(plan: RoundPlan, scored: Scored) -> RoundPlan:
-    """Returns the part of the plan for which others left room in the pass."""
+    """Return the plan, cut to the rows that a shared pass had room for."""
     tree = scored.tree
     if tree is None or len(tree) == len(plan.tree):
         return plan
@@ -256,7 +253,7 @@ def _as_scored(plan: RoundPlan, scored: Scored) -> RoundPlan:
 
 
 def _cut(verdict: Verdict, stop_ids: frozenset[int], left: int) -> Verdict:
-    """Ends the verdict at the first stop token and at `left` tokens."""
+    """End the verdict at the first stop token or after `left` tokens."""
     for i, token in enumerate(verdict.tokens[:left]):
         if token in stop_ids:
             return verdict.first_tokens(i + 1)

@@ -13,22 +13,21 @@ from edge_spec.core.metrics import NoOverlap, RoundStats
 from edge_spec.core.outliers import without_outlier
 from edge_spec.drafters.protocol import Drafter
 
-_BLOCK = 8  # rounds in a row with it, or without
-_RECENT = 64  # rounds of one kind that are remembered
-_ENOUGH = 48  # rounds compared, with it and without, before anything is said
-HYSTERESIS = 0.03  # of a round's time, by which the other way has to be faster
-_RETRY_BLOCKS = 16  # of which one is of the other way: 6 % of the rounds
+_BLOCK = 8  # successive rounds in one mode
+_RECENT = 64  # remembered rounds of one kind
+_ENOUGH = 48  # rounds compared before deciding
+HYSTERESIS = 0.03  # share of a round's time that the other mode must win
+_RETRY_BLOCKS = 16  # one in these uses the other mode: 6% of the rounds
 
 _Kind = tuple[int, tuple[str, ...]]
 
 
 class OverlappedDrafting:
-    """Lets drafters draft on, in one thread for all rounds, as long as a block runs.
+    """Lets drafters anticipate the next round in a thread while a block runs.
 
-    trial: says when; None: in every round. why_not: why they never do; None: they may.
-    reads_prompts: they read a prompt while the target does, on a device of their own. Drafters and
-    what they share with the target's thread, the sampler above all, are used by one thread at a
-    time: the block has to leave them alone.
+    trial: decides when; None: always. why_not: reason for never, or None. reads_prompts: drafters
+    read a prompt while the target does, on their own device. The block must not touch the drafters
+    or what they share with its thread, such as the sampler.
     """
 
     def __init__(
@@ -39,9 +38,9 @@ class OverlappedDrafting:
         reads_prompts: bool = False,
     ) -> None:
         self.reads_prompts = reads_prompts
-        self.was_ready = False  # whether draft tokens of this round were made in the one before
-        self.why_not = why_not  # why they do not draft on in this round; None: they may
-        self.goes_on = False  # whether they draft on in this round
+        self.was_ready = False  # this round's draft tokens were made in the last one
+        self.why_not = why_not  # reason not to overlap this round, or None
+        self.goes_on = False  # this round overlaps
         self._drafters = drafters if why_not is None else ()
         self._trial = trial
         self._thread = ThreadPoolExecutor(1, "edge-spec-draft")
@@ -50,8 +49,8 @@ class OverlappedDrafting:
 
     @contextmanager
     def meanwhile(self) -> Iterator[None]:
-        """Ends when the block and at most one pass of a draft have. Raises what a drafter raised
-        that is not guarded."""
+        """Draft while the block runs, then wait for at most one draft pass. Raises the error of an
+        unguarded drafter."""
         ready = self.begin_round()
         if not ready:
             yield
@@ -64,7 +63,7 @@ class OverlappedDrafting:
             self._stop()
 
     def begin_round(self) -> Sequence[Drafter]:
-        """Returns the drafters that are to draft on in this round."""
+        """Return the drafters that anticipate during this round."""
         ready = [drafter for drafter in self._drafters if drafter.anticipates]
         self.was_ready = any(drafter.was_ready for drafter in ready)
         if self._trial is not None:
@@ -90,22 +89,21 @@ class OverlappedDrafting:
             self._stopped.set()
             self._running.result()
         except KeyboardInterrupt:
-            wait([self._running])  # nobody may use the draft before its pass has ended
+            wait([self._running])  # the draft must stay unused until its pass has ended
             raise
 
 
 class OverlapTrial:
-    """Runs blocks of rounds with and without it, and then the faster way, with a block of the other
-    now and then, since texts and machines change.
+    """Alternates blocks of rounds with and without overlap, then keeps the faster mode.
 
-    Compared are rounds that verified as many draft tokens of the same drafters: what overlap
-    changes is their time, and their number would hide that. What was drafted in advance is right in
-    some rounds and useless in others, so it is the mean that counts, without outliers.
+    Retries the other mode now and then. Compares rounds with equally many draft tokens of the same
+    drafters, since overlap changes their time only. Uses means without outliers: anticipated tokens
+    help in some rounds and not in others.
     """
 
     def __init__(self) -> None:
         self.on = True
-        self._faster: bool | None = None  # with it; None: not known yet
+        self._faster: bool | None = None  # with overlap; None: unknown
         self._num_rounds = 0
         self._seconds: dict[bool, dict[_Kind, deque[float]]] = {
             way: defaultdict(lambda: deque(maxlen=_RECENT)) for way in (False, True)
@@ -113,25 +111,23 @@ class OverlapTrial:
 
     @property
     def why_not(self) -> NoOverlap | None:
-        """Why this round is one without it, if it is."""
         if self.on:
             return None
         return NoOverlap.SLOWER if self._faster is False else NoOverlap.COMPARISON
 
     def observe(self, round_stats: RoundStats) -> None:
-        """A round that ran as `on` said; rounds without a draft token tell nothing."""
+        """Count a round that ran as `on` says; rounds without draft tokens are ignored."""
         if round_stats.plain_reason is not None:
             return
         block, place = divmod(self._num_rounds, _BLOCK)
         self._num_rounds += 1
-        if place:  # the first one's draft tokens were made in the block before
+        if place:  # its draft tokens were made in the previous block
             kind = round_stats.num_draft_tokens, tuple(sorted(round_stats.by_drafter))
             self._seconds[self.on][kind].append(round_stats.total_s)
         if place == _BLOCK - 1:
             self._choose(block + 1)
 
     def _choose(self, block: int) -> None:
-        """Choose the way of the block with this number."""
         ratio = self._ratio()
         if ratio is not None:
             self._faster = ratio < (1 + HYSTERESIS if self._faster else 1 - HYSTERESIS)
@@ -141,7 +137,7 @@ class OverlapTrial:
             self.on = self._faster is not (block % _RETRY_BLOCKS == 0)
 
     def _ratio(self) -> float | None:
-        """The time of rounds with it over that of the same rounds without; None: too few."""
+        """Return the time with overlap over that without, for equal rounds; None if too few."""
         rounds, with_s, without_s = 0, 0.0, 0.0
         for kind, seconds in self._seconds[True].items():
             others = self._seconds[False].get(kind, ())

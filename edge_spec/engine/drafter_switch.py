@@ -26,42 +26,42 @@ _log = logging.getLogger(__name__)
 
 
 class DrafterSwitch:
-    """The speculation of a conversation. `offer` may be called by any thread; what it offers is
-    used from the next `take` on."""
+    """The speculation of a conversation. `offer` is thread-safe and takes effect at the next
+    `take`."""
 
     def __init__(
         self, parts: EngineComponents, session: Session, recorder: AnswerRecorder | None = None
     ) -> None:
-        """recorder: of what the target computes for answers, where somebody learns from it."""
+        """recorder: of the target's states, if somebody learns from them."""
         self.speculation = parts.speculation
         self._parts = parts
         self._session = session
         self._names = parts.drafter
-        self._head: MedusaNetwork | None = None  # beside what the parts have
+        self._head: MedusaNetwork | None = None  # replaces that of the parts
         self._recorder = recorder
         self._offered: tuple[str, Speculation] | None = None
         self._off = False
-        self._put_by: list[Speculation] = []  # while another one takes its place
+        self._put_by: list[Speculation] = []  # while temporarily replaced
         self._lock = Lock()
-        self._moving = Lock()  # from when drafters are attached until `move_to` can find them
-        self._stats: dict[str, list[float]] = {}  # of drafters that were used before
+        # held while drafters are attached and published, so that `move_to` finds all
+        self._moving = Lock()
+        self._stats: dict[str, list[float]] = {}  # of earlier drafters
         self._attach(parts.speculation)
 
     @property
     def names(self) -> str:
-        """The names that `offer` was given last, which draft from the next round on."""
+        """Return the names last given to `offer`, used from the next round on."""
         with self._lock:
             return self._offered[0] if self._offered else self._names
 
     def with_head(self, factory: SpeculationFactory) -> SpeculationFactory:
-        """Returns the factory with the head that was learnt, where there is one."""
         if self._head is None:
             return factory
         return replace(factory, setting=replace(factory.setting, head=self._head))
 
     def use_head(self, head: MedusaNetwork | None) -> None:
-        """Has drafters be made of a head that was learnt, or no more of it, from the next `take`
-        on. Where no other drafters can be made, all stays as it was."""
+        """Use a learnt head, or None, from the next `take` on; keep all if drafters cannot be
+        made."""
         if head is self._head:
             return
         before, self._head = self._parts, head
@@ -71,7 +71,7 @@ class DrafterSwitch:
         try:
             self.offer(self.names)
         except EdgeSpecError as error:
-            if head is None:  # the names were of drafters that needed it
+            if head is None:  # the names needed the head
                 self.offer("auto")
                 return
             self._parts = before
@@ -79,13 +79,11 @@ class DrafterSwitch:
 
     @property
     def possible(self) -> list[str]:
-        """Drafters that are installed and that this conversation can have."""
         return [
             name for name, traits in factory.installed_traits().items() if self._has(name, traits)
         ]
 
     def _has(self, name: str, traits: DrafterTraits) -> bool:
-        """Tells whether there is what this drafter needs."""
         speculation_factory = self._parts.speculation_factory
         context = speculation_factory.setting
         return not (
@@ -98,7 +96,7 @@ class DrafterSwitch:
         )
 
     def offer(self, names: str) -> None:
-        """Raises as `Engine.set_drafter` does, and then changes nothing."""
+        """Offer drafters. Raises as `Engine.set_drafter` does, changing nothing."""
         speculation = self._parts.speculation_factory.choose(names)
         with self._moving:
             try:
@@ -112,7 +110,7 @@ class DrafterSwitch:
             replaced[1].close()
 
     def take(self) -> bool:
-        """Changes to what was offered last; returns whether there was something."""
+        """Switch to the last offer; return True if there was one."""
         with self._lock:
             if self._offered is None or self._off:
                 return False
@@ -125,15 +123,17 @@ class DrafterSwitch:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Nobody drafts within the block, and nobody learns from it."""
+        """Stop drafting and learning within the block."""
         with self._instead(self._parts.speculation_factory.choose("none")):
             yield
 
     @contextmanager
     def always_verify(self) -> Iterator[Counter[str]]:
-        """New drafters of the same names within the block, all of whose draft tokens are verified.
-        Those of before begin again after it: the drafts' caches hold another text then. Yields what
-        `AlwaysVerifyPolicy` counts."""
+        """Verify all draft tokens of fresh drafters within the block.
+
+        Afterwards the drafters start again, because the draft models' caches hold another text.
+        Yields what `AlwaysVerifyPolicy` counts.
+        """
         exercised: Counter[str] = Counter()
         verifying = replace(self._parts.speculation_factory, always_verify=exercised)
         always_verify = verifying.choose(self.names)
@@ -157,7 +157,8 @@ class DrafterSwitch:
             self.speculation, self._off = before
 
     def decoder(self, of_answer: Sequence[Drafter] = ()) -> Decoder:
-        """of_answer: drafters of this answer alone, which are asked first, if any are."""
+        """Return a decoder. of_answer: drafters of this answer only, asked first, unless drafting
+        is off."""
         speculation = self.speculation
         vocab_size = self._parts.model.config.vocab_size
         drafters = list(speculation.drafters)
@@ -175,7 +176,7 @@ class DrafterSwitch:
         )
 
     def move_to(self, session: Session) -> None:
-        """The target goes on with a new session, in the place of one that failed."""
+        """Continue with a new session after the old one failed."""
         with self._moving:
             self._session = session
             with self._lock:
@@ -188,7 +189,6 @@ class DrafterSwitch:
         return self._stats | self.speculation.stats()
 
     def remember(self, stats: Mapping[str, list[float]]) -> None:
-        """Keeps statistics for drafters that are offered later."""
         self._stats |= stats
 
     def close(self) -> None:

@@ -35,16 +35,16 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """One model with its drafters and one KV cache. Use it from one thread at a time, but for
-    `set_drafter`, `chat_prompt` and `encode`, which any thread may call; `fork` makes another one
-    for another thread.
+    """One model with its drafters and one KV cache.
 
-    Prompts that begin like the text before them reuse its part of the cache, so a conversation
-    is continued by passing all of its messages. Starting a generation ends the one before it.
+    Use it from one thread at a time; only `set_drafter`, `chat_prompt` and `encode` are
+    thread-safe. `fork` makes another engine for another thread. A prompt that begins like the text
+    before it reuses that part of the cache, so continue a conversation by passing all of its
+    messages. Starting a generation ends the one before it.
     """
 
     def __init__(self, parts: EngineComponents, models: SharedModels | None = None) -> None:
-        """models: those of `parts`, where other engines use them too."""
+        """models: those of `parts`, if other engines use them too."""
         self.parts = parts
         self.last: GenerationResult | None = None
         drafts = [draft.model for draft in parts.drafts]
@@ -76,12 +76,14 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Frees the caches, and the models where no other engine uses them; answering afterwards
-        raises UsageError."""
+        """Free the caches, and the models unless another engine uses them.
+
+        Answering afterwards raises UsageError.
+        """
         if self._closed:
             return
         self._closed = True
-        with ExitStack() as rest:  # is done, last one first, whatever is raised before
+        with ExitStack() as rest:  # run in reverse order, whatever is raised before
             rest.callback(self._models.release)
             rest.callback(self.parts.prompts.leave)
             for draft in self.parts.drafts:
@@ -127,15 +129,16 @@ class Engine:
         reasoning: Reasoning | None = None,
         **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
-        """Returns the assistant's next message; a string is one message of the user. With `stream`,
-        returns what is iterated for it piece by piece.
+        """Return the assistant's next message, or with `stream` an iterator over its pieces.
 
-        options: `ChatOptions`; tools that the chat template does not know are described in a
-        message of the system. template_kwargs: what else the template is given.
-        continue_final_message: the answer goes on with the last message. reasoning: "auto", the
-        model thinks before it answers if it does so by itself; "off", it does not; a number, it
-        does, for so many tokens at most. Raises UsageError for malformed messages, tools or
-        options, ContextFullError if the messages do not fit.
+        messages: a string is one user message.
+        options: `ChatOptions`; a system message describes tools that the chat template cannot.
+        template_kwargs: further arguments for the template.
+        continue_final_message: the answer continues the last message.
+        reasoning: "auto": think before answering if the model does so by itself; "off": do not; a
+        number: think for at most that many tokens.
+        Raises UsageError for malformed messages, tools or options, ContextFullError if the messages
+        do not fit.
         """
         asked: PromptOptions = {
             "template_kwargs": template_kwargs,
@@ -152,7 +155,7 @@ class Engine:
     def stream(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> Generation:
-        """Answers as `chat` does, piece by piece: iterate for `Chunk`s."""
+        """Answer as `chat` does, piece by piece: iterate for `Chunk`s."""
         return self.chat(messages, stream=True, **options)
 
     @overload
@@ -180,12 +183,13 @@ class Engine:
         stream: bool = False,
         **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
-        """Continues a text, or token ids, without a chat template.
+        """Continue a text, or token ids, without a chat template.
 
-        options: `AnswerOptions`. Raises UsageError for an empty prompt or malformed options,
-        ContextFullError if the prompt does not fit.
+        options: `AnswerOptions`.
+        Raises UsageError for an empty prompt or malformed options, ContextFullError if the prompt
+        does not fit.
         """
-        if hasattr(prompt, "tolist"):  # an array's
+        if hasattr(prompt, "tolist"):  # an array
             prompt = prompt.tolist()
         ids = self.encode(prompt) if isinstance(prompt, str) else prompt
         generation = self._start(ids, **options)
@@ -201,14 +205,13 @@ class Engine:
         names_file: bool = False,
         suffix_first: bool | None = None,
     ) -> InfillPrompt:
-        """Returns the tokens that ask `generate` for what stands between two texts, such as those
-        around a cursor.
+        """Return the tokens that ask `generate` for the text between two others, as at a cursor.
 
-        files: names and texts of other files, the most important last. What does not fit the
-        context is left out: of the files first, then the prefix from its beginning and the suffix
-        from its end. max_tokens: of the answer, for which room is left. The others: as
-        `Infill.prompt` has them. Raises UnsupportedModelError for a model that was not trained for
-        it.
+        files: names and texts of other files, the most important last. If the context is too short,
+        files are shortened first, then the prefix from its beginning and the suffix from its end.
+        max_tokens: of the answer, for which room is left.
+        names_file, suffix_first: as in `Infill.prompt`.
+        Raises UnsupportedModelError for a model that was not trained for it.
         """
         room = room_beside(self.context_length, max_tokens)
         return self.parts.text.infill.prompt(
@@ -227,17 +230,18 @@ class Engine:
 
     @property
     def plan(self) -> tuple[str, ...]:
-        """What runs the model, who drafts, and what would be faster here: at most three lines, each
-        with its reason."""
+        """What runs the model, what drafts and what would be faster: up to three lines, with
+        reasons.
+        """
         return () if self.parts.plan is None else self.parts.plan.explain()
 
     @property
     def context_length(self) -> int:
-        """Tokens of prompt and answer together, at most."""
+        """Most tokens of prompt and answer together."""
         return context_length_of(self.parts)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a text, without a chat template."""
+        """Return the tokens of a text, without a chat template."""
         return self.parts.text.tokenizer.encode(text)
 
     def chat_prompt(
@@ -246,17 +250,19 @@ class Engine:
         tools: Tools = (),
         **options: Unpack[PromptOptions],
     ) -> list[int]:
-        """Returns the tokens that ask for the assistant's next message, or for the rest of the last
-        one. options: `PromptOptions`."""
+        """Return the tokens that ask for the assistant's next message or continue the last one.
+
+        options: `PromptOptions`.
+        """
         return self.parts.text.chat_prompt(messages, tools, **options)
 
     def chat_sampling(self, **asked: float | None) -> SamplingParams:
-        """Returns how the model's makers mean answers in a conversation to be drawn, else
-        temperature 0.7, top-p 0.95 and min-p 0.05; what is asked for, by the names of
-        SamplingParams, goes before each.
+        """Return the sampling that the model's makers recommend for conversations.
 
-        `chat` is greedy all the same unless it is given this. Raises UsageError for a value out of
-        its range.
+        The default is temperature 0.7, top-p 0.95 and min-p 0.05.
+
+        asked: values that override these, by the names of SamplingParams.
+        `chat` is greedy unless it is given this. Raises UsageError for a value out of range.
         """
         recommended = self.parts.text.sampling
         if recommended.ignored:
@@ -265,16 +271,15 @@ class Engine:
         return recommended.with_asked(asked)
 
     def fork(self) -> Engine:
-        """Another conversation on the same weights, which another thread may use at the same time.
+        """Return an engine for another conversation on the same weights, for use in another thread.
 
-        It has caches, drafters and statistics of its own, and begins without a text; its drafters
-        are those of this engine now. Each is closed for itself, in any order: the last one closes
-        the models. Raises UsageError on a closed engine, DeviceMemoryError where there is too
-        little memory for one more cache.
+        It has its own caches, drafters and statistics, the drafters chosen here now, and no text.
+        Close each engine, in any order; the last one closes the models. Raises UsageError on a
+        closed engine, DeviceMemoryError if memory is too short for another cache.
         """
         self._require_open()
         parts = self.parts
-        with ExitStack() as opened:  # closes what is open already where the rest fails
+        with ExitStack() as opened:  # closes what is open if the rest fails
             drafts = []
             for draft in parts.drafts:
                 drafts.append(draft.fork())
@@ -294,34 +299,35 @@ class Engine:
 
     @property
     def drafters(self) -> list[str]:
-        """The names that `set_drafter` takes one or several of, beside "auto" and "none"."""
+        """Names that `set_drafter` accepts, besides "auto" and "none"."""
         return self._drafting.possible
 
     @property
     def drafter(self) -> str:
-        """The names that `set_drafter` was given last."""
+        """The names last given to `set_drafter`."""
         return self._drafting.names
 
     @property
     def drafting(self) -> str:
-        """The names of who drafts now, where `drafter` may be "auto"."""
+        """The names of the current drafters, also if `drafter` is "auto"."""
         plan = self.parts.plan
         return plan.drafter if plan is not None and self.drafter == "auto" else self.drafter
 
     def set_drafter(self, names: str) -> None:
-        """Has others draft from the next round on, also of an answer that is being written: "auto",
-        "none", or drafters' names joined by commas. Any thread may call.
+        """Change drafters from the next round on, also in an answer being written. Thread-safe.
 
-        Raises UsageError for a name that is not installed, UnsupportedModelError for one that this
-        model cannot have, and then changes nothing.
+        names: "auto", "none", or drafters' names joined by commas. Raises UsageError for a name
+        that is not installed, UnsupportedModelError for one that this model cannot have; both
+        change nothing.
         """
         self._require_open()
         self._drafting.offer(names)
 
     @contextmanager
     def without_drafting(self) -> Iterator[None]:
-        """Answers that start within the block are plain; after it, drafters and policy go on with
-        what they learnt before it."""
+        """Decode plainly within the block; drafters and policy then continue with what they
+        learnt.
+        """
         self._end_running()
         with self._drafting.off():
             yield
@@ -329,20 +335,22 @@ class Engine:
 
     @contextmanager
     def verifying_all_draft_tokens(self) -> Iterator[Counter[str]]:
-        """Answers that start within the block verify every draft token, whether or not that pays;
-        drafters begin again before and after it. Yields what `AlwaysVerifyPolicy` counts."""
+        """Verify every draft token within the block, whether or not it pays.
+
+        Drafters start afresh before and after it. Yields what `AlwaysVerifyPolicy` counts.
+        """
         self._end_running()
         with self._drafting.always_verify() as exercised:
             yield exercised
             self._end_running()
 
     def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
-        """Writes the whole conversation to one file: caches, drafters' state, what was learnt, and
-        a note, any JSON object, such as the messages.
+        """Write the whole conversation to one file: caches, drafters' state, what was learnt, and a
+        note.
 
-        Raises UsageError while an answer is being written, since ending it here would lose the
-        rest of it, and for a note that JSON cannot hold; SnapshotError where the file cannot be
-        written.
+        note: any JSON object, such as the messages. Raises UsageError while an answer is being
+        written, which would lose its rest, and for a note that JSON cannot hold; SnapshotError if
+        the file cannot be written.
         """
         self._require_open()
         running = self._running
@@ -350,19 +358,18 @@ class Engine:
             raise UsageError(
                 "an answer is being written", remedy="Finish or close it before the snapshot."
             )
-        self._settle()  # all of a running answer has been handed out
+        self._settle()  # a running answer was handed out in full
         snapshot = take_snapshot(self.parts, self._conversation, self._drafting, note)
         write_snapshot(Path(path), snapshot)
 
     def restore(self, path: str | Path) -> dict[str, Any] | None:
-        """Takes a snapshot's conversation over, in place of this one, and returns its note.
+        """Replace this conversation by a snapshot's, and return its note.
 
-        A prompt that goes on with it is answered as the engine that made the snapshot would have,
-        without reading it again where model, runtime and options are the same; otherwise the text
-        is read again now. Drafters stay those of this engine. Ends a running generation.
-
-        Raises SnapshotError for a file that is damaged or of another model, ContextFullError for a
-        conversation that does not fit; this one then goes on as if nothing had been asked.
+        A prompt that continues it is answered as by the engine that made the snapshot, without
+        reading it again if model, runtime and options are the same; otherwise the text is read
+        again now. Keeps this engine's drafters and ends a running generation. Raises SnapshotError
+        for a file that is damaged or of another model, ContextFullError for a conversation that
+        does not fit; this conversation then continues unchanged.
         """
         self._require_open()
         snapshot = read_snapshot(Path(path))
@@ -376,7 +383,7 @@ class Engine:
         return snapshot.description.note
 
     def _settle(self) -> None:
-        """Ends the answer that is running; the drafters are then those of the next one."""
+        """End a running answer and take up the next one's drafters."""
         self._end_running()
         self._replace_failed()
         self._drafting.take()
@@ -412,8 +419,10 @@ class Engine:
         return generation
 
     def _replace_failed(self) -> None:
-        """Gives the next answer a new session after the target has failed: what its cache holds is
-        not known. Raises an EdgeSpecError where none can be opened; the next call tries again."""
+        """Open a new session after the target failed: its cache is in an unknown state.
+
+        Raises an EdgeSpecError if none can be opened; the next call tries again.
+        """
         if not self._conversation.failed:
             return
         self._conversation.tokens = []
@@ -424,7 +433,6 @@ class Engine:
         self._conversation.failed = False
 
     def _changed_decoder(self, own: Sequence[Drafter]) -> Decoder | None:
-        """Returns the decoder of drafters that were chosen since the last round, if any were."""
         return self._drafting.decoder(own) if self._drafting.take() else None
 
     def _on_end(self, prompt: Sequence[int]) -> None:
@@ -450,4 +458,4 @@ class Engine:
         if self._running is not None:
             self._running.close()
             self._running = None
-            self._set_answering(False)  # one that never began does not tell its end
+            self._set_answering(False)  # it may not have begun

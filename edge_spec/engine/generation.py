@@ -30,33 +30,31 @@ from edge_spec.scheduler.row_findings import RoundTimes
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.part import PartKind
 
-LONG_TOKENS = 1024  # to read: a prompt whose reading takes more than a moment
+LONG_TOKENS = 1024  # unread tokens from which reading shows progress
 
 
 @dataclass(frozen=True)
 class Request:
-    """An answer that is asked for. begins_text: it does, whatever the prompt is. drafters: of this
-    answer alone. prediction: tokens that most of it is expected to be."""
+    """A request for one answer. begins_text: the answer begins a text, whatever the prompt.
+    drafters: for this answer only. prediction: the expected tokens."""
 
     prompt: tuple[int, ...]
     limits: GenerationLimits
     sampler: Sampler
     stops: tuple[str, ...] = ()
     begins_text: bool = False
-    form: AnswerForm | None = None  # None: it is all text
+    form: AnswerForm | None = None  # None: all text
     drafters: Sequence[Drafter] = ()
     prediction: Sequence[int] | None = None
 
 
 class Generation(Iterator[Chunk]):
-    """An answer that is being written: iterate for its text, or call `finish`.
+    """An answer in progress: iterate for its text, or call `finish`.
 
-    `result` grows with each chunk. `progress`, where it is set before the first, is told how far a
-    long prompt is read. `cancel` may be called from a signal handler or another
-    thread and ends the generation after the current round, with the cache consistent.
-
-    Where the model fails, the iterator raises an EdgeSpecError after the last of the text, which
-    `result` keeps, and the conversation's session is not used again.
+    `result` grows with each chunk. `progress`, if set before the first chunk, reports how much of a
+    long prompt is read. `cancel` may be called from a signal handler or another thread; it ends the
+    generation after the current round, leaving the cache consistent. If the model fails, the
+    iterator yields the remaining text, then raises an EdgeSpecError; the session is not used again.
     """
 
     def __init__(
@@ -68,8 +66,8 @@ class Generation(Iterator[Chunk]):
         changed_decoder: Callable[[], Decoder | None],
         round_times: RoundTimes | None = None,
     ) -> None:
-        """changed_decoder: asked between rounds for one that goes on in the place of the last.
-        round_times: learns from each round during which no other conversation wrote."""
+        """changed_decoder: called between rounds; returns a decoder to continue with, or None.
+        round_times: learns from rounds without other active conversations."""
         sampler = request.sampler
         self.result = GenerationResult(seed=None if sampler.params.greedy else sampler.seed)
         self.progress: Progress | None = None
@@ -83,8 +81,8 @@ class Generation(Iterator[Chunk]):
             request.limits.stop_ids,
             request.form,
         )
-        self._uncounted: deque[RoundStats] = deque()  # rounds whose tokens are not all settled
-        self._num_counted = 0  # tokens of those that are
+        self._uncounted: deque[RoundStats] = deque()  # rounds with unsettled tokens
+        self._num_counted = 0  # tokens of counted rounds
         self._on_end = on_end
         self._changed_decoder = changed_decoder
         self._round_times = round_times
@@ -101,12 +99,12 @@ class Generation(Iterator[Chunk]):
 
     @property
     def num_read(self) -> int:
-        """Return the tokens of the prompt that the cache holds by now."""
+        """Return how many prompt tokens the cache holds."""
         return min(self._conversation.decoder.target.length, len(self._request.prompt))
 
     @contextmanager
     def cancelled_by_interrupt(self) -> Iterator[None]:
-        """Has the first Ctrl-C within the block cancel this generation; a second one raises."""
+        """Make the first Ctrl-C in the block cancel this generation; a second one raises."""
 
         def cancel(number: int, frame: FrameType | None) -> None:
             self.cancel()
@@ -119,13 +117,13 @@ class Generation(Iterator[Chunk]):
             signal.signal(signal.SIGINT, previous)
 
     def close(self) -> None:
-        """Ends the generation; what was generated stays in `result`."""
+        """End the generation; `result` keeps what was generated."""
         self._chunks.close()
         if self.result.finish_reason is None:
             self.result.finish_reason = FinishReason.CANCELLED
 
     def finish(self) -> GenerationResult:
-        """Runs to the end."""
+        """Run to the end and return the result."""
         for _ in self:
             pass
         return self.result
@@ -174,7 +172,7 @@ class Generation(Iterator[Chunk]):
             self._on_end()
 
     def _prefill(self) -> bool:
-        """Brings the cache to the prompt without its last token; False if cancelled."""
+        """Read the prompt without its last token; return False if cancelled."""
         with self._conversation.reading(self._request.prompt):
             return self._read()
 
@@ -203,8 +201,7 @@ class Generation(Iterator[Chunk]):
             self.result.reasoning_ms = elapsed_ms - self.result.stats.prompt_ms
 
     def _rounds(self, decoded: list[int]) -> Generator[list[DecodedToken], None, None]:
-        """Yields the tokens of each round of the conversation's decoder, and of those that take its
-        place, and adds them to `decoded`."""
+        """Yield each round's tokens and add them to `decoded`, also after a change of decoder."""
         conversation, request = self._conversation, self._request
         while True:
             text = [*request.prompt, *decoded]
@@ -225,11 +222,10 @@ class Generation(Iterator[Chunk]):
             conversation.noise = max(conversation.noise, changed.tie_margin)
             request.sampler.tie_margin = conversation.noise
             with changed.preparing([*request.prompt, *decoded]):
-                pass  # the target holds the text already
+                pass  # the target already holds the text
 
     def _drop_after_stop(self) -> None:
-        """A round's tokens after the one that completes a stop string leave the cache: plain
-        decoding would not have had them, and the next prompt may go on with them."""
+        """Drop tokens after the stop string from the cache: plain decoding would not have them."""
         plain = len(self._request.prompt) - 1 + self._text.num_written
         if self._conversation.decoder.target.length > plain:
             self._conversation.cut(plain)
@@ -241,7 +237,6 @@ class Generation(Iterator[Chunk]):
             self._round_times.observe(round_stats)
 
     def _count_rounds(self) -> None:
-        """Counts rounds whose tokens are all the answer's."""
         while self._uncounted:
             num_counted = self._num_counted + self._uncounted[0].num_tokens
             if num_counted > len(self.result.tokens):
@@ -250,7 +245,7 @@ class Generation(Iterator[Chunk]):
             self.result.stats.observe(self._uncounted.popleft())
 
     def _count_last_rounds(self) -> None:
-        """Counts of the last rounds what the text has of them."""
+        """Count those tokens of the last rounds that are in the answer."""
         stats, num_tokens = self.result.stats, len(self.result.tokens)
         self._count_rounds()
         while self._uncounted:
@@ -267,7 +262,7 @@ class Generation(Iterator[Chunk]):
             self.result.prediction = PredictionCounts(appeared, len(predicted) - appeared)
 
     def _last_chunk(self, decoded: list[int]) -> Iterator[Chunk]:
-        """Yields what is left of the text when no more tokens come, and notes the reason."""
+        """Yield the remaining text and set the finish reason."""
         chunks = self._text.finish()
         self._time_thought(chunks)
         self.result.finish_reason = self._reason(decoded)

@@ -1,14 +1,9 @@
-"""States of a target's cache that are kept, so that text is read once: in memory for all
-conversations on one model, and on disk from one process to the next.
+"""Keeps states of a target's KV cache, in memory for a model's conversations and on disk.
 
-Kept are beginnings of prompts and whole conversations. A prompt is read in passes of
-PREFILL_TOKENS, and a beginning is a state after such passes and nothing else. Who takes it up goes
-on with the very passes that reading the whole prompt would have had: the logits are the same bit
-for bit. A conversation is kept when another one takes its place in the target's cache, and goes on
-as if nothing had come between; on disk, when it is closed after several prompts.
-
-A prompt takes a conversation from disk only where it goes on from that one's last prompt: then the
-state is the one that would have been there without the restart.
+Prefixes of prompts are kept after whole passes of PREFILL_TOKENS. Reusing one leads to the same
+passes as reading the whole prompt, so logits are the same bit for bit. Conversations are kept when
+another replaces them in the target's cache; on disk, when closed after several prompts. A prompt
+reuses one from disk only if it continues its last prompt, as it would have without the restart.
 """
 
 from __future__ import annotations
@@ -37,18 +32,18 @@ from edge_spec.models.devices import free_bytes
 from edge_spec.storage.atomic import remove_oldest
 from edge_spec.storage.measurements import tell_unkept
 
-PREFILL_TOKENS = 256  # of a pass; between two looks at whether the generation was cancelled
-LEAST_TOKENS = 256  # of a conversation that is worth keeping, or taking up again
-# Tokens at the end of a prompt that the next one of the conversation may not have: those that ask
-# for the answer, and where templates drop thoughts, those that begin one.
+PREFILL_TOKENS = 256  # per pass, between checks for cancellation
+LEAST_TOKENS = 256  # shortest conversation worth keeping or reusing
+# Tokens at the end of a prompt that the next one may lack: they ask for the answer or, where
+# templates drop thoughts, begin one.
 LONGEST_TAIL = 64
 MAX_BYTES = 1_000_000_000  # of all states in memory
 MAX_FILE_BYTES = 4_000_000_000  # of all files in a directory
 SUFFIX, CONVERSATION_SUFFIX = ".prompt", ".conversation"
-_SHARE = 4  # times the bytes of a state, which have to be free
-_LOOK_S = 0.05  # between two looks at whether who waits was cancelled
+_SHARE = 4  # multiple of a state's bytes that must be free
+_LOOK_S = 0.05  # between checks for cancellation while waiting
 _DIGITS = 32
-_PROMPTED = "prompted"  # in a note
+_PROMPTED = "prompted"  # key in a note
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +52,9 @@ _log = logging.getLogger(__name__)
 class KeptState:
     """The state of a target's cache after `tokens`, [length] int32.
 
-    state: None: it is on disk, at `path`. num_prompted: tokens of the last prompt of a
-    conversation; None: a beginning of a prompt. num_whole, noise: as `Conversation` has them.
-    has_gone_on: whether a conversation has had several prompts, and may be expected to have more.
+    state: None if on disk at `path`. num_prompted: length of a conversation's last prompt; None for
+    a prefix. num_whole, noise: as in `Conversation`. has_gone_on: a conversation with several
+    prompts, which may get more.
     """
 
     tokens: np.ndarray
@@ -79,8 +74,7 @@ class KeptState:
         return self.num_prompted is not None
 
     def usable(self, prompt: np.ndarray, can_cut: bool) -> int:
-        """Return how many tokens of a prompt it is of use for. can_cut: whether a part of a
-        beginning is."""
+        """Return how many tokens of a prompt it saves. can_cut: part of a prefix is usable."""
         shared = common(self.tokens, prompt)
         if self.num_prompted is None:
             return whole_passes(shared) if can_cut or shared == len(self.tokens) else 0
@@ -88,7 +82,7 @@ class KeptState:
         return shared if goes_on else 0
 
     def replaces(self, earlier: KeptState, can_cut: bool) -> bool:
-        """Return whether it has gone on from the earlier one, which is of no more use then."""
+        """Return True if it continues the earlier one, making that useless."""
         if self.is_conversation != earlier.is_conversation:
             return False
         if self.is_conversation:
@@ -97,23 +91,22 @@ class KeptState:
 
 
 def common(one: np.ndarray, other: np.ndarray) -> int:
-    """Return how many tokens both begin with."""
+    """Return the length of the common prefix."""
     most = min(len(one), len(other))
     differs = np.flatnonzero(one[:most] != other[:most])
     return int(differs[0]) if len(differs) else most
 
 
 def whole_passes(length: int) -> int:
-    """Return how many of `length` tokens whole passes read."""
+    """Return how many of `length` tokens are in whole passes."""
     return max(0, length) // PREFILL_TOKENS * PREFILL_TOKENS
 
 
 class StateFiles:
-    """The kept states of one model on disk, as one engine and its forks compute them. Any thread
-    may call.
+    """One model's kept states on disk, for an engine and its forks. Thread-safe.
 
     key: changes with whatever may change a bit of a state. max_bytes: of all files in the
-    directory, of other models too; those that were used last stay.
+    directory, other models' included; the least recently used go first.
     """
 
     def __init__(self, directory: Path, key: str, max_bytes: int = MAX_FILE_BYTES) -> None:
@@ -121,12 +114,12 @@ class StateFiles:
         self.key = key
         self._max_bytes = max_bytes
         self._writer = ThreadPoolExecutor(1, "prompt-cache")
-        self._writing: Future[None] | None = None  # the last of them
-        self._listed: dict[Path, KeptState] = {}  # the last time
+        self._writing: Future[None] | None = None  # the last write
+        self._listed: dict[Path, KeptState] = {}  # by the last listing
 
     def alike(self, tokens: np.ndarray) -> list[KeptState]:
-        """Return those with the same first pass, without their states. A damaged file is removed,
-        which one line says."""
+        """Return the states with the same first pass, without arrays. Removes damaged files, with a
+        log."""
         if len(tokens) < PREFILL_TOKENS:
             return []
         listed = {}
@@ -135,13 +128,13 @@ class StateFiles:
                 listed[path] = self._listed.get(path) or _kept(path, *read_text(path))
             except SnapshotError as error:
                 self.forget(path, error)
-            except OSError:  # another process has removed it
+            except OSError:  # removed by another process
                 continue
         self._listed = listed
         return list(listed.values())
 
     def load(self, listed: KeptState) -> KeptState | None:
-        """Return it with its state. A damaged file is removed, which one line says."""
+        """Return it with its arrays, or None. Removes a damaged file, with a log."""
         path = listed.path
         assert path is not None
         try:
@@ -152,24 +145,24 @@ class StateFiles:
             self.forget(path, error)
             return None
         with suppress(OSError):
-            os.utime(path)  # the least recently used one goes first
+            os.utime(path)  # the least recently used go first
         loaded = _kept(path, snapshot.description, snapshot.tokens)
         return replace(loaded, state=snapshot.cache)
 
     def forget(self, path: Path, why: Exception) -> None:
-        if path.is_file():  # else another process has removed it
+        if path.is_file():  # else removed by another process
             _log.warning("a kept prompt cannot be used and is read again: %s", why)
             with suppress(OSError):
                 path.unlink()
 
     def write(self, kept: Sequence[KeptState]) -> None:
-        """Write in another thread, and remove the conversations that these have gone on from. They
-        are not kept where the disk is so slow that it still writes those before them."""
+        """Write in another thread, then remove the conversations that these continue. Skips them if
+        earlier ones are still being written."""
         if kept and (self._writing is None or self._writing.done()):
             self._writing = self._writer.submit(self._write_all, kept)
 
     def flush(self) -> None:
-        """Return when everything is written."""
+        """Wait until everything is written."""
         error = None if self._writing is None else self._writing.exception()
         if isinstance(error, Exception):
             tell_unkept(self.directory, error)
@@ -201,9 +194,9 @@ class StateFiles:
             return
         for each in self.alike(kept.tokens) if kept.is_conversation else ():
             if each.path not in (None, path) and kept.replaces(each, can_cut=False):
-                with suppress(OSError):  # another process has removed it
+                with suppress(OSError):  # removed by another process
                     each.path.unlink()
-        # The directory may have files of others, too.
+        # The directory may hold other files.
         suffixes = (SUFFIX, CONVERSATION_SUFFIX)
         ours = (path for path in self.directory.glob("*") if path.suffix in suffixes)
         remove_oldest(ours, self._max_bytes)
@@ -225,27 +218,26 @@ def _digest(tokens: np.ndarray, key: str = "") -> str:
 
 
 class PromptCache:
-    """Knows what the conversations on one model have read, and what they read now. Any thread may
-    call."""
+    """What a model's conversations have read and are reading. Thread-safe."""
 
     def __init__(self, files: StateFiles | None = None, max_bytes: int = MAX_BYTES) -> None:
-        """files: where states are kept beyond the process, if they are. max_bytes: of those in
-        memory; those that were used last stay."""
+        """files: store beyond the process, if any. max_bytes: of states in memory; the least
+        recently used go first."""
         self.files = files
-        self.changed = Condition()  # held while readings are looked at, or changed
+        self.changed = Condition()  # guards readings
         self._max_bytes = max_bytes
         self._num_conversations = 0
-        self._kept: list[KeptState] = []  # the one that was used last is last
-        self._readings: list[Reading] = []  # that go on now, the first one first
-        self.can_cut = True  # whether a part of a beginning is of use, not all of it alone
+        self._kept: list[KeptState] = []  # least recently used first
+        self._readings: list[Reading] = []  # in progress, oldest first
+        self.can_cut = True  # whether part of a prefix is usable
 
     def join(self) -> None:
-        """Count a conversation that is opened."""
+        """Count a conversation as opened."""
         with self.changed:
             self._num_conversations += 1
 
     def leave(self) -> None:
-        """Count one that is closed; return when its prompts are on disk."""
+        """Count a conversation as closed; return once its states are on disk."""
         with self.changed:
             self._num_conversations -= 1
             is_last = not self._num_conversations
@@ -257,24 +249,22 @@ class PromptCache:
                 self.files.flush()
 
     def clear(self) -> list[KeptState]:
-        """Forget all states in memory, and return them."""
+        """Drop all states in memory and return them."""
         with self.changed:
             kept, self._kept = self._kept, []
         return kept
 
     @property
     def is_shared(self) -> bool:
-        """True while there are several conversations."""
         return self._num_conversations > 1
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the states that are in memory now."""
         with self.changed:
             return sum(each.num_bytes for each in self._kept)
 
     def keep(self, new: KeptState) -> None:
-        """Keep a state in memory, unless that is short; those that it replaces are dropped."""
+        """Keep a state, unless memory is short, and drop those that it replaces."""
         free = free_bytes()
         if new.num_bytes > self._max_bytes or (free is not None and _SHARE * new.num_bytes > free):
             return
@@ -286,9 +276,8 @@ class PromptCache:
                 left -= self._kept.pop(0).num_bytes
 
     def conversation(self, prompt: np.ndarray, more_than: int) -> tuple[KeptState, int] | None:
-        """Return the conversation that shares most tokens with the prompt, if they are more than
-        that, and how many. In memory it is kept no longer where the prompt goes on from most of
-        it."""
+        """Return the conversation sharing most tokens with the prompt, if over `more_than`, and how
+        many. Drops it from memory if the prompt continues at least half of it."""
         conversations = [each for each in self._all(prompt, True) if each.is_conversation]
         found = self._longest(conversations, prompt, more_than)
         if found is not None and 2 * found[1] >= len(found[0].tokens):
@@ -299,8 +288,7 @@ class PromptCache:
     def beginning(
         self, prompt: np.ndarray, more_than: int, in_memory: bool
     ) -> tuple[KeptState, int] | None:
-        """Return the beginning that is of use for most tokens of the prompt, if they are more than
-        that, and for how many. in_memory: whether it may be one in memory."""
+        """Return the prefix saving most tokens of the prompt, if over `more_than`, and how many."""
         return self._longest(self._beginnings(prompt, in_memory), prompt, more_than)
 
     def _longest(
@@ -312,7 +300,7 @@ class PromptCache:
                 break
             if each.state is not None:
                 with self.changed:
-                    self._kept.sort(key=lambda other: other is each)  # now it was used last
+                    self._kept.sort(key=lambda other: other is each)  # mark as used last
                 return each, length
             assert self.files is not None
             loaded = self.files.load(each)
@@ -324,19 +312,19 @@ class PromptCache:
         return [each for each in self._all(prompt, in_memory) if not each.is_conversation]
 
     def _all(self, prompt: np.ndarray, in_memory: bool) -> list[KeptState]:
-        """Return what may begin like a prompt, what is in memory first."""
+        """Return the states that may share a prefix with the prompt, those in memory first."""
         with self.changed:
             kept = self._kept.copy() if in_memory else []
         return kept if self.files is None else kept + self.files.alike(prompt)
 
     def refuse(self, kept: KeptState, why: ValueError) -> None:
-        """Forget a state on disk that the target does not take."""
+        """Forget a state on disk that the target rejects."""
         if kept.path is not None and self.files is not None:
             self.files.forget(kept.path, why)
 
     def want(self, reading: Reading) -> None:
-        """Have a reading keep beginnings for others, which are not kept: where its end is still to
-        come, and, if a part of a beginning is of no use, where another one has parted from it."""
+        """Have a reading keep missing prefixes: near its end and, if only whole ones are usable,
+        where other prompts diverge."""
         prompt = reading.prompt[:-1]
         kept = self._beginnings(prompt, True)
         wanted = {whole_passes(len(prompt) - LONGEST_TAIL)}
@@ -362,18 +350,18 @@ class PromptCache:
             self.changed.notify_all()
 
     def reach(self, reading: Reading, length: int, num_whole: int) -> None:
-        """Tell those that wait that what they want of a reading at `length` was kept, or cannot
-        be."""
+        """Wake waiters: the reading at `length` was kept or cannot be."""
         with self.changed:
             reading.length, reading.num_whole = length, num_whole
             reading.wanted.discard(length)
             self.changed.notify_all()
 
     def wait(self, reading: Reading, held: int, cancelled: Callable[[], bool]) -> bool:
-        """Wait while another conversation reads more of the same beginning than the `held` tokens:
-        until it has kept them, has ended, or this one is cancelled. Return whether it has waited.
+        """Wait while another conversation reads a longer shared prefix; return True if it waited.
 
-        Nobody waits for one that waits, so some conversation always reads."""
+        Ends when the state is kept, the other reading ends or this one is cancelled. Nobody waits
+        for a waiting reading, so some conversation always reads. held: tokens held.
+        """
         with self.changed:
             places = (
                 (each.place_for(reading, held, self.can_cut), each) for each in self._readings
@@ -394,11 +382,10 @@ class PromptCache:
 
 @dataclass(eq=False)
 class Reading:
-    """A prompt while a conversation reads it, as others see it; `PromptCache.changed` is held while
-    it is looked at or changed.
+    """A prompt being read, as others see it. Guarded by `PromptCache.changed`.
 
-    length: tokens that the conversation holds. num_whole: of them, that whole passes have written.
-    wanted: lengths at which its state is kept for others. tried: readings it has waited for.
+    length: tokens held. num_whole: those from whole passes. wanted: lengths to keep for others.
+    tried: readings that it has waited for.
     """
 
     prompt: np.ndarray
@@ -409,8 +396,8 @@ class Reading:
     tried: list[Reading] = field(default_factory=list)
 
     def place_for(self, other: Reading, held: int, can_cut: bool) -> int:
-        """Return the length at which this one can give the other one, which holds `held` tokens,
-        more of its prompt; 0 where it cannot. can_cut: whether a part of a beginning is of use."""
+        """Return the length where this reading can help one that holds `held` tokens; 0 if it
+        cannot."""
         if self is other or self.is_waiting or self in other.tried:
             return 0
         shared = whole_passes(common(self.prompt[:-1], other.prompt[:-1]))

@@ -1,4 +1,4 @@
-"""Turns what is asked of an engine into a request and a sampler, before anything changes."""
+"""Validates the options of an answer and turns them into a request and a sampler."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class AnswerOptions(TypedDict, total=False):
     max_tokens: int | None  # None: until the model ends its text or the context is full
     stop: str | Sequence[str] | None  # the text ends before the first of these
     stop_token_ids: Sequence[int] | None  # and before the first of these tokens
-    sampling: SamplingParams  # greedy where not given
-    grammar: Grammar | None  # what the text has to look like
-    logprobs: int | None  # scores tokens and that many alternatives beside each; None: does not
-    prediction: str | None  # what most of the answer is expected to be: drafted, never believed
-    form: AnswerForm | None  # which parts it may have; None: it is all text
+    sampling: SamplingParams  # greedy if not given
+    grammar: Grammar | None  # that the text must follow
+    logprobs: int | None  # scores tokens, each with that many alternatives; None: no scores
+    prediction: str | None  # expected text of most of the answer: drafted and verified
+    form: AnswerForm | None  # the parts it may have; None: all text
 
 
 class ChatOptions(AnswerOptions, PromptOptions, total=False):
     """Options of `chat` and `stream`."""
 
-    tools: Sequence[Mapping[str, Any]]  # that the model may call, as OpenAI has them
+    tools: Sequence[Mapping[str, Any]]  # for the model to call, in OpenAI's format
 
 
 ANSWER_NAMES = (
@@ -64,7 +64,7 @@ ANSWER_NAMES = (
 
 
 def request_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOptions) -> Request:
-    """Raises UsageError for what there is no option for or this model cannot be asked,
+    """Build a request. Raises UsageError for unknown options or what this model cannot do,
     ContextFullError for a prompt that does not fit."""
     _check_options(options)
     max_tokens, stop = options.get("max_tokens"), options.get("stop") or ()
@@ -110,7 +110,6 @@ def request_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOp
 
 
 def require_room(prompt: Sequence[int], context_length: int) -> None:
-    """Raises ContextFullError for a prompt of more tokens than that."""
     if len(prompt) > context_length:
         raise ContextFullError(
             f"the prompt has {len(prompt)} tokens, the context holds {context_length}",
@@ -119,7 +118,7 @@ def require_room(prompt: Sequence[int], context_length: int) -> None:
 
 
 def _predicted_tokens(parts: EngineComponents, text: str | None) -> list[int] | None:
-    """Returns the tokens of a predicted text, at most as many as the context holds."""
+    """Return the predicted text's tokens, at most as many as the context holds."""
     if text is None:
         return None
     tokenizer = parts.text.tokenizer
@@ -141,8 +140,8 @@ def _sampler(parts: EngineComponents, prompt: Sequence[int], options: AnswerOpti
 
 
 def _constraint(parts: EngineComponents, options: AnswerOptions) -> Constraint | None:
-    """Returns what holds the answer to its grammar, which begins after a thought unless it speaks
-    of thoughts itself, and the thought to its budget."""
+    """Return the constraint for an answer's grammar and its thought's budget. The grammar begins
+    after the thought unless it covers thoughts itself."""
     grammar, form = options.get("grammar"), options.get("form")
     inner = None if grammar is None else parts.grammars.compile(grammar)
     if form is None or form.thought is None or form.is_closed:
@@ -156,13 +155,12 @@ def _constraint(parts: EngineComponents, options: AnswerOptions) -> Constraint |
 
 
 def context_length_of(parts: EngineComponents) -> int:
-    """Tokens of prompt and answer: the last pass, too, has to fit the context with all its rows."""
+    """Return the most tokens of prompt and answer: the last pass must fit with all its rows."""
     return parts.model.config.context_length - parts.min_rows + 1
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Raises UsageError for an option that answers do not have, with what is meant, and for a value
-    of another type."""
+    """Raise UsageError for an unknown option, suggesting the intended one, or a wrong type."""
     taken = get_type_hints(AnswerOptions)
     for name, value in options.items():
         if name in taken:
@@ -181,7 +179,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def how_to_give(name: str) -> str:
-    """Says how an answer is asked for with one of ANSWER_NAMES."""
+    """Return how to pass one of ANSWER_NAMES."""
     if name in ChatOptions.__annotations__ and name not in AnswerOptions.__annotations__:
         return f"Give chat or stream {name}=...."
     if name in AnswerOptions.__annotations__:
@@ -190,9 +188,8 @@ def how_to_give(name: str) -> str:
 
 
 def _require_tokens(prompt: Any) -> None:
-    """Raises UsageError for what is no list of whole numbers."""
     is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes | bytearray)
-    # The first is told fast: prompts are long.
+    # The first check is fast, since prompts are long.
     if not is_list or not all(type(token) is int or is_whole(token) for token in prompt):
         raise UsageError(
             f"the prompt is {reprlib.repr(prompt)}",

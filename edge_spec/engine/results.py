@@ -1,4 +1,4 @@
-"""The results of a generation, and which of its tokens were drafted, and by whom."""
+"""The results of a generation, and which of its tokens were drafted by whom."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_spec.text.parts.part import CallHead, PartKind
 
 
 class Origin(StrEnum):
-    """The way a token came about."""
+    """How a token came about."""
 
     PLAIN = "plain"  # the round had no draft token
     ACCEPTED = "accepted"  # a draft token that the target confirmed
@@ -25,8 +25,8 @@ class Origin(StrEnum):
 class DecodedToken(NamedTuple):
     id: int
     origin: Origin
-    drafter: str = ""  # whose draft token it was, several joined by "+", where it was accepted
-    score: Score | None = None  # where the sampler scores tokens
+    drafter: str = ""  # of an accepted token, several joined by "+"
+    score: Score | None = None  # if the sampler scores tokens
 
 
 def draft_counts(tree: TokenTree, verdict: Verdict) -> dict[str, DraftCounts]:
@@ -41,7 +41,7 @@ def draft_counts(tree: TokenTree, verdict: Verdict) -> dict[str, DraftCounts]:
 def decoded_tokens(
     tree: TokenTree, verdict: Verdict, out: Forward, sampler: Sampler
 ) -> list[DecodedToken]:
-    """Returns each token with where it comes from, and how likely it was at the row it follows."""
+    """Return each token with its origin, and its score at the row that it follows."""
     proposed_by = tree.proposed_by or ("",) * len(tree)
     decoded = []
     for i, (token, row) in enumerate(zip(verdict.tokens, verdict.kept, strict=True)):
@@ -64,15 +64,15 @@ class FinishReason(StrEnum):
     STOP = "stop"  # the model ended its text, or a stop string appeared
     LENGTH = "length"  # max_tokens or the end of the context
     CANCELLED = "cancelled"
-    ERROR = "error"  # the model failed; what it wrote before stays
+    ERROR = "error"  # the model failed; earlier text stays
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that the model found likely where another one may have been written.
+    """A likely token in the place of another one.
 
-    `text` is the token by itself: its name for a special one, bytes such as "\\xf0\\x9f" for a
-    part of a character. `raw` is what it adds to a text, None where it has none.
+    `text` is the token by itself: the name of a special token, bytes such as "\\xf0\\x9f" for a
+    part of a character. `raw` is what it adds to a text, None if nothing.
     """
 
     id: int
@@ -87,21 +87,21 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Token:
-    """`text` is what the token added to the text: "" for special tokens and for all but the
-    last token of a character.
+    """A token of an answer.
 
-    `logprob` is the natural logarithm of its probability by the model itself, at temperature 1,
-    before penalties and grammar; `alternatives` are the likeliest tokens in its place. Where it has
-    one, `name` and `raw` are its own `text` and `raw` as an alternative, up to where a stop string
-    has cut the text. `ends`: it is an end token, the last of its answer. `kind`: of the part that
-    it belongs to; of a call, `text` is what the token wrote.
+    `text` is what it added to the text: "" for special tokens and for all but the last token of a
+    character. `logprob` is the natural logarithm of its probability by the model itself, at
+    temperature 1, before penalties and grammar; `alternatives` are the likeliest tokens in its
+    place. With a `logprob`, `name` and `raw` are its own `text` and `raw` as an alternative, up to
+    where a stop string cut the text. `ends`: an end token, the last of its answer. `kind`: the part
+    that it belongs to; in a call, `text` is what the token wrote.
     """
 
     id: int
     text: str
     origin: Origin
     drafter: str = ""  # whose draft token was accepted, several joined by "+"
-    logprob: float | None = None  # where it was asked for
+    logprob: float | None = None  # if it was asked for
     alternatives: tuple[Alternative, ...] = ()
     name: str = ""
     raw: bytes | None = None
@@ -122,10 +122,10 @@ class Token:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed answer: of one part of it, written in one round or more.
+    """A piece of a streamed answer, of one part, written in one or more rounds.
 
-    `kind` says of which part `text` is: the text, a thought ("reasoning"), or the arguments of a
-    call of a tool ("call"), as JSON. `call` goes with the first piece of each call.
+    `kind` is the part of `text`: the text, a thought ("reasoning"), or the arguments of a tool call
+    ("call"), as JSON. `call` comes with the first piece of each call.
     """
 
     text: str
@@ -135,8 +135,8 @@ class Chunk:
 
 
 class PredictionCounts(NamedTuple):
-    """Tokens of a predicted text that the answer has, and those that it has not. They do not depend
-    on who drafted what."""
+    """Tokens of a predicted text that are in the answer, and those that are not, whoever
+    drafted."""
 
     accepted: int
     rejected: int
@@ -144,10 +144,10 @@ class PredictionCounts(NamedTuple):
 
 @dataclass
 class GenerationResult:
-    """A finished generation; while one is streamed, what there is of it so far.
+    """A finished generation, or what there is of one being streamed.
 
-    `reasoning` is what the model thought before `text`, in `reasoning_ms`. `tool_calls` are as
-    OpenAI has them; `is_cut` says that the answer has ended within the last of them.
+    `reasoning` is what the model thought before `text`, in `reasoning_ms`. `tool_calls` have
+    OpenAI's format; `is_cut`: the answer ended within the last of them.
     """
 
     text: str = ""
@@ -157,18 +157,17 @@ class GenerationResult:
     is_cut: bool = False
     tokens: list[Token] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    stop: str | None = None  # the stop string that ended the text, if one did
+    stop: str | None = None  # the stop string that ended the text, if any
     stats: Stats = field(default_factory=Stats)
-    seed: int | None = None  # of the random draws, where there were any
-    prediction: PredictionCounts | None = None  # where there was one
+    seed: int | None = None  # of the random draws, if any
+    prediction: PredictionCounts | None = None  # if a text was predicted
 
     @property
     def reasoning_n(self) -> int:
-        """Returns the number of tokens of the thought, those of its tags included."""
+        """Return the number of tokens of the thought, including its tags."""
         return sum(token.kind is PartKind.REASONING for token in self.tokens)
 
     def add(self, chunk: Chunk) -> None:
-        """Adds the next piece."""
         self.tokens += chunk.tokens
         if chunk.kind is PartKind.TEXT:
             self.text += chunk.text
@@ -200,18 +199,17 @@ class GenerationResult:
         }
 
 
-_EXACT_S = 60.0  # below it, tenths of seconds are told
+_EXACT_S = 60.0  # shorter times show tenths of seconds
 
 
 def thought_line(result: GenerationResult) -> str:
-    """Returns what is shown of a thought that has ended."""
     count = result.reasoning_n
     tokens = "1 token" if count == 1 else f"{count} tokens"
     return f"thought for {told_time(result.reasoning_ms / 1e3)} ({tokens})"
 
 
 def cut_thought(result: GenerationResult) -> str | None:
-    """Says why an answer has no text, where it ended within its thought."""
+    """Return why an answer that ended within its thought has no text."""
     if result.text.strip() or not result.reasoning or result.tool_calls:
         return None
     if result.finish_reason is FinishReason.LENGTH:

@@ -1,4 +1,4 @@
-"""Takes a snapshot of a conversation, and puts one in the place of another."""
+"""Takes and restores snapshots of a conversation."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def take_snapshot(
     drafting: DrafterSwitch,
     note: Mapping[str, Any] | None,
 ) -> Snapshot:
-    """Returns the conversation as it is between two answers. Raises UsageError for a note that JSON
-    cannot hold, SessionError where the target fails."""
+    """Return the conversation between two answers as a snapshot. Raises UsageError for a note that
+    JSON cannot hold, SessionError if the target fails."""
     description = Description(
         model=parts.name,
         fingerprint=fingerprint(parts),
@@ -49,7 +49,7 @@ def take_snapshot(
 
 
 def check_snapshot(snapshot: Snapshot, parts: EngineComponents, context_length: int) -> None:
-    """Raises SnapshotError for one of another model, ContextFullError for one that is too long."""
+    """Raise SnapshotError for another model's snapshot, ContextFullError if it is too long."""
     description, tokens = snapshot.description, snapshot.tokens
     if description.fingerprint != fingerprint(parts):
         raise SnapshotError(
@@ -72,9 +72,8 @@ def check_snapshot(snapshot: Snapshot, parts: EngineComponents, context_length: 
 def take_over(
     snapshot: Snapshot, parts: EngineComponents, conversation: Conversation, drafting: DrafterSwitch
 ) -> None:
-    """Puts a snapshot that was checked in the conversation's place, between two answers. Raises
-    SnapshotError, and changes nothing then, where a session or a drafter does not know its part for
-    one of its own."""
+    """Replace the conversation by a checked snapshot, between two answers. Raises SnapshotError,
+    changing nothing, if a session or drafter rejects its part."""
     speculation, learnt = drafting.speculation, snapshot.description.learnt
     before = speculation.state()
     try:
@@ -96,8 +95,7 @@ def take_over(
 
 
 def fingerprint(parts: EngineComponents) -> str:
-    """Returns what changes with the model: its files, its architecture and its vocabulary. The same
-    for any length of context."""
+    """Return a hash of the model's files, architecture and vocabulary, for any context length."""
     architecture = {**parts.model.config.to_dict(), "context_length": 0}
     vocabulary = sorted(parts.text.tokenizer.vocabulary().items())
     described = json.dumps([parts.identity, architecture, vocabulary], sort_keys=True)
@@ -136,7 +134,7 @@ def _checked_note(note: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _drafters_state(
     snapshot: Snapshot, parts: EngineComponents, speculation: Speculation
 ) -> dict[str, np.ndarray]:
-    """Returns the state of the drafters that are used now; that of a draft only where it is the
+    """Return the state of current drafters; model drafters only if the draft models are the
     same."""
     same = snapshot.description.drafts == _drafts(parts)
     known = {each.name for each in speculation.drafters if same or not each.traits.draft_model}
@@ -147,7 +145,7 @@ def _drafters_state(
 def _restore_target(
     snapshot: Snapshot, parts: EngineComponents, conversation: Conversation
 ) -> None:
-    """Takes the kept cache, or reads the text again. Raises ValueError for what is no cache."""
+    """Load the kept cache, or read the text again. Raises ValueError if it is no cache."""
     tokens, target = snapshot.tokens.tolist(), conversation.decoder.target
     if isinstance(target, Restorable) and _is_usable(snapshot, parts, conversation.decoder):
         conversation.restore(KeptState(snapshot.tokens, snapshot.cache))
@@ -163,8 +161,8 @@ def _restore_target(
 
 
 def _is_usable(snapshot: Snapshot, parts: EngineComponents, decoder: Decoder) -> bool:
-    """Tells whether this engine might have computed the kept cache: no noisier than it promises
-    (`Conversation.reuse`), and where it promises no noise, in passes as wide as its own."""
+    """Return True if this engine could have computed the cache: no noisier than it promises, and
+    without noise in passes of the same widths."""
     description = snapshot.description
     if not snapshot.cache or description.computing != parts.computing:
         return False

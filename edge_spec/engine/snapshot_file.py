@@ -1,15 +1,14 @@
-"""The file of a conversation, or of a kept state of the target's cache: one header in JSON, then
-arrays as they are in memory.
+"""The file of a conversation, or of a kept state of the target's cache: a JSON header, then arrays.
 
     16 bytes  "edge-spec chat" and two zeros
      8        version
      8        bytes of the header
     32        sha256 of everything else
               header, UTF-8
-              each array that the header lists, little-endian, one after the other
+              each array listed in the header, little-endian
 
-Numbers are little-endian. Nothing in a file is executed. A reader allocates no more than the file
-has bytes, and hands nothing on before all of it was checked.
+Numbers are little-endian. Nothing in a file is executed. A reader allocates at most the file's size
+and returns nothing before checking everything (but `read_text`, which reads the beginning only).
 """
 
 from __future__ import annotations
@@ -32,30 +31,31 @@ from edge_spec.core.model import STATE_TYPES, StateType
 from edge_spec.errors import SnapshotError
 from edge_spec.storage.atomic import atomic_file
 
-VERSION = 1  # raise it when a snapshot means something else
+VERSION = 1  # raise it when a snapshot's meaning changes
 MAX_HEADER_BYTES = 16_000_000
 MAX_PLAIN_ROUNDS = 256
 _MAGIC = b"edge-spec chat\0\0"
 _START = struct.Struct("<16sQQ32s")
-_PRIVATE = 0o600  # it is somebody's conversation
+_PRIVATE = 0o600  # it is a private conversation
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Description(BaseModel):
-    """The description of what a snapshot is of. The text itself is an array."""
+    """What a snapshot was taken of; the text itself is an array."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    model: str  # its name, for messages
+    model: str  # name, for messages
     fingerprint: str  # changes with the model
     computing: str  # changes with whatever may change a bit of the cache
-    drafts: tuple[str, ...]  # likewise, of each further model
-    exact: bool  # whether the cache was written in exact mode
-    noise: _NotNegative  # of a margin, below which the cache may change plain decoding's choice
-    plain_s: Annotated[tuple[_NotNegative, ...], Field(max_length=MAX_PLAIN_ROUNDS)]  # plain rounds
-    learnt: dict[str, list[_Finite]]  # by drafters, of all texts
+    drafts: tuple[str, ...]  # likewise, of each draft model
+    exact: bool  # written in exact mode
+    noise: _NotNegative  # margin below which the cache may change plain decoding's choice
+    # of plain rounds
+    plain_s: Annotated[tuple[_NotNegative, ...], Field(max_length=MAX_PLAIN_ROUNDS)]
+    learnt: dict[str, list[_Finite]]  # by drafter, over all texts
     note: dict[str, JsonValue] | None
 
 
@@ -64,9 +64,9 @@ class Snapshot:
     """One conversation."""
 
     description: Description
-    tokens: np.ndarray  # [length] int32, those in the target's cache
-    cache: Mapping[str, np.ndarray]  # of the target; empty where its session cannot tell it
-    drafters: Mapping[str, np.ndarray]  # what they keep of the conversation
+    tokens: np.ndarray  # [length] int32, in the target's cache
+    cache: Mapping[str, np.ndarray]  # of the target; empty if its session cannot export it
+    drafters: Mapping[str, np.ndarray]  # drafters' state of the conversation
 
 
 class _Array(BaseModel):
@@ -89,8 +89,8 @@ class _Header(BaseModel):
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """The file appears whole or not at all, readable by its owner only. Raises SnapshotError where
-    it cannot be written, ValueError for an array of another type than STATE_TYPES."""
+    """Write atomically, readable by the owner only. Raises SnapshotError if it cannot be written,
+    ValueError for an array type not in STATE_TYPES."""
     arrays = _named(snapshot)
     listed = []
     for name, array in arrays.items():
@@ -121,7 +121,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Raises SnapshotError for a file that is missing, damaged, or no snapshot."""
+    """Read a snapshot. Raises SnapshotError if it is missing, damaged or another kind of file."""
     try:
         if not path.is_file():  # opening a pipe would wait for its writer
             raise SnapshotError(f"there is no file {path}", remedy="Check the path.")
@@ -134,8 +134,8 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def read_text(path: Path) -> tuple[Description, np.ndarray]:
-    """Return the description and the text, [length] int32, as the first bytes tell it, without a
-    look at the others. Raises SnapshotError for what is no snapshot, OSError."""
+    """Return the description and the text, [length] int32, reading and checking only the beginning.
+    Raises SnapshotError for another kind of file, and OSError."""
     with path.open("rb") as file, _checked(path):
         header, _, _ = _read_header(path, file)
         listed = next(iter(header.arrays), None)
@@ -147,7 +147,7 @@ def read_text(path: Path) -> tuple[Description, np.ndarray]:
 
 @contextmanager
 def _checked(path: Path) -> Iterator[None]:
-    """Raises SnapshotError for what the block finds damaged."""
+    """Raise SnapshotError for damage found in the block."""
     try:
         yield
     except (ValueError, RecursionError) as error:
@@ -164,8 +164,8 @@ def _require_magic(path: Path, start: bytes) -> None:
 
 
 def _read_header(path: Path, file: BufferedReader) -> tuple[_Header, bytes, hashlib._Hash]:
-    """Return the header, the file's checksum, and what makes it of all so far. Raises ValueError,
-    RecursionError for what is damaged."""
+    """Return the header, the file's checksum, and the hash so far. Raises ValueError or
+    RecursionError for damage."""
     size = path.stat().st_size
     start = file.read(_START.size)
     _require_magic(path, start)
@@ -204,7 +204,6 @@ def _read(path: Path, file: BufferedReader) -> Snapshot:
 
 
 def _snapshot(description: Description, arrays: Mapping[str, np.ndarray]) -> Snapshot:
-    """Raises ValueError."""
     groups: dict[str, dict[str, np.ndarray]] = {"tokens": {}, "cache": {}, "drafters": {}}
     for name, array in arrays.items():
         group, _, own = name.partition("/")
@@ -229,7 +228,6 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def _digest(version: int, header_bytes: int) -> hashlib._Hash:
-    """Returns the digest of the beginning; the rest is still to be added."""
     return hashlib.sha256(_START.pack(_MAGIC, version, header_bytes, b""))
 
 

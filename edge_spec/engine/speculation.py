@@ -1,4 +1,4 @@
-"""Composes drafters with a policy: what is drafted, what of it is verified, how ties are seen."""
+"""Combines drafters with a policy: what is drafted and verified, and how ties are handled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Speculation:
-    """Drafters under a policy, and how texts are kept equal to those of plain decoding."""
+    """Drafters under a policy, and how output stays equal to plain decoding."""
 
     drafters: Sequence[Drafter]
     policy: Policy
@@ -54,13 +54,13 @@ class Speculation:
             drafter.close()
 
     def stats(self) -> dict[str, list[float]]:
-        """Returns how often draft tokens of each kind were right, by drafter; of use to the next
+        """Return how often draft tokens of each kind were right, by drafter, for the next
         session."""
         learnt = self._all.state(learnt_only=True).items()
         return {_drafter_of(name): counts.ravel().tolist() for name, counts in learnt}
 
     def load_stats(self, stats: Mapping[str, Sequence[float]]) -> None:
-        """Leaves out what is of another version."""
+        """Load what an earlier session learnt, unless its version differs."""
         names = {name: _drafter_of(name) for name in self._all.state(learnt_only=True)}
         counts = {name: np.array(stats[of]) for name, of in names.items() if of in stats}
         try:
@@ -69,44 +69,45 @@ class Speculation:
             _log.info("what was learnt is of another version: %s", error)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns what the drafters keep of their conversation."""
         return self._all.state()
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises KeyError or ValueError for the state of other drafters."""
+        """Load drafters' state. Raises KeyError or ValueError for other drafters' state."""
         self._all.load(state)
 
 
 @dataclass(frozen=True)
 class SpeculationFactory:
-    """Knows what one target allows, and composes whatever drafters the user asks for."""
+    """Knows what one target allows, and combines any drafters that the user asks for."""
 
     setting: DrafterContext
     capabilities: Capabilities
     batch_invariance: BatchInvariance
     lossless: Losslessness = field(default_factory=Losslessness)
-    overlap: bool = False  # drafts have a device of their own
+    overlap: bool = False  # drafts run on another device
     draft_overlap: DraftOverlap = DraftOverlap.OFF  # of the first draft, if it anticipates
-    costs: Callable[[], RowCosts] | None = None  # of the target's rows, made when first asked
-    # Every draft token is verified, whether or not that pays; what happens is counted here.
+    costs: Callable[[], RowCosts] | None = None  # of the target's rows, made when first used
+    # If set, every draft token is verified; counts what happens.
     always_verify: Counter[str] | None = None
 
     def forked(self, drafts: Sequence[Draft]) -> SpeculationFactory:
-        """Returns a factory for another conversation on the same target, with these drafts: its
-        rounds correct row costs of its own, which begin as those of this one are now."""
+        """Return a factory for another conversation, with these drafts and a copy of the row
+        costs."""
         costs, measured = None, self.costs
         if measured is not None:
             costs = cache(lambda: deepcopy(measured()))
         return replace(self, setting=replace(self.setting, drafts=drafts), costs=costs)
 
     def choose(self, names: str) -> Speculation:
-        """Raises UsageError for names that `factory.load_drafters` refuses."""
+        """Combine drafters by name. Raises UsageError as `factory.load_drafters` does."""
         return self.compose(factory.load_drafters(names, self.setting))
 
     def compose(self, drafters: Sequence[Drafter]) -> Speculation:
-        """Draft tokens branch only where that changes no number, so that the text is the one that
-        plain decoding writes. Raises UnsupportedModelError for a drafter whose hidden states the
-        target does not give."""
+        """Combine drafters under a policy.
+
+        Draft tokens branch only if that changes no logit, so that the output equals plain decoding.
+        Raises UnsupportedModelError for a drafter whose hidden states the target does not give.
+        """
         self._require_hidden_states(drafters)
         lossless, widths = self.lossless, self.lossless.widths
         trees, branches = self.capabilities.trees, self.branches and not widths
@@ -120,17 +121,17 @@ class SpeculationFactory:
             paired = {each.name for each in guarded if each.traits.draft_model}
             draft_token_s = dict.fromkeys(paired, self._step_s) if self._step_s else {}
             free = {each.name for each in guarded if not _is_costly(each)}
-            free.add(PredictionDrafter.name)  # of single answers
+            free.add(PredictionDrafter.name)  # single answers have one
             costs, limit = self.costs(), self._max_draft_tokens
             if widths:
                 costs = costs.padded(widths)
-            # Only what was asked for drafts with passes of a model.
+            # Model drafters run only if the user asked for them.
             asked = {each.name for each in guarded if _is_costly(each)}
             policy = AdaptivePolicy(costs, draft_token_s, free, limit, branches, trees, named=asked)
         if widths:
             policy = ExactPolicy(policy, widths, self.batch_invariance.probe_invariant)
         if not guarded:
-            lossless = replace(lossless, tie_margin=0.0)  # nothing may differ
+            lossless = replace(lossless, tie_margin=0.0)  # nothing can differ
         return Speculation(guarded, policy, lossless, self._overlap(guarded))
 
     def _require_hidden_states(self, drafters: Sequence[Drafter]) -> None:
@@ -153,7 +154,7 @@ class SpeculationFactory:
 
     @property
     def branches(self) -> bool:
-        """True if draft tokens may branch without changing a number."""
+        """Return True if draft tokens may branch without changing a logit."""
         return self.capabilities.trees and self.batch_invariance.branch_invariant
 
     @property
@@ -168,15 +169,13 @@ class SpeculationFactory:
         return max(DEFAULT_DRAFT_TOKENS, window.num_rows - 1 if window else 0)
 
     def _fillers(self, drafters: Sequence[Drafter]) -> list[Drafter]:
-        """Returns who fills the rows that a padded plain step takes anyway, where no model
-        drafts."""
+        """Return drafters for the free rows of a padded plain step, if no model drafts."""
         if any(map(_is_costly, drafters)):
             return []
         return [GuardedDrafter(SpareRowDrafter(), self.setting.vocab_size)]
 
     def _merged(self, drafters: Sequence[Drafter]) -> list[Drafter]:
-        """Joins those that cost nothing in one tree, where they can share one; a draft is asked
-        where they have nothing likely."""
+        """Merge free drafters into one tree where possible, and put model drafters last."""
         free = [each for each in drafters if not _is_costly(each)]
         merged = [each for each in free if each.traits.shares_tree]
         if len(merged) > 1:
@@ -186,7 +185,6 @@ class SpeculationFactory:
 
 
 def _drafter_of(name: str) -> str:
-    """Returns the drafter that an array of `state` is of, which may be one of several."""
     return name.split("/")[-2]
 
 

@@ -1,14 +1,11 @@
-"""The default policy asks and verifies in every round what wins most, by what was measured.
+"""The default policy: in every round, propose and verify what gains most by measurement.
 
-A round that commits n tokens in s seconds is worth n - rate * s, in tokens: rate is that of the
-last rounds, since time could have been spent on those. To choose what is worth most in each round
-maximizes tokens a second over all of them (Dinkelbach 1967, On nonlinear fractional programming),
-where the best ratio round by round would not. Seconds come from t(k), measured and corrected by
-every pass (RowCosts), tokens from what drafters say of their draft tokens, corrected by what came
-of them (Calibration). Plain decoding is always among the choices. Whether a drafter is asked at all
-is a matter of its account, which pays for the worst that the round could bring (RegretAccount).
-
-In a cascade each level of drafters drafts for the draft above it, as that one does for the target.
+A round that commits n tokens in s seconds is worth n - rate * s tokens, at the rate of recent
+rounds. Maximizing this per round maximizes tokens per second overall, unlike the ratio of each
+round (Dinkelbach 1967, On nonlinear fractional programming). Seconds come from t(k) (RowCosts),
+tokens from corrected confidences (Calibration). Plain decoding is always a choice, and a drafter is
+asked only if its account covers the worst case (RegretAccount). In a cascade, each level drafts for
+the draft model above it in the same way.
 """
 
 from __future__ import annotations
@@ -34,16 +31,14 @@ from edge_spec.scheduler.drafter_record import FIRST, LEAST, NAMED, DrafterRecor
 from edge_spec.scheduler.policy import Policy, RoundPlan, best_shape, limited, plan_rows
 from edge_spec.scheduler.priors import expect_acceptance
 
-# How likely the next draft token of a model is, at most, to be right: a pass after a row finds one,
-# and has to pay for that one. 0.75 and 1 were worse in most cases (benchmarks/results/trees.json).
+# Assumed chance, at most, of the token that a draft model's next pass finds, which must pay for
+# that pass. 0.75 and 1 were worse in most cases (benchmarks/results/trees.json).
 _NEXT_RIGHT = 0.85
-_LONGEST_SLEEP = 32  # rounds: what passes take may change meanwhile
-_SHAPE_ROUNDS, _DEEPEST = 64, 8  # for which a shape of samples is kept, and its levels
+_LONGEST_SLEEP = 32  # rounds; pass times may change meanwhile
+_SHAPE_ROUNDS, _DEEPEST = 64, 8  # rounds for which a sampled tree's shape is kept; its levels
 
 
 class _Candidate(NamedTuple):
-    """A plan of a drafter's, the tokens that it is expected to commit, and in how many steps."""
-
     name: str
     plan: RoundPlan
     tokens: float
@@ -61,12 +56,12 @@ class _Answer(NamedTuple):
 
 
 class AdaptivePolicy:
-    """Asks drafters in their order until one has draft tokens that are worth their rows, and goes
-    on to those whose rounds have been better than that.
+    """Ask drafters in order until one has draft tokens worth verifying, then those with a better
+    record.
 
-    costs: of the target's rows. draft_token_s: seconds a draft token of drafters, where that is
-    known. free: drafters that have nothing to catch up with. named: drafters that the user asked
-    for, which may lose more at first. The same rounds with the same times make the same plans.
+    costs: of the target's rows. draft_token_s: seconds per draft token, if known. free: drafters
+    with nothing to catch up on. named: drafters that the user asked for, which may lose more at
+    first. Deterministic for given rounds and times.
     """
 
     def __init__(
@@ -88,14 +83,14 @@ class AdaptivePolicy:
         self._clock = clock
         self._named = frozenset(named)
         self._draft_token_s = {**dict.fromkeys(free, 0.0), **draft_token_s}
-        self._answers: dict[str, _Answer] = {}  # in this round
-        self._asleep = self._slept = 0  # rounds without a look at drafters: left, and past
-        self._own_s = 0.0  # that the policy took to learn from the round before
-        self._present: dict[str, DrafterRecord] = {}  # of those that could be asked in this round
-        self._resting: frozenset[str] = frozenset()  # those of them that were not
+        self._answers: dict[str, _Answer] = {}  # of this round
+        self._asleep = self._slept = 0  # rounds without asking drafters: left, and past
+        self._own_s = 0.0  # time the policy took to learn from the last round
+        self._present: dict[str, DrafterRecord] = {}  # drafters available this round
+        self._resting: frozenset[str] = frozenset()  # those that were not asked
         self._chosen: str | None = None
-        self._shape: tuple[int, ...] = ()  # of the trees that samples are to fill
-        self._shape_rounds = 0  # for which it is still good
+        self._shape: tuple[int, ...] = ()  # of sampled trees
+        self._shape_rounds = 0  # rounds until it is computed again
 
     @property
     def costs(self) -> RowCosts:
@@ -120,7 +115,7 @@ class AdaptivePolicy:
             return RoundPlan(plain, PlainReason.OFF)
         if limits.num_draft_tokens <= 0:
             return RoundPlan(plain, PlainReason.BUDGET)
-        if not self.costs.is_scaled or self.costs.is_unsure:  # what a step takes, plain ones tell
+        if not self.costs.is_scaled or self.costs.is_unsure:  # plain steps measure it
             return RoundPlan(plain, PlainReason.BASELINE)
         if self._asleep:
             return RoundPlan(plain, PlainReason.COOLDOWN, resting=self._resting)
@@ -145,10 +140,10 @@ class AdaptivePolicy:
             return
         start = self._clock()
         times = (round_stats.forward_s, round_stats.draft_s, round_stats.total_s)
-        if math.isfinite(sum(times)):  # else of a clock that is broken
+        if math.isfinite(sum(times)):  # else the clock is broken
             asked_s = sum(answer.seconds for answer in self._answers.values())
             self._settle(round_stats, asked_s, self.rounds.observe(round_stats, asked_s))
-        self._forget_round()  # the next one may be plain without asking this policy
+        self._forget_round()  # the next round may be plain without asking this policy
         self._own_s = max(0.0, self._clock() - start)
 
     def beliefs(self) -> str:
@@ -164,7 +159,7 @@ class AdaptivePolicy:
     def _best(
         self, drafters: Sequence[Drafter], pending: int, limits: Budget
     ) -> tuple[_Candidate | None, PlainReason]:
-        """Ask drafters, and return the best of what they propose, or why there is nothing."""
+        """Ask drafters; return the best candidate or None, and why there is none."""
         best: _Candidate | None = None
         reason = PlainReason.NO_CANDIDATE
         for drafter in drafters:
@@ -184,7 +179,7 @@ class AdaptivePolicy:
                 continue
             found = self._judge(drafter.name, tree, limits)
             if found is not None and found.plan.tree.draft_probs:
-                # Samples are not dropped for what they are, so not held against another plan.
+                # Dropping samples for their values would bias the output.
                 return found, reason
             best = max(filter(None, (best, found)), key=lambda each: each.rate, default=None)
             reason = PlainReason.BELOW_BREAK_EVEN
@@ -193,8 +188,7 @@ class AdaptivePolicy:
     def _ask(
         self, drafter: Drafter, pending: int, limits: Budget, most: int, worth: float
     ) -> TokenTree:
-        """Ask for at most so many draft tokens, and for one where it is not known what that
-        takes."""
+        """Ask for at most `most` draft tokens; for one if its cost is unknown."""
         record = self.records[drafter.name]
         asked = Budget(
             most if record.is_measured else 1,
@@ -217,11 +211,10 @@ class AdaptivePolicy:
         return tree
 
     def _judge(self, name: str, tree: TokenTree, limits: Budget) -> _Candidate | None:
-        """Return the best plan with a drafter's tree, where there is one that its account pays
-        for."""
+        """Return the best plan with a drafter's tree, or None if its account covers none."""
         record = self.records[name]
         reach = reach_of(record.calibration, tree)
-        # What all that were asked have taken is spent, whoever drafts.
+        # Time spent on all answers is gone, whoever drafts.
         spent = sum(answer.seconds for answer in self._answers.values()) / self.rounds.plain_s
         stake = record.account.stake - spent
         most = self.rounds.rows_within(stake, min(len(tree), limits.num_rows))
@@ -233,13 +226,12 @@ class AdaptivePolicy:
         return _Candidate(name, plan, expected, self.rounds.of(len(plan.tree)) + spent)
 
     def _worth(self, record: DrafterRecord) -> float:
-        """Return how likely a draft token has to be: what it and its row cost, over the time of a
-        token."""
+        """Return the break-even chance of a draft token: the cost of it and its row, in tokens."""
         return (self.rounds.row + record.draft_token) / self.rounds.token
 
     def _affordable(self, record: DrafterRecord, limits: Budget) -> int:
-        """Return how many passes of a draft the account pays for, each with a row of the target's,
-        should all draft tokens be wrong."""
+        """Return how many draft passes the account covers if all draft tokens are wrong. Each pass
+        adds one row to the target's."""
         most = limits.num_draft_tokens
         left = record.account.stake - record.answer(0) - record.unread
 
@@ -247,18 +239,16 @@ class AdaptivePolicy:
             rows = self.rounds.most_lost(min(count + 1, limits.num_rows))
             return rows + count * record.draft_token <= left
 
-        if pays(most):  # in most rounds all of them or none
+        if pays(most):  # usually all of them or none
             return most
         return next(filter(pays, range(most - 1, 0, -1))) if pays(1) else 0
 
     def _settle(self, round_stats: RoundStats, asked_s: float, step_s: float) -> None:
-        """Charge each drafter with what it has taken, and pay it for what it has brought. step_s:
-        of a plain step in this round."""
-        # Rows are charged as they are expected to cost: what else the machine did in this very
-        # round is no drafter's fault.
+        """Charge each drafter for its time and credit its tokens. step_s: of a plain step now."""
+        # Charge expected costs: other load is no drafter's fault.
         rows = self.rounds.of(round_stats.num_rows)
         attending = sum(record.attends for record in self._present.values())
-        # What is not an answer: choosing, observing, and learning from the round before.
+        # Time outside answers: choosing, observing, learning from the last round.
         rest = max(0.0, round_stats.draft_s - asked_s + self._own_s) / step_s
         share = without_outlier(rest, rows) / max(1, attending)
         for name, record in self._present.items():
@@ -269,7 +259,7 @@ class AdaptivePolicy:
                 spent += record.answered(answer.passes, answer.seconds / step_s)
                 if len(answer.tree) > 1:
                     learn(record.calibration, answer.tree, round_stats.tokens)
-                if self._chosen in (None, name):  # else another one has drafted
+                if self._chosen in (None, name):  # else another drafter's tokens were verified
                     spent += rows
                     tokens = round_stats.num_tokens
                     record.drafted(spent, tokens)
@@ -277,7 +267,6 @@ class AdaptivePolicy:
             record.account.settle(tokens - spent)
 
     def _wake(self) -> None:
-        """Count the rounds that were slept through."""
         if self._slept:
             self.rounds.rest(self._slept)
             for record in self._present.values():
@@ -285,7 +274,6 @@ class AdaptivePolicy:
             self._slept = 0
 
     def _rounds_to_wake(self) -> int:
-        """Return for how many rounds no account will pay for an answer."""
         rows = self.rounds.most_lost(2)
         rounds = [
             record.account.rounds_to(record.unread + record.answer(1) + rows)
@@ -304,7 +292,7 @@ class AdaptivePolicy:
             token = None
             if known_s is not None and (self.costs.is_scaled or not known_s):
                 token = known_s / self.rounds.plain_s
-                # It may have been timed on a busy machine: one that says no is timed here first.
+                # It may have been timed on a busy machine: measure before ruling it out.
                 token = None if token and token + self.rounds.row >= 1 else token
             expected = expect_acceptance(drafter.traits, token or 0.0, drafter.reported_acceptance)
             balance = FIRST if self.rounds.best_gain(expected, token or 0.0) > 0 else LEAST
@@ -313,7 +301,7 @@ class AdaptivePolicy:
         return self.records[drafter.name]
 
     def _shape_of(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
-        """Return the shape of a tree that samples are to fill."""
+        """Return the tree shape for samples to fill; empty if a chain is used."""
         if not (limits.branches and drafter.traits.samples):
             return ()
         acceptance = drafter.sibling_acceptance
@@ -329,17 +317,14 @@ class AdaptivePolicy:
 
 
 def stage_of(model: Model, costs: RowCosts, drafters: Sequence[StageDrafter]) -> PolicyStage:
-    """Return the level that drafts for a draft whose rows cost `costs`."""
+    """Return the level that drafts for a draft model with these row costs."""
     policy = AdaptivePolicy(costs, {}, branches=False, probes=False)
     return PolicyStage(drafters, policy, model.capabilities.verified_rows)
 
 
 class PolicyStage(Stage):
-    """Asks what a policy chooses among drafters, by the costs of the draft that they draft for: a
-    level that does not win anything there is left out by the same rule as for a target.
-
-    max_rows: of one pass of the draft.
-    """
+    """A cascade level that applies a policy with its draft model's costs, so useless levels are
+    skipped. max_rows: of one pass of the draft model."""
 
     def __init__(
         self,

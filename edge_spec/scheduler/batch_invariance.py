@@ -1,4 +1,4 @@
-"""Measures how a runtime's numbers depend on the number of rows that are scored together."""
+"""Measure how a runtime's logits depend on the number of rows in a pass."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Model, Session
 from edge_spec.core.tree import TokenTree
 
-BRANCH_ROWS, BRANCH_ROUNDS = 8, 4  # of a small model's probe
+BRANCH_ROWS, BRANCH_ROUNDS = 8, 4  # for a small model
 _TOP_TOKENS = 32
 
 
 class Branching(NamedTuple):
-    """A tree of BRANCH_ROWS rows, and the rows of it that are a chain and kept."""
+    """A tree of BRANCH_ROWS rows, and those of its rows that form a chain and are kept."""
 
     parents: tuple[int, ...]
     kept: tuple[int, ...]
 
 
-# The kept rows go on after three rows of another branch, or come before rows that are not kept.
+# Kept rows follow another branch, or precede rows that are not kept.
 BRANCHES = Branching((-1, 0, 1, 2, 0, 4, 5, 6), (0, 4, 5, 6, 7))
 PROBES = Branching((-1, 0, 1, 2, 0, 4, 1, 6), (0, 1, 2, 3))
 
@@ -34,11 +34,10 @@ PROBES = Branching((-1, 0, 1, 2, 0, 4, 1, 6), (0, 1, 2, 3))
 def branches_agree(
     session: Session, vocab_size: int, num_rounds: int, branching: Branching
 ) -> bool:
-    """Return whether the kept rows of a tree and the same tokens as a chain are bit-identical, as
-    they are scored and after they were committed.
+    """Return True if the kept rows of a tree are bit-identical to the same tokens as a chain.
 
-    Several rounds unless the first one tells: a cache may place tokens in the holes that rejected
-    rows leave, and order matters from then on. session: holds the prompt, before and after.
+    Compares logits over several rounds unless the first fails: a cache may fill holes that rejected
+    rows leave, and order then matters. session: holds the prompt, before and after.
     """
     drawn = np.random.default_rng(1).integers(0, vocab_size, num_rounds * BRANCH_ROWS)
     rounds = drawn.reshape(-1, BRANCH_ROWS).astype(np.int32)
@@ -52,7 +51,6 @@ def branches_agree(
 def _score_rounds(
     session: Session, rounds: np.ndarray, branching: Branching, branches: bool
 ) -> np.ndarray:
-    """Return the logits of the kept rows, as a tree or as a chain."""
     parents, path = np.array(branching.parents, np.int32), list(branching.kept)
     length, rows = session.length, []
     for tokens in rounds:
@@ -76,33 +74,31 @@ def margin_change(logits: np.ndarray, expected: np.ndarray) -> float:
 
 MARGIN_WIDTHS = (1, 8)  # enough to measure the noise
 USUAL_WIDTHS = tuple(range(1, 17))
-_SPREAD = frozenset({1, 2, 3, 4, 6, 8, 12, 16})  # a step from 12 to 13 is no step from 1 to 2
-_WIDER = (24, 32, 48, 64)  # looked at only where more rows than usual are asked for
-_COMPARED_TOKENS = 16  # that the usual widths score; wider ones score more
+_SPREAD = frozenset({1, 2, 3, 4, 6, 8, 12, 16})  # kernels change less often at wide passes
+_WIDER = (24, 32, 48, 64)  # if more rows than usual are needed
+_COMPARED_TOKENS = 16  # at the usual widths; wider ones score more
 _LEAST_COMPARED = 4
-_COMPARED_VALUES = 1 << 18  # of the residual stream before each layer, over all compared tokens
+_COMPARED_VALUES = 1 << 18  # residual stream values before each layer, over all compared tokens
 _PROMPT_TOKENS = 16
-# In logits: where activations are rounded and no more than this was seen, none was rounded the
-# other way yet. (On ARM64 16 tokens of a random model of 2 layers changed by 3e-6 at most, and the
-# 12th of another text by 0.2. The demo model's 30 layers show it in every few tokens.)
+# In logits: with rounded activations and no more noise than this, no rounding has flipped yet. (On
+# ARM64, 16 tokens of a random 2-layer model changed by at most 3e-6, the 12th of another text by
+# 0.2. The demo model's 30 layers show it every few tokens.)
 _ROUNDED_NOISE = 1e-3
 
 
 @dataclass(frozen=True)
 class BatchInvariance:
-    """`tie_margin`: the largest change of a margin between likely tokens that was seen when a row
-    was scored in a pass of another width. `invariant_widths`: ascending widths; at each of them the
-    rows of a chain, wherever they stand in it, were bit-identical to plain steps padded to the
-    first of them. Only 1 where no width above it has such rows.
-    `branch_invariant`: whether rows of a branch, and a row after a branch was committed, were
-    bit-identical to those of a chain. `probe_invariant`: whether the rows of a chain were with
-    other rows after it, which hang anywhere and are never kept. `noise_is_known`: whether
-    `tie_margin` tells what other texts will show; not where activations are rounded and too few
-    were seen for one to fall the other way.
-    `by_construction`: rows agree at all widths, in branches and beside those of others, because of
-    how the kernels compute; nothing was measured then. `plain_cost`: a pass of `plain_width` rows
-    over one of a row. `widths`: that were looked at. `way`: of computing, that was chosen of
-    several."""
+    """How rows of one model agree across passes.
+
+    `tie_margin`: largest seen change of a margin between likely tokens across widths.
+    `invariant_widths`: ascending widths whose chain rows, at any place, were bit-identical to plain
+    steps padded to the first of them; else (1,). `branch_invariant`: so were rows of a branch and
+    rows after a committed one. `probe_invariant`: so were chain rows before unrelated rows that are
+    never kept. `noise_is_known`: `tie_margin` holds for other texts; False if activations are
+    rounded and too few were seen for one to flip. `by_construction`: kernels make rows agree in all
+    passes; nothing was measured. `plain_cost`: a pass of `plain_width` rows over one of a row.
+    `widths`: measured widths. `way`: the chosen way of computing, if there are several.
+    """
 
     tie_margin: float
     invariant_widths: tuple[int, ...]
@@ -116,7 +112,6 @@ class BatchInvariance:
 
     @property
     def plain_width(self) -> int:
-        """The narrowest pass whose rows agree with those of wider ones."""
         return self.invariant_widths[0]
 
 
@@ -125,24 +120,22 @@ BY_CONSTRUCTION = BatchInvariance(0.0, (1,), by_construction=True)
 
 @dataclass(frozen=True)
 class _Scores:
-    """The outcome of scoring the same tokens at several widths, after one prompt."""
+    """The same tokens after one prompt, scored at several widths."""
 
     prompt: Sequence[int]
-    tokens: Sequence[int]  # that were scored
-    margin: float  # by which a likely token's distance to the likeliest changed at most
+    tokens: Sequence[int]  # scored tokens
+    margin: float  # largest change of a likely token's distance to the likeliest
     digests: Mapping[int, Sequence[bytes]]  # of each token's logits, by width
 
 
 def measure_batch_invariance(
     model: Model, widths: Sequence[int] = MARGIN_WIDTHS
 ) -> BatchInvariance:
-    """Scores the same tokens at each of the ascending widths, of which the first is 1. Raises
-    nothing of its own.
+    """Score the same tokens at each of the ascending widths, of which the first is 1.
 
-    Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 90 for USUAL_WIDTHS, and two to
-    eighteen passes of up to BRANCH_ROWS rows; where plain steps differ from wider passes, 16 more
-    for padded ones. Twice that and a prefill where the runtime takes other kernels for longer
-    texts. A large model takes a third of it or less (`_num_compared`).
+    Takes 12 plain steps for MARGIN_WIDTHS, 90 for USUAL_WIDTHS, plus two to eighteen passes of up
+    to BRANCH_ROWS rows and maybe 16 padded plain steps. Takes twice that and a prefill if long
+    texts use other kernels; a third or less for a large model (`_num_compared`).
     """
     widths = measured_widths(model, widths)
     scores = []
@@ -153,7 +146,7 @@ def measure_batch_invariance(
         room = model.config.context_length - prompt_tokens
         is_short = room < BRANCH_ROUNDS * BRANCH_ROWS
         if is_short or model.capabilities.max_rows < BRANCH_ROWS:
-            branch_invariant = probe_invariant = False  # not known
+            branch_invariant = probe_invariant = False  # unknown
         with closing(model.open_session()) as session:
             scores.append(_score_widths(model, session, prompt_tokens, widths))
             if branch_invariant:
@@ -172,8 +165,7 @@ def measure_batch_invariance(
 
 
 def _prompts(model: Model, widest: int) -> list[int]:
-    """Return the lengths after which to measure; of a large model only the longer one, to which
-    most kernels are common: its passes take seconds."""
+    """Return the prompt lengths to measure after; for slow, large models only the longer one."""
     settled = model.capabilities.settled_tokens
     wanted = {settled} if is_large(model.config) and settled else {_PROMPT_TOKENS, settled}
     longest = model.config.context_length - widest
@@ -181,20 +173,19 @@ def _prompts(model: Model, widest: int) -> list[int]:
 
 
 def is_large(config: ModelConfig) -> bool:
-    """Return whether fewer tokens tell as much as _COMPARED_TOKENS of a small model do."""
+    """Return True if fewer tokens tell as much as _COMPARED_TOKENS of a small model."""
     return _num_compared(config) < _COMPARED_TOKENS
 
 
 def _num_compared(config: ModelConfig) -> int:
-    """Return how many tokens are scored at each of the usual widths. A last bit that differs
-    mostly goes under where activations are rounded to 8 bits; whether it shows grows with how many
-    of these a token has."""
+    """Return how many tokens to score at each usual width. Rounding activations to 8 bits hides
+    most differing last bits, less so with more activations."""
     enough = -(-_COMPARED_VALUES // (config.num_layers * config.hidden_size or 1))
     return max(_LEAST_COMPARED, min(_COMPARED_TOKENS, enough))
 
 
 def widths_for(num_rows: int) -> tuple[int, ...]:
-    """Return the widths to measure where rounds have up to `num_rows` rows."""
+    """Return the widths to measure if rounds have up to `num_rows` rows."""
     wider = [width for width in _WIDER if width <= num_rows]
     if num_rows > max(USUAL_WIDTHS[-1], *wider, 0):
         wider += [width for width in _WIDER if width > num_rows][:1]
@@ -202,7 +193,7 @@ def widths_for(num_rows: int) -> tuple[int, ...]:
 
 
 def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:
-    """Return the widths that fit the model and its context; of a large model only some."""
+    """Return the widths that fit the model and its context; only some for a large model."""
     limit = min(model.capabilities.verified_rows, max(1, model.config.context_length // 2))
     left_out = set(USUAL_WIDTHS) - _SPREAD if is_large(model.config) else set()
     return [width for width in widths if width <= limit and width not in left_out]
@@ -211,7 +202,7 @@ def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:
 def _score_widths(
     model: Model, session: Session, prompt_tokens: int, widths: Sequence[int]
 ) -> _Scores:
-    """Scores tokens at each width, and leaves the prompt in the session."""
+    """Score tokens at each width, leaving the prompt in the session."""
     num_rows = widths[-1]
     num_compared = _num_compared(model.config)
     drawn = np.random.default_rng(0).integers(0, model.config.vocab_size, prompt_tokens + num_rows)
@@ -235,8 +226,8 @@ def _score_widths(
 
 
 def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths that agree with each other and with padded plain steps: of several such
-    groups the one with most of _SPREAD, the narrowest of as many."""
+    """Return widths that agree with each other and with padded plain steps. Of several groups takes
+    the one with most of _SPREAD, then the narrowest."""
     groups: list[list[int]] = []
     for width in widths:
         for group in groups:
@@ -248,15 +239,14 @@ def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -
     for group in sorted(groups, key=lambda group: (-len(_SPREAD & set(group)), group[0])):
         if group[0] == 1 and len(group) > 1:
             return tuple(group)
-        # Plain steps of this mode score every token in row 0, with meaningless rows after it: in
-        # the passes above it had its neighbours around it.
+        # Padded plain steps score every token in row 0, unlike the passes above.
         if group[0] > 1 and all(_agrees_padded(model, each, group) for each in scores):
             return tuple(group)
     return (1,)
 
 
 def _agrees_padded(model: Model, scores: _Scores, group: Sequence[int]) -> bool:
-    """Compares padded plain steps of the tokens that the context has room for."""
+    """Compare padded plain steps of the tokens that fit the context."""
     width, found = group[0], list[bytes]()
     with closing(model.open_session()) as session:
         session.prefill(scores.prompt)
@@ -273,5 +263,4 @@ def _digests(logits: np.ndarray) -> list[bytes]:
 
 
 def _agree(first: Sequence[bytes], second: Sequence[bytes]) -> bool:
-    """Compares the beginnings that both have."""
     return all(one == other for one, other in zip(first, second, strict=False))

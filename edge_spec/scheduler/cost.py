@@ -1,9 +1,8 @@
-"""What a pass of some rows costs, t(k), as it was measured and as passes correct it, and what a
-round costs around its pass.
+"""The cost of a pass by its rows, t(k), and of a round around its pass.
 
-A machine that slows down does so for all widths at once; what further rows cost over the first one
-changes seldom. So two things are learnt apart: the pace, within a few passes, and the price of
-further rows, each with its uncertainty (Kalman 1960).
+Both are measured, then corrected by every pass. A machine slows down for all widths at once, while
+the price of extra rows rarely changes, so the two are learnt separately, pace within a few passes,
+each with its uncertainty (Kalman 1960).
 """
 
 from __future__ import annotations
@@ -18,33 +17,31 @@ from operator import mul
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.outliers import OUTLIER, without_outlier
 
-_NOISE = 0.1  # standard deviation of a pass, over its time
-# Variances: of the first row and of the price of further ones, over the table's, and of one width
-# beside that; where the table was measured for this model, and where it holds what is usual.
+_NOISE = 0.1  # standard deviation of a pass, relative to its time
+# Prior variances, relative to the table: first row, price of extra rows, one width's own deviation;
+# if measured for this model, and if usual values.
 _FIRST, _PRICE, _OWN = 0.01, 0.1, 0.0
 _ROUGH_PRICE, _ROUGH_OWN = 1.0, 0.06
-# What each pass adds to variances, since machines and texts change: all rows alike, further ones.
+# Variance added per pass, as machines and texts change: all rows, extra rows.
 _PACE_CHANGES, _PRICE_CHANGES = 1e-3, 5e-4
-_JUMP = 9.0  # variances, from which on an error shows another pace
-_SLOW = 1.4  # times the expected time, from which on a pass was slow
-_MOST_CHANGE = 8.0  # of one pass, as a factor
+_JUMP = 9.0  # variances; a larger error means a new pace
+_SLOW = 1.4  # times the expected time; such a pass is slow
+_MOST_CHANGE = 8.0  # factor, per pass
 _OUTDATED, _HOPED = 0.7, 0.25  # see `_doubt_table`
-_IMPOSSIBLE = 0.2  # times the expected time: a faster pass is a fault of the clock
-_RECALLED = 4  # passes that a width counts for which earlier sessions have seen
+_IMPOSSIBLE = 0.2  # times the expected time; a faster pass is a clock error
+_RECALLED = 4  # passes per width that earlier sessions count for
 _LEAST_PRICE = 0.05
-# What is left after a plain step of what rows cost above the table, and after any pass of what a
-# width costs beside the line: rows that seem expensive are tried again.
+# What remains of too high a price per plain step, and of a width's own deviation per pass, so that
+# expensive rows get tried again.
 _FADING = 0.998
-_TABLE_ROWS = 64  # that are asked for in every round
-_LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
+_TABLE_ROWS = 64  # looked up in every round
+_LEAST_S = 1e-9  # for coarse clocks
 
 
 @dataclass
 class _Line:
-    """What passes take: `first + price * further`, in first rows of the table.
-
-    further: what a width adds to the first row by the table. The variances of both, and their
-    covariance."""
+    """The time of a pass, `first + price * further`, in first rows of the table. further: what a
+    width adds by the table. of_*: variances of both and their covariance."""
 
     of_price: float
     of_first: float = _FIRST
@@ -60,14 +57,13 @@ class _Line:
         self.price *= factor
 
     def change(self, variance: float) -> None:
-        """Have all rows become slower or faster, by a factor of this variance."""
+        """Add the variance of a factor on all rows."""
         self.of_first += variance * self.first**2
         self.of_both += variance * self.first * self.price
         self.of_price += variance * self.price**2
 
     def learn(self, error: float, further: float, of_all: float) -> None:
-        """Correct both by a pass, as far as each may be the cause of its error. of_all: the
-        variance of the error."""
+        """Update both from a pass, each by its share of the error. of_all: the error's variance."""
         with_first = self.of_first + further * self.of_both
         with_price = self.of_both + further * self.of_price
         self.first = max(_LEAST_PRICE, self.first + with_first / of_all * error)
@@ -77,17 +73,14 @@ class _Line:
         self.of_price -= with_price**2 / of_all
 
     def fade(self) -> None:
-        """Move the price of further rows towards the table's, where it is above that."""
+        """Move a price above the table's towards it."""
         if self.price > self.first:
             self.price = self.first + _FADING * (self.price - self.first)
 
 
 class RowCosts:
-    """The seconds that one pass of a session takes, by its rows.
-
-    Between the measured widths it is interpolated; beyond them each row adds what the last ones
-    added, or nothing where these were measured faster.
-    """
+    """The seconds of one pass of a session by its rows. Interpolated between measured widths.
+    Beyond them each row adds what the last ones added, at least 0."""
 
     def __init__(
         self,
@@ -95,61 +88,60 @@ class RowCosts:
         plain_rows: int = 1,
         is_measured: bool = True,
     ) -> None:
-        """plain_rows: of a plain step's pass, which may be widened. is_measured: False where only
-        the proportions of `seconds` are meant, and those are what is usual elsewhere."""
+        """plain_rows: width of a plain step, which may be padded. is_measured: False where
+        `seconds` are only usual proportions."""
         self.plain_rows = plain_rows
-        self.is_scaled = is_measured  # whether these are seconds, as measured or after a first pass
+        self.is_scaled = is_measured  # times are seconds: measured, or scaled by a first pass
         self._rows = sorted(seconds)
         self._seconds = [seconds[rows] for rows in self._rows]
         self._first_s = self._measured(1)
-        # In first rows, as all that follows.
+        # In first rows, like everything below.
         self._table = [self._measured(rows) / self._first_s for rows in range(_TABLE_ROWS + 1)]
-        self.is_unsure = False  # the next pass should be a plain step's
+        self.is_unsure = False  # the next pass should be a plain step
         self._line = _Line(_PRICE if is_measured else _ROUGH_PRICE)
         self._own_variance = _OWN if is_measured else _ROUGH_OWN
         self._is_trusted = is_measured
-        self._own: dict[int, tuple[float, float]] = {}  # by rows, over the first: mean, variance
+        self._own: dict[int, tuple[float, float]] = {}  # deviation by rows: mean, variance
         self._expected_s = dict[float, float]()  # by rows, since the last pass
-        # How many times longer passes took than expected: the last one, and the last of each width.
+        # Actual over expected time: of the last pass, and of the last one of each width.
         self._last, self._last_of = 1.0, dict[int, float]()
-        # A width with a slow pass and the line before it, until the next pass; and the widths with
-        # a pass as quick as expected since their last slow one was put down to the machine.
+        # Until the next pass: the width of a slow pass and the line before it. Widths with a fast
+        # pass since a slow one was blamed on the machine.
         self._suspect: tuple[int, _Line] | None = None
         self._steady = set[int]()
 
     def at(self, rows: float) -> float:
         seconds = self._expected_s.get(rows)
-        if seconds is None:  # asked for many times in a round
+        if seconds is None:  # looked up many times in a round
             seconds = self._expected_s[rows] = self._first_s * self._firsts(rows)
         return seconds
 
     def further(self, rows: int) -> list[float]:
-        """Return what passes of 1, 2, ... `rows` rows take on top of one row's."""
+        """Return what passes of 1, 2, ... `rows` rows take beyond one row."""
         plain_s = self.at(1)
         return [self.at(each) - plain_s for each in range(1, rows + 1)]
 
     def most_further_s(self, rows: int) -> float:
-        """Return what a pass may take on top of one row's: a standard deviation more than is
-        expected."""
+        """Return what a pass may take beyond one row: expected plus one standard deviation."""
         further = self._in_table(rows) - 1
         deviation = sqrt(further**2 * self._line.of_price + self._own_of(rows)[1])
         return self._first_s * (self._firsts(rows) - self._line.first + deviation)
 
     @property
     def measured(self) -> dict[int, float]:
-        """Return the seconds of passes at the widths of its table, as they are known by now."""
+        """Return the current seconds of passes at the table's widths."""
         return {rows: self.at(rows) for rows in self._rows}
 
     @property
     def slope(self) -> float:
-        """Return what one more row costs, the mean over the measured widths."""
+        """Return the mean cost of one more row over the measured widths."""
         if len(self._rows) < 2:
             return 0.0
         wider = self._rows[-1] - self._rows[0]
         return max(0.0, self.at(self._rows[-1]) - self.at(self._rows[0])) / wider
 
     def padded(self, widths: Sequence[int]) -> RowCosts:
-        """Return the costs of passes that are widened to the next of these ascending widths."""
+        """Return the costs of passes padded to the next of these ascending widths."""
         wider = {
             rows: self.at(next(width for width in widths if width >= rows))
             for rows in range(1, widths[-1] + 1)
@@ -159,21 +151,20 @@ class RowCosts:
         return found
 
     def widest_free(self, more: float = 0.25) -> int:
-        """Return the widest measured pass that takes at most `more` of one row's time on top of
-        it."""
+        """Return the widest measured pass that takes at most 1 + `more` times one row's time."""
         return max(rows for rows in self._rows if self.at(rows) <= (1 + more) * self.at(1))
 
     def recall(self, seconds: Mapping[int, float]) -> None:
-        """Begin with what earlier sessions found of some widths, which counts for a few passes."""
+        """Start from earlier sessions' findings, which count for a few passes."""
         for _ in range(_RECALLED):
             for rows in sorted(seconds):
                 self.observe(rows, seconds[rows])
-                self._suspect = None  # none was slow by chance
+                self._suspect = None  # these are medians
         self._last, self.is_unsure = 1.0, False
         self._last_of.clear()
 
     def observe(self, rows: int, seconds: float) -> float:
-        """Count a pass; return how many times longer it took than it may have by its rows."""
+        """Count a pass; return its time over the longest plausible time for its rows."""
         self._expected_s.clear()
         if not self.is_scaled:
             self._first_s, self.is_scaled = max(seconds, _LEAST_S) / self._firsts(rows), True
@@ -203,7 +194,7 @@ class RowCosts:
             if further > 0 and error > 0 and rows in self._steady:
                 self._suspect = rows, replace(line)
             line.change((error / expected) ** 2)
-            if further > 0:  # all rows, or further ones alone: a plain step will tell
+            if further > 0:  # all rows or only the extra ones; a plain step will tell
                 line.of_price += (error / further) ** 2
                 self.is_unsure = True
         of_all = line.variance(further) + noise
@@ -218,10 +209,11 @@ class RowCosts:
         return ratio * expected / most
 
     def _clear_suspect(self, seconds: float) -> None:
-        """Look at a plain step after a slow pass of more rows. Where the step is as quick as
-        before, either these rows have become expensive, or another process took the processor for
-        a moment. The latter is far more frequent, so it is assumed the first time, and what the
-        slow pass changed is undone."""
+        """Judge a slow wide pass by the plain step after it.
+
+        If that is fast, the extra rows became expensive or, far more often, another process
+        interfered. The first time, assume the latter and undo the slow pass.
+        """
         if self._suspect is not None:
             rows, before = self._suspect
             if seconds < _SLOW * self._first_s * before.first:
@@ -229,17 +221,14 @@ class RowCosts:
                 self._steady.remove(rows)
 
     def _doubt_table(self) -> None:
-        """Take further rows to be cheap, so that some are tried: passes are so much faster than the
-        table says that the machine was busy when it was measured."""
+        """Assume cheap extra rows, to try some: the table must come from a busy machine."""
         self._is_trusted = False
         self._line.of_price, self._line.of_both = self._line.price**2, 0.0
         self._line.price *= _HOPED
 
     def _believed(self, rows: int, ratio: float) -> float:
-        """Return how many times longer than expected the pass took without what was not its own.
-
-        One slow pass says little: the first of a width has memory to take, any may wait for another
-        process. Faster ones are believed at once."""
+        """Return actual over expected time, without disturbances. Slow passes need confirming: the
+        first of a width allocates memory, others may wait for a process."""
         last, self._last = self._last, ratio
         last_of, self._last_of[rows] = self._last_of.get(rows, 1.0), ratio
         if ratio < _IMPOSSIBLE:
@@ -252,7 +241,7 @@ class RowCosts:
         return max(_LEAST_PRICE, self._line.first * (1 + own) + further)
 
     def _own_of(self, rows: int) -> tuple[float, float]:
-        """Return how much a width takes beside the line, over the first row, and its variance."""
+        """Return a width's deviation from the line, over the first row, and its variance."""
         return self._own.get(rows, (0.0, self._own_variance * (rows > self.plain_rows)))
 
     def _in_table(self, rows: float) -> float:
@@ -272,54 +261,53 @@ class RowCosts:
 
 
 def expected_tokens(acceptance: Sequence[float]) -> float:
-    """Return the tokens of one round, the target's own included; acceptance: of each draft token
-    of a chain, given that the one before it was accepted (Leviathan et al. 2023, equation 1, where
-    all are equal)."""
+    """Return the expected tokens of a round, the target's own included.
+
+    acceptance: by position, given that the one before was accepted. Generalizes Leviathan et al.
+    2023, equation 1, to unequal rates.
+    """
     accepted: float = sum(accumulate(acceptance, mul))
     return 1 + accepted
 
 
 def forecast_speedup(acceptance: Sequence[float], costs: RowCosts, draft_s: float) -> float:
-    """Return the rate of a chain with this acceptance over plain decoding's. draft_s: seconds for
-    all its draft tokens."""
+    """Return a chain's speedup over plain decoding. draft_s: seconds for all its draft tokens."""
     round_s = draft_s + costs.at(len(acceptance) + 1)
     return expected_tokens(acceptance) * costs.at(1) / round_s
 
 
-# Weight of the rounds before, in means over rounds: about the last 12 count. With 50, a model
-# drafts too many tokens at first, as if time could not be spent better
-# (benchmarks/results/sibling.json).
+# Weight of earlier rounds: about the last 12 count. With 50, a model drafts too many tokens at
+# first (benchmarks/results/sibling.json).
 _RATE_MEMORY = 0.92
-_MEMORY = 0.95  # likewise, of all else: about the last 20 count
+_MEMORY = 0.95  # for all else: about the last 20 count
 
 
 class RoundCosts:
-    """What rounds cost in plain steps of this moment, without drafting.
+    """Round costs in plain steps at the current pace.
 
-    A pass may take longer where the one before it had another number of rows: runtimes that keep
-    the graph of the last pass build it again then, which is a fifth of a step of a small model. So
-    a width is worth holding while that costs less than the rows that it would spare.
+    A pass may take longer after one of another width: rebuilding a cached graph takes a fifth of a
+    step of a small model. So a width is kept while that costs less than the rows it would save.
 
-    plain_s: seconds of a plain round. token: of a token at the better of the last rounds' rate and
-    plain decoding's. row: of one more row.
+    plain_s: seconds of a plain round. token: steps per token, recently or in plain decoding if
+    better. row: steps of one more row.
     """
 
     def __init__(self, costs: RowCosts) -> None:
         self.costs = costs
-        self._around_s = 0.0  # of a round, outside drafting and the pass
-        self._change_s = 0.0  # that a pass takes longer after one of another width
-        self._returns = 1.0  # share of passes of more rows that a plain step follows
-        self._last_rows = costs.plain_rows  # of the last pass; 0 where others shared it
+        self._around_s = 0.0  # seconds of a round outside drafting and the pass
+        self._change_s = 0.0  # extra seconds of a pass after one of another width
+        self._returns = 1.0  # share of wider passes that a plain step follows
+        self._last_rows = costs.plain_rows  # of the last pass; 0 if it was shared
         self._steps = self._tokens = 1.0  # means over rounds
         self._look()
 
     def of(self, rows: int) -> float:
-        """Return the steps of a round whose pass has so many rows."""
+        """Return the steps of a round whose pass has this many rows."""
         return 1 + (self.costs.at(rows) - self.costs.at(1) + self._switch_s(rows)) / self.plain_s
 
     def further(self, rows: int) -> list[float]:
-        """Return the seconds that passes of 1, 2, ... `rows` rows take on top of a plain step. One
-        as wide as the last pass takes less by what a change of width costs."""
+        """Return the seconds of passes of 1, 2, ... `rows` rows beyond a plain step. The last
+        pass's width saves the cost of a change."""
         found = self.costs.further(rows)
         if (change_s := max(0.0, self._change_s)) and 0 < self._last_rows <= rows:
             found[self._last_rows - 1] -= change_s
@@ -332,14 +320,12 @@ class RoundCosts:
         return (self.costs.most_further_s(rows) + self._switch_s(rows)) / self.plain_s
 
     def rows_within(self, steps: float, most: int) -> int:
-        """Return how many rows, of 1 to `most`, a pass may have that takes at most so long beyond
-        a plain one; 1 where there is no time for any other."""
+        """Return the most rows, 1 to `most`, that take at most `steps` beyond a plain pass."""
         return next((r for r in range(most, 1, -1) if self.most_lost(r) <= steps), 1)
 
     def best_gain(self, acceptance: Sequence[float], draft_token: float) -> float:
-        """Return the plain steps that a round of the best number of draft tokens saves.
-
-        acceptance: of each draft token, if those before it are right. draft_token: steps of one."""
+        """Return the plain steps saved by a round with the best number of draft tokens. acceptance:
+        by position, given that those before it are right. draft_token: steps of one."""
         best, reach, tokens = -1.0, 1.0, 1.0
         for depth, chance in enumerate(acceptance, start=1):
             reach *= chance
@@ -348,8 +334,8 @@ class RoundCosts:
         return best
 
     def observe(self, round_stats: RoundStats, asked_s: float) -> float:
-        """Count a round in which asking drafters took so long; return the seconds of a plain step
-        in that round, at what else the machine had to do."""
+        """Count a round; return the seconds of a plain step under its load. asked_s: seconds spent
+        asking drafters."""
         rows, seconds, before_s = round_stats.num_rows, round_stats.forward_s, self.costs.at(1)
         is_plain, is_scaled = rows <= self.costs.plain_rows, self.costs.is_scaled
         if self._last_rows > self.costs.plain_rows:
@@ -364,7 +350,7 @@ class RoundCosts:
         self._around_s = faded(self._around_s, without_outlier(around_s, self.costs.at(rows)))
         self._last_rows = rows if round_stats.num_sharing == 1 else 0
         self._look()
-        # Drafters were asked before the pass, when the machine may have been slower still.
+        # The machine may have been slower still while drafters ran.
         now_s = max(self.plain_s, max(1.0, min(slowed, OUTLIER)) * before_s)
         self._steps = faded(self._steps, self.of(rows) + asked_s / now_s, _RATE_MEMORY)
         self._tokens = faded(self._tokens, round_stats.num_tokens, _RATE_MEMORY)
@@ -372,25 +358,25 @@ class RoundCosts:
         return now_s
 
     def follow(self, round_stats: RoundStats) -> None:
-        """Count the pass of a plain round, and leave the rest of it to `rest`."""
+        """Count the pass of a plain round; `rest` counts the round itself."""
         if isfinite(round_stats.forward_s):
             self.costs.observe(round_stats.num_rows, round_stats.forward_s)
 
     def rest(self, rounds: int) -> None:
-        """Count plain rounds that drafters had no part in."""
+        """Count plain rounds without drafters."""
         left = _RATE_MEMORY**rounds
         self._steps, self._tokens = 1 + left * (self._steps - 1), 1 + left * (self._tokens - 1)
         self._last_rows = self.costs.plain_rows
         self._look()
 
     def _look(self) -> None:
-        """Take up what is asked for many times in a round."""
+        """Cache what is read many times in a round."""
         self.plain_s = self.costs.at(1) + self._around_s
         self.token = min(self._steps / self._tokens, 1.0)
         self.row = self.costs.slope / self.plain_s
 
     def _switch_s(self, rows: int) -> float:
-        """Return what changing to this width takes, and changing back where that is usual."""
+        """Return the cost of changing to this width, and of changing back if that is usual."""
         if rows <= self.costs.plain_rows:
             return 0.0
         changes = self._last_rows not in (0, rows)
@@ -398,5 +384,5 @@ class RoundCosts:
 
 
 def faded(mean: float, value: float, memory: float = _MEMORY) -> float:
-    """Return a mean over rounds with one more of them. memory: the weight of those before."""
+    """Return an exponential mean with one more value. memory: weight of the earlier ones."""
     return memory * mean + (1 - memory) * value

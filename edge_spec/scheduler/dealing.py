@@ -1,4 +1,4 @@
-"""Deals the rows of a pass out to the conversations that share it, and its time."""
+"""Divide a shared pass's rows and its time among its conversations."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from edge_spec.scheduler.cost import RowCosts
 
 
 class Wish(NamedTuple):
-    """Rows that one conversation would have scored.
-
-    values: of each row, the chance that it and all rows above it are right; the first is 1. least:
-    rows that it has in any case, at least 1."""
+    """The rows that one conversation wants scored. values: chance of each row and its ancestors;
+    the first is 1. least: guaranteed rows, at least 1."""
 
     values: Sequence[float]
     least: int = 1
 
 
 def deal_rows(wishes: Sequence[Wish], room: int, seconds: Callable[[int], float]) -> list[int]:
-    """Return how many of its first rows each has scored, by what they are likely to bring (Liu et
-    al. 2024, Optimizing Speculative Decoding for Serving Large Language Models Using Goodput; Li et
-    al. 2025, AdaServe: verification by token, across requests): of all ways to fill at most `room`
-    rows, the one that commits most tokens a second. Of equally likely rows those that are less deep
-    come first, then those of earlier wishes. The same arguments give the same answer.
+    """Return how many of its first rows each conversation gets scored.
 
-    seconds: of a pass by its rows.
+    Fills at most `room` rows so that the pass commits most tokens per second (Liu et al. 2024,
+    Optimizing Speculative Decoding for Serving Large Language Models Using Goodput; Li et al. 2025,
+    AdaServe). Ties go to shallower rows, then to earlier wishes. Deterministic. seconds: of a pass
+    by its rows.
     """
     if not wishes:
         return []
@@ -35,7 +32,7 @@ def deal_rows(wishes: Sequence[Wish], room: int, seconds: Callable[[int], float]
     ordered = sorted(
         (-value, row, number)
         for number, wish in enumerate(wishes)
-        for row, value in enumerate(accumulate(wish.values, min))  # no row before those above it
+        for row, value in enumerate(accumulate(wish.values, min))  # no row precedes its ancestors
         if row >= wish.least
     )
     ordered = ordered[: max(0, room - rows)]
@@ -51,7 +48,8 @@ def _fastest(
     rows: int,
     seconds: Callable[[int], float],
 ) -> int:
-    """Return how many rows to add to `rows`, which bring `tokens`, for most tokens a second."""
+    """Return how many of `ordered` to add to `rows`, which bring `tokens`, for most tokens per
+    second."""
     best, best_rate = 0, tokens / seconds(rows)
     for added, (lost, _, _) in enumerate(ordered, start=1):
         tokens -= lost
@@ -62,9 +60,11 @@ def _fastest(
 
 
 def charge(costs: RowCosts, rows: Sequence[int], seconds: float) -> list[float]:
-    """Return what of a shared pass each conversation is charged for: an equal part of what a pass
-    of a row each takes, and its further rows' part of what these take on top of that. So a row is
-    worth it to a conversation where it is to all. rows: of each conversation."""
+    """Return each conversation's charge for a shared pass, given the rows of each.
+
+    It pays an equal part of a pass with one row each, and its extra rows' part of the rest. So a
+    row pays for one conversation exactly when it pays for all.
+    """
     total = costs.at(sum(rows))
     plain = min(costs.at(len(rows)), total)
     row = (total - plain) / max(1, sum(rows) - len(rows))

@@ -1,10 +1,8 @@
-"""Which runtime runs a model and who drafts for it: `plan_engine` lists the ways, best first.
+"""Choose the runtime for a model and its drafters: `plan_engine` lists the plans, best first.
 
-What decides is what headers say, what the user asked for, and what `edge-spec plan` has measured;
-nothing is measured, converted or opened. A way whose model has nothing to convert comes first, and
-a place that was measured to be clearly faster goes before it. Whoever opens a plan tries the next
-one where the first fails, so a runtime that refuses, a device that is gone and memory that is short
-are no special cases.
+Plans follow from headers, options and what `edge-spec plan` measured; planning itself measures,
+converts and opens nothing. A place measured to be clearly faster comes first, then plans without a
+conversion. The caller tries the next plan if opening one fails.
 """
 
 from __future__ import annotations
@@ -39,27 +37,24 @@ from edge_spec.scheduler.profile import (
 from edge_spec.scheduler.row_findings import holds, recall_costs, shapes_of
 
 _log = logging.getLogger(__name__)
-_MARGIN = 1.05  # of the faster one's time: less may be what else the machine did
-_CONVERTED = 1.1  # against one that reads the very file, whose texts a conversion changes
+_MARGIN = 1.05  # the faster one's time; a smaller gain may be other load
+_CONVERTED = 1.1  # if a conversion would replace the file and change the text
 _READS_FILES = "llamacpp"
-_ACCEPTANCE = 0.3  # of draft tokens that are looked up in texts of all kinds
+_ACCEPTANCE = 0.3  # of looked-up draft tokens
 _DRAFT_TOKENS = range(8)
-# Of a plain step, that a pass may take beyond one and its rows still count as cheap. On recorded
-# texts of a model of 1.5B (benchmarks/simulate.py, costs of a Zen 5) recycling beside suffix lookup
-# wrote 8 % more tokens/s where eight rows took 1.2 steps (AVX-512 VNNI), and 4 % fewer where they
-# took 2.2 (AVX2). In a real run it made no difference where they took 1.5.
+# Time of a pass beyond a plain step, in plain steps, up to which its rows are cheap. On recorded
+# texts of a 1.5B model (benchmarks/simulate.py, costs of a Zen 5), recycling added 8% tokens/s
+# where eight rows took 1.2 steps (AVX-512 VNNI) and lost 4% at 2.2 (AVX2). A real run showed no
+# difference at 1.5.
 _CHEAP = 0.35
 _SHOWN_ROWS = 8
-_UPKEEP_S = 0.0005  # of a round, in Python, which weighs more where steps are short
+_UPKEEP_S = 0.0005  # Python time of a round
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """One way to answer with a model: its runtime and device, and who drafts for it.
-
-    options: as they were completed. is_own: the draft was not asked for, but was trained here for
-    this model.
-    """
+    """One way to run a model: its runtime, its device and its drafters. options: completed with the
+    measured place. is_own: the drafter was trained on this machine for the model, not asked for."""
 
     options: LoadOptions
     target: ModelPlan
@@ -72,7 +67,7 @@ class EnginePlan:
 
     @cached_property
     def drafter(self) -> str:
-        """Return the names of who drafts, joined by commas; "none" where nobody does."""
+        """Return the drafters' names, joined by commas; "none" where nothing drafts."""
         options = self.options
         if options.drafter.strip() != "auto":
             return options.drafter
@@ -91,22 +86,21 @@ class EnginePlan:
 
     @cached_property
     def costs(self) -> RowCosts:
-        """Return what passes of the target take by their rows: as measured here, else in
-        proportions that are usual for its kernels."""
+        """Return the target's pass costs as measured, else the usual ones of its kernels."""
         device = ",".join(self.target.how.providers)
         usual = recall_costs(runtimes.own_kernels(self.target.name), device, {})
         return next(_known_costs(self.target, kept_profiles(self.target.source)), usual)
 
     @cached_property
     def cheap_rows(self) -> int:
-        """Return how many rows of a pass are cheap enough for drafters that need many; 1 beside a
-        draft, where they were not compared."""
+        """Return how many rows are cheap enough for drafters that need many; 1 if a model drafts
+        (untested)."""
         alone = not self.drafts and self.options.head is None
         return widest_cheap(self.costs) if alone else 1
 
     def explain(self) -> tuple[str, ...]:
-        """Return at most three lines: what runs and why, who drafts and why, what would be faster
-        here."""
+        """Return up to three lines: the runtime and why, the drafters and why, what would be
+        faster."""
         told = (f"engine: {self._engine()}", f"drafter: {self._drafter()}")
         better = missing_reader(self.source) or self._better_drafter()
         return (*told, f"faster: {better}") if better else told
@@ -158,13 +152,13 @@ class EnginePlan:
 
 
 def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
-    """List the ways to answer with a model, best first.
+    """List the ways to run a model, best first.
 
-    Raises as `Source.path` does, ModelFileError, UnsupportedModelError for a header that cannot be
-    read, and what `choose` raises for a draft that nothing runs.
+    Raises as `Source.path` does; ModelFileError or UnsupportedModelError for an unreadable header;
+    and as `choose` does for a draft that nothing runs.
     """
     if options.runtime != "auto":
-        runtimes.load_runtime(options.runtime)  # nothing is fetched for one that is missing
+        runtimes.load_runtime(options.runtime)  # fail before anything is downloaded
     ways = ways_to_run(source, options.runtime, options.runtime_options, options.export)
     ranked, drafts = rank_ways(ways, is_open(options)), _draft_plans(source, options)
     for draft in drafts:
@@ -175,8 +169,8 @@ def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
 def plans_for(
     source: Source, asked: AskedOptions, *, keeps_answers: bool = True, uses_trained: bool = True
 ) -> list[EnginePlan]:
-    """List the ways to answer as a user asked for. A drafter that was trained here for the model
-    drafts where nobody else was asked to. Raises as `plan_engine` and `named_options` do."""
+    """List the ways to run a model as the user asked, drafting with what was trained here by
+    default. Raises as `plan_engine` and `named_options` do."""
     trained = trained_options(source, asked) if uses_trained else None
     if trained is not None:
         try:
@@ -188,7 +182,7 @@ def plans_for(
 
 
 def tell_untrained(source: Source, error: EdgeSpecError) -> None:
-    """Say in one line that a drafter that was trained here does not draft."""
+    """Warn that a drafter trained here cannot be used."""
     _log.warning(
         "what was trained for %s does not draft: %s. --draft none leaves it out",
         source.name,
@@ -199,15 +193,15 @@ def tell_untrained(source: Source, error: EdgeSpecError) -> None:
 def choose_plan(
     plans: Sequence[EnginePlan], refusals: Sequence[Refusal] = ()
 ) -> tuple[EnginePlan, list[EnginePlan]]:
-    """Return the first plan whose runtime can run its model, by headers, and those after it. Raises
-    as `choose` does."""
+    """Return the first plan whose runtime can run its model, by headers, and the plans after it.
+    Raises as `choose` does."""
     chosen, left = choose([each.target for each in plans], refusals)
     at = 0 if chosen.is_only else len(plans) - len(left) - 1
     return replace(plans[at], target=chosen), list(plans[at + 1 :])
 
 
 def is_open(options: LoadOptions) -> bool:
-    """Return whether nothing was asked for that measurements decide, or do not hold for."""
+    """Return True if measurements may decide: no option fixes the place or invalidates them."""
     how = replace(options.runtime_options, context_length=None, takes_turns=False)
     draft = options.draft_runtime, options.draft_providers, options.draft_threads
     asked = (options.runtime, how, options.gpu_layers, draft)
@@ -221,8 +215,7 @@ def is_open(options: LoadOptions) -> bool:
 
 
 def _with_place(options: LoadOptions, way: ModelPlan, of: str = "") -> LoadOptions:
-    """Return the options of the place that measurements have chosen for a way. of: "draft_" for
-    one of a draft."""
+    """Fill in a way's measured place. of: "draft_" for a draft's options."""
     how = options.draft_runtime_options if of else options.runtime_options
     if (way.how.providers, way.how.threads) == (how.providers, how.threads):
         return options
@@ -235,7 +228,6 @@ def _with_place(options: LoadOptions, way: ModelPlan, of: str = "") -> LoadOptio
 
 
 def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
-    """Choose a runtime for each draft. Raises as `choose` does."""
     how = options.draft_runtime_options
     found = []
     for name in options.drafts:
@@ -251,11 +243,10 @@ def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
 
 
 def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> list[ModelPlan]:
-    """Put first what has nothing to convert, in the usual order, and before it what was measured to
-    be clearly faster here. may_move: also to devices and threads that were measured.
+    """Sort ways without a conversion first, then put a clearly faster measured way before them.
 
-    Raises as `Source.path` does, and ModelFileError, UnsupportedModelError for a header that cannot
-    be read.
+    may_move: also consider measured devices and thread counts. Raises as `Source.path` does, and
+    ModelFileError or UnsupportedModelError for an unreadable header.
     """
     if ways[0].is_only and not may_move:
         return list(ways)
@@ -264,7 +255,7 @@ def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> list[ModelPla
     if len(usual) > 1 and not _is_there(usual[0]):
         usual.sort(key=lambda way: not _is_there(way))
     every = [*usual, *(_measured_places(usual, profiles) if may_move else ())]
-    known: dict[int, float] = {}  # seconds of a token
+    known: dict[int, float] = {}  # seconds per token
     for i, way in enumerate(every):
         own = [_token_s(profile.costs()) for key, profile in profiles if _is_of(key, way)]
         if own:
@@ -281,8 +272,7 @@ def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> list[ModelPla
 
 
 def _is_there(way: ModelPlan) -> bool:
-    """Say whether nothing has to be converted for it; False where its library cannot be loaded,
-    which it is asked about in its turn."""
+    """Return True if nothing has to be converted; False if the library is missing."""
     with suppress(MissingDependencyError):
         return way.is_there
     return False
@@ -295,16 +285,14 @@ def _reads_own(way: ModelPlan) -> bool:
 
 
 def _is_faster(way: ModelPlan, seconds: float, than: ModelPlan, than_s: float | None) -> bool:
-    """Say whether a way is so much faster that it is worth a change. A conversion, in the place of
-    the very file, writes other texts."""
     changes_weights = _reads_own(than) and not _reads_own(way)
-    if than_s is None:  # only `edge-spec plan` measures places that are no usual way
+    if than_s is None:  # only `edge-spec plan` measures unusual places
         return bool(way.how.providers or way.how.threads) and not changes_weights
     return seconds * (_CONVERTED if changes_weights else _MARGIN) < than_s
 
 
 def _reason(way: ModelPlan, seconds: float | None, others: Mapping[str, float]) -> str:
-    """others: seconds of a token with other runtimes."""
+    """others: seconds per token of other runtimes."""
     why = []
     if _reads_own(way):
         why.append("it reads the file as it is")
@@ -317,8 +305,8 @@ def _reason(way: ModelPlan, seconds: float | None, others: Mapping[str, float]) 
 
 
 def missing_reader(source: Source) -> str:
-    """Name the runtime that would read the file as it is, where it is not installed; "" where it
-    is, or there is no such file. Raises as `Source.path` does."""
+    """Return an install hint for the runtime that reads the file directly; "" if not needed. Raises
+    as `Source.path` does."""
     if _READS_FILES in runtimes.installed_runtimes() or not source.path.is_file():
         return ""
     return (
@@ -331,8 +319,7 @@ def missing_reader(source: Source) -> str:
 
 
 def config_of(way: ModelPlan) -> ModelConfig | None:
-    """Return what the model says of its shape; None for a checkpoint that no exporter of ours
-    knows."""
+    """Return the model's shape; None for a checkpoint that no exporter knows."""
     path = way.own or way.source.path
     if path.is_file():
         return way.source.header.config
@@ -344,18 +331,15 @@ def config_of(way: ModelPlan) -> ModelConfig | None:
 
 
 def _is_of(key: ProfileKey, way: ModelPlan) -> bool:
-    """Say whether a profile is of this way."""
     return key.runtime == way.name and _holds(key, way.how) and way.weights in (None, key.weights)
 
 
 def _holds(key: ProfileKey, how: RuntimeOptions) -> bool:
-    """Say whether what was measured holds for a model that is opened so, alone or beside others."""
     return holds(key, how) or holds(key, replace(how, takes_turns=False))
 
 
 def _on_processor(way: ModelPlan, profiles: Sequence[tuple[ProfileKey, Profile]]) -> ModelPlan:
-    """Return the way on the processor by name where `edge-spec plan` has measured it there, and not
-    at the runtime's choice: what was measured counts."""
+    """Name the processor explicitly if `edge-spec plan` measured it that way."""
     named = replace(way, how=replace(way.how, providers=("cpu",)), is_only=False)
     if way.how.providers or any(_is_of(key, way) for key, _ in profiles):
         return way
@@ -365,8 +349,8 @@ def _on_processor(way: ModelPlan, profiles: Sequence[tuple[ProfileKey, Profile]]
 def _measured_places(
     ways: Sequence[ModelPlan], profiles: Sequence[tuple[ProfileKey, Profile]]
 ) -> Iterator[ModelPlan]:
-    """Yield the ways on devices and with threads that `edge-spec plan` has measured. A profile is
-    kept only of a place that computed right."""
+    """Yield the ways on measured devices and threads. Only places that computed correctly have
+    profiles."""
     by_name = {way.name: way for way in ways}
     for key, _ in profiles:
         if ways[0].is_only and key.runtime not in by_name:
@@ -383,8 +367,8 @@ def _measured_places(
 def _known_costs(
     way: ModelPlan, profiles: Iterable[tuple[ProfileKey, Profile]]
 ) -> Iterator[RowCosts]:
-    """Yield what was measured of the model itself, else what rounds of models of its shapes took;
-    before a conversion for the runtime, of weights in whatever form it ran."""
+    """Yield the model's own costs, else those of models of its shapes, in any format if
+    unconverted."""
     own = [profile.costs() for key, profile in profiles if _is_of(key, way)]
     if own:
         yield from own
@@ -394,7 +378,7 @@ def _known_costs(
         for each in SECONDS.find()
         if each.key.runtime == way.name and each.key.shapes and not was_busy(each.disturbance)
     ]
-    config = config_of(way) if kept else None  # a header is read only where that is of use
+    config = config_of(way) if kept else None
     if config is None:
         return
     for each in kept:
@@ -405,11 +389,10 @@ def _known_costs(
 
 
 def _token_s(costs: RowCosts) -> float:
-    """Return what a token takes with as many draft tokens a round as pay, none where none does."""
+    """Return the seconds per token at the most profitable number of draft tokens."""
     gains = [forecast_speedup([_ACCEPTANCE] * num, costs, 0.0) for num in _DRAFT_TOKENS]
     return costs.at(1) / max(gains)
 
 
 def widest_cheap(costs: RowCosts) -> int:
-    """Return the widest measured pass that is still cheap for drafters that need many rows."""
     return costs.widest_free(max(0.0, _CHEAP - _UPKEEP_S / costs.at(1)))

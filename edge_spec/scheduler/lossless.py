@@ -1,11 +1,9 @@
-"""Keeps a text equal to that of plain decoding, and measures whether it can depend on who else is
-being served.
+"""Keep the output equal to plain decoding, and measure whether batching can change it.
 
-A kernel may score a row otherwise in a pass of another width, and near ties then flip. Where none
-does, by how they compute, passes may have any rows. Elsewhere three ways lead around it: passes
-keep to widths whose rows agree bit for bit, plain steps included (the plain width is the narrowest
-of them, and its further rows hold no token or a draft token, which costs nothing more); a near tie
-of a wider pass is left to a plain step; or near ties are allowed.
+A kernel may score a row differently in a pass of another width, and near ties then flip. With
+batch-invariant kernels any width is allowed. Otherwise passes keep to widths whose rows agree bit
+for bit (plain steps are padded to the narrowest), or a plain step decides near ties, or near ties
+may differ.
 """
 
 from __future__ import annotations
@@ -25,24 +23,23 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.scheduler.batch_invariance import BatchInvariance, is_large
 from edge_spec.scheduler.policy import Policy, RoundPlan, WithinPolicy
 
-# Of the fastest plain step: what a plain step may take more for texts that are bit-identical,
-# unless they have to be at any price. Most of it is not lost, since its further rows carry draft
-# tokens: where a second row took 0.27 to 0.35, on onnxruntime without AVX-512, the rate over 76
-# prompts was 1.01 of that with near ties that may differ (benchmarks/exact.py).
+# Extra time of padded plain steps, over the fastest one, that identical bits may cost by default.
+# Draft tokens in the extra rows win most of it back: where a second row took 0.27 to 0.35
+# (onnxruntime without AVX-512), 76 prompts ran at 1.01 of the speed with near ties that may differ
+# (benchmarks/exact.py).
 MOST_PADDING = 0.4
-# In logits: noise beyond which so many choices are near ties that to leave them to plain steps
-# would cost more than it is worth by default. A choice in 100 is as close as 0.1.
+# In logits: more noise means too many near ties to replay by default. One choice in 100 is within
+# 0.1.
 MOST_REPLAYED_NOISE = 0.5
-# What was seen over a few tokens need not be the worst.
+# The few measured tokens may miss the worst case.
 REPLAY_SAFETY = 2.0
 
 
 class ExactPolicy(WithinPolicy):
-    """Another policy's plans, cut and padded to `widths`, ascending and not empty.
+    """Another policy's plans, cut and padded to `widths` (ascending, not empty).
 
-    Only chains are kept: where the rows of a branch were seen to agree, rounding may have hidden
-    that they do not. probes: whether a chain's rows agree where others come after it, which it does
-    not see.
+    Keeps chains only: rounding may hide that rows of a branch differ. probes: a chain's rows agree
+    when unrelated rows follow.
     """
 
     def __init__(self, policy: Policy, widths: Sequence[int], probes: bool = False) -> None:
@@ -51,7 +48,7 @@ class ExactPolicy(WithinPolicy):
         self._probes = probes
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
-        """The narrowest width has to fit the budget's rows."""
+        """Choose a plan. The narrowest width must fit the budget's rows."""
         widths = [width for width in self._widths if width <= budget.num_rows]
         limits = replace(
             budget,
@@ -71,7 +68,7 @@ class ExactPolicy(WithinPolicy):
 
 
 class Promise(StrEnum):
-    """The promise for greedy texts; sampled ones have the model's distribution in any case."""
+    """The guarantee for greedy output; sampled output has the target's distribution in any case."""
 
     BY_CONSTRUCTION = "bit-identical, by construction"
     BIT_IDENTICAL = "bit-identical"
@@ -81,12 +78,12 @@ class Promise(StrEnum):
 
 @dataclass(frozen=True)
 class Losslessness:
-    """The way in which one target keeps its promise.
+    """How one target keeps its promise.
 
-    widths: of its passes, ascending; empty where they may have any. plain_cost: a plain step of the
-    narrowest of them over the fastest plain step there is. tie_margin: of a greedy choice, in
-    logits, below which it may differ from plain decoding's, or is replayed. by_construction:
-    whether a row has the same bits in all passes because of how the kernels compute.
+    widths: allowed pass widths, ascending; empty if any. plain_cost: a plain step at the narrowest
+    width over the fastest. tie_margin: margin of a greedy choice, in logits, below which it may
+    differ from plain decoding or is replayed. by_construction: a row has the same bits in every
+    pass.
     """
 
     mode: LosslessMode = LosslessMode.TIES
@@ -106,12 +103,11 @@ class Losslessness:
 
     @property
     def is_exact(self) -> bool:
-        """Says whether texts are bit-identical to plain decoding's."""
+        """Return True if the output is bit-identical to plain decoding."""
         return self.by_construction or bool(self.widths)
 
     @property
     def plain_width(self) -> int:
-        """Rows of a plain step."""
         return self.widths[0] if self.widths else 1
 
     @property
@@ -120,11 +116,11 @@ class Losslessness:
 
     @property
     def plain_samples(self) -> bool:
-        """Says whether sampled texts, whose draws have no margin, are decoded plain."""
+        """Return True if sampled text must be decoded plainly, because draws have no margin."""
         return self.replays and self.always
 
     def describe(self) -> str:
-        """Says to a user what holds, and what it costs."""
+        """Describe the guarantee and its cost to a user."""
         if self.plain_width == 1:
             return str(self.promise)
         return (
@@ -134,9 +130,11 @@ class Losslessness:
 
 
 def keep_promise(mode: LosslessMode, found: BatchInvariance, replays: bool = True) -> Losslessness:
-    """Return the cheapest way that the mode allows. replays: whether to leave near ties to plain
-    steps is cheap: drafting while the target scores cannot be done then. Near ties are not known
-    where the noise is not: passes keep to widths that agree then, at whatever price."""
+    """Return the cheapest way that the mode allows.
+
+    replays: replaying near ties is cheap, as it is unless drafting overlaps. If the noise is
+    unknown, passes keep to agreeing widths at any cost.
+    """
     if found.by_construction:
         return Losslessness(mode, by_construction=True)
     if mode is LosslessMode.TIES:
@@ -153,19 +151,18 @@ def keep_promise(mode: LosslessMode, found: BatchInvariance, replays: bool = Tru
     return Losslessness(mode, tie_margin=found.tie_margin)
 
 
-_HELD = (40, 23)  # tokens of the two conversations
-_ROWS = ((1, 1), (1, 3), (4, 2), (5, 6), (8, 8))  # of the two in one pass, one after the other
-_WIDE_ROWS = (9, 14)  # in passes of each width that has room for them
-_PROMPT, _LARGE_PROMPT = 256, 64  # tokens: of a large model fewer tell as much
-# Of a prompt, at once, while others write. On a processor with two cores 32 tokens take as long as
-# a few rounds of theirs, and one of them hardly longer than in a pass of 256 (1.33 and 1.27 ms).
+_HELD = (40, 23)  # tokens held by the two conversations
+_ROWS = ((1, 1), (1, 3), (4, 2), (5, 6), (8, 8))  # rows of the two in one pass
+_WIDE_ROWS = (9, 14)  # if a pass has room
+_PROMPT, _LARGE_PROMPT = 256, 64  # tokens; a large model needs fewer
+# Tokens of a prompt per pass while others decode. On two cores, 32 take a few rounds, at 1.33 ms
+# each and 1.27 ms in a pass of 256.
 SLICE_TOKENS = 32
 
 
 def shares_alike(model: Model, widths: Sequence[int]) -> bool:
-    """Says whether chains score bit for bit alike in passes that two sessions share and in passes
-    of their own, which are widened to the next of these ascending widths. The model shares
-    passes."""
+    """Return True if chains score bit for bit alike in shared passes and in their own. widths:
+    ascending; passes are padded to the next."""
     assert isinstance(model, SharesPasses)
     drawn = np.random.default_rng(0)
 
@@ -198,12 +195,11 @@ def shares_alike(model: Model, widths: Sequence[int]) -> bool:
 
 
 def slices_alike(model: Model) -> bool:
-    """Measures whether a prompt leaves the same cache, bit for bit, read in one pass or in slices
-    of SLICE_TOKENS and fewer, down to half of it."""
+    """Return True if slices of a prompt leave the same KV cache, bit for bit, as one pass."""
     length = _LARGE_PROMPT if is_large(model.config) else _PROMPT
     length = min(length, model.config.context_length - 1)
     prompt = np.random.default_rng(1).integers(0, model.config.vocab_size, length).tolist()
-    sizes = [SLICE_TOKENS, SLICE_TOKENS // 2, 3 * SLICE_TOKENS // 4 + 1]  # in turns
+    sizes = [SLICE_TOKENS, SLICE_TOKENS // 2, 3 * SLICE_TOKENS // 4 + 1]  # used in turn
     states = []
     for whole in (True, False):
         with closing(model.open_session()) as session:
@@ -218,8 +214,7 @@ def slices_alike(model: Model) -> bool:
 
 
 def wider(rows: int, widths: Sequence[int]) -> int | None:
-    """Returns the first of these ascending widths that has `rows` rows; `rows` where there are
-    none, None where all are narrower."""
+    """Return the first width with `rows` rows or more; `rows` without widths; None if none fits."""
     return next((width for width in widths if width >= rows), None) if widths else rows
 
 

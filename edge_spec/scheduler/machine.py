@@ -1,4 +1,4 @@
-"""This machine: its processor, its system, and the versions of what is installed."""
+"""This machine: its processor, its system and installed versions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from typing import Any
 import numpy as np
 
 _CPUINFO = Path("/proc/cpuinfo")
-_IDLE = slice(3, 5)  # of the times of /proc/stat
+_IDLE = slice(3, 5)  # columns of /proc/stat: idle and iowait
 _WATCHED_S = 0.5
-_AT_HWCAP2 = 26  # of getauxval(3)
-_ARM_BITS = {
-    "SVE2": 1,
-    "I8MM": 13,
-    "BF16": 14,
-    "SME": 23,
-}  # of Linux' HWCAP2, that numpy leaves out
+_AT_HWCAP2 = 26  # key for getauxval(3)
+# In Linux's HWCAP2, not reported by numpy.
+_ARM_BITS = {"SVE2": 1, "I8MM": 13, "BF16": 14, "SME": 23}
 _PACKAGES = (
     *("edge-spec", "numpy", "onnxruntime", "tokenizers"),
     *("onnxruntime-gpu", "onnxruntime-qnn", "openvino", "coremltools"),
@@ -41,14 +37,14 @@ def cpu_name() -> str:
 
 
 def cpu_features() -> tuple[str, ...]:
-    """Names of the vector instructions that the processor has beyond what numpy is built for, as
-    it tells numpy, and those of ARM that numpy does not ask for; sorted."""
+    """Return sorted vector extensions: those beyond numpy's baseline, and ARM's that numpy
+    omits."""
     extensions: Mapping[str, Any] = np.show_config(mode="dicts").get("SIMD Extensions", {})
     return tuple(sorted({*map(str, extensions.get("found", ())), *_arm_features()}))
 
 
 def _arm_features() -> list[str]:
-    """Kernels for integers are chosen by I8MM above all. None on other systems than Linux."""
+    """Return ARM extensions, of which I8MM matters most for integer kernels; Linux only."""
     if sys.platform != "linux" or platform.machine() != "aarch64":
         return []
     getauxval = ctypes.CDLL(None).getauxval
@@ -58,8 +54,7 @@ def _arm_features() -> list[str]:
 
 
 def busy_share() -> float | None:
-    """Return the share of all cores' time that this process and others take for half a second;
-    None on other systems than Linux."""
+    """Return the busy share of all cores over half a second; None except on Linux."""
     try:
         before = _core_times()
         time.sleep(_WATCHED_S)
@@ -70,32 +65,30 @@ def busy_share() -> float | None:
 
 
 def _core_times() -> np.ndarray:
-    """[8]: user, nice, system, idle, iowait time and so on (proc(5)). Raises OSError."""
+    """Return [8] int64: user, nice, system, idle, iowait and so on (proc(5)). Raises OSError."""
     first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     return np.array(first.split()[1:9], np.int64)
 
 
 def on_battery() -> bool:
-    """Return whether a battery is being discharged, where the system knows (Linux)."""
+    """Return True if a battery is discharging, where the system tells (Linux)."""
     for status in Path("/sys/class/power_supply").glob("*/status"):
         try:
             if status.read_text(encoding="ascii").strip() == "Discharging":
                 return True
-        except OSError:  # a battery may be taken out
+        except OSError:  # the battery may have been removed
             continue
     return False
 
 
 def available_cores() -> int:
-    """Return how many cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def describe_machine() -> dict[str, Any]:
-    """Says where and with what a figure was measured: cpu, cores, system, and versions of the
-    libraries that are installed."""
+    """Describe where a figure was measured: processor, cores, system, library versions."""
     versions = {}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):

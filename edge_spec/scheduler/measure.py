@@ -1,8 +1,7 @@
-"""Measures t(k), the seconds of a pass over k rows: a profile that is kept, or in a moment what a
-model without one begins with.
+"""Measure t(k), the seconds of a pass of k rows: for a stored profile, or quickly without one.
 
-Everything that is compared is measured in turns, in shuffled order, so that a machine that gets
-busy slows all of it alike; medians leave out what disturbed a few passes.
+Compared works run in turn, in shuffled order, so that other load slows all alike. Medians ignore
+what disturbed a few passes.
 """
 
 from __future__ import annotations
@@ -21,40 +20,36 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.scheduler.profile import Profile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-_FEW_WIDTHS = (1, 2, 4, 8, 16)  # for models that are slow
-_SLOW_STEP = 1 / 300  # of the time to measure in, from which on a step is slow
-CONTEXT = 256  # tokens, about the middle of a usual answer
-_SPREAD = 0.04  # of the least certain median, at which no more rounds are made
-_LEAST_ROUNDS = 2  # however long they take: one alone does not tell how certain it is
-USUAL_ROUNDS, _MOST_ROUNDS = 6, 40  # at least and at most, where there is the time
+_FEW_WIDTHS = (1, 2, 4, 8, 16)  # for slow models
+_SLOW_STEP = 1 / 300  # share of the measuring time; longer steps are slow
+CONTEXT = 256  # tokens; the middle of a usual answer
+_SPREAD = 0.04  # of the least certain median; measuring stops below it
+_LEAST_ROUNDS = 2  # one round does not show its uncertainty
+USUAL_ROUNDS, _MOST_ROUNDS = 6, 40  # at least and at most, if time allows
 SEED = 0
-_LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
+_LEAST_S = 1e-9  # for coarse clocks
 
 # Without a profile:
 QUICK_WIDTHS = (1, 2, 4, 8)
 _QUICK_ROUNDS = 3
 _QUICK_CONTEXT = 16  # tokens
-_SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
+_SLOW_PASS_S = 0.25  # of any width; one pass of each then suffices
 
-_COMPARED_ROUNDS, _QUARTERED = (
-    16,
-    3,
-)  # at most and at least, of two widths, where their proportion decides
-_ENOUGH_S = 1.5  # of all passes: long ones are few, and what else is running changes less of each
+_COMPARED_ROUNDS, _QUARTERED = 16, 3  # most and fewest rounds for comparing two widths
+_ENOUGH_S = 1.5  # of all passes; long ones are few and less disturbed
 
 _Name = TypeVar("_Name")
-Found = Mapping[_Name, Sequence[float]]  # seconds of works by their names
+Found = Mapping[_Name, Sequence[float]]  # seconds by work
 
 
 class Stopwatch:
-    """Adds up what it has timed, by whatever clock."""
+    """Adds up the time of works, by any clock."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.total_s = 0.0
 
     def time(self, work: Callable[[], object]) -> float:
-        """Return the seconds that it took."""
         start = self._clock()
         work()
         taken_s = self._clock() - start
@@ -68,8 +63,8 @@ def in_turns(
     watch: Stopwatch,
     is_enough: Callable[[Found[_Name]], bool] = lambda seconds: False,
 ) -> dict[_Name, list[float]]:
-    """Return the seconds of works by their names, for `rounds` rounds or until it `is_enough`. One
-    round more comes first, which binds buffers."""
+    """Return the seconds of works by name, for `rounds` rounds or until `is_enough`. A warm-up
+    round comes first, which binds buffers."""
     seconds: dict[_Name, list[float]] = {name: [] for name in works}
     names, rng = list(works), np.random.default_rng(SEED)
     for done in range(rounds + 1):
@@ -86,9 +81,8 @@ def in_turns(
 def _steps(
     model: Model, widths: Sequence[int], context: int
 ) -> Iterator[dict[int, Callable[[], None]]]:
-    """Yield for each of the ascending widths its pass as a round makes it, after a text of at most
-    `context` tokens: its scores are copied, since a device may give them when they are read; one
-    row of it is kept, and forgotten again."""
+    """Yield each ascending width's pass, after a text of at most `context` tokens. As in a round,
+    logits are copied (some devices compute them when read) and a row is committed."""
     held = min(context, max(1, model.config.context_length - widths[-1]))
     tokens = _tokens(model, held + widths[-1])
     with closing(model.open_session()) as session:
@@ -104,8 +98,8 @@ def _steps(
 
 
 def _tokens(model: Model, count: int) -> list[int]:
-    """Their scores decide nothing, so random tokens do. Those of a mixture of experts touch more
-    experts than most texts, so that its wide passes are rather overestimated."""
+    """Return random tokens, since their logits decide nothing. In a mixture of experts they touch
+    more experts than most texts, which overestimates wide passes."""
     rng = np.random.default_rng(SEED)
     tokens: list[int] = rng.integers(0, model.config.vocab_size, count).tolist()
     return tokens
@@ -117,19 +111,17 @@ def _fitting(model: Model, widths: Sequence[int]) -> list[int]:
 
 
 def uncertainty(seconds: Sequence[float]) -> float:
-    """Return half of a median's 95 % interval over the median, by its quartiles (McGill, Tukey and
+    """Return half the 95% interval of a median, over the median, by quartiles (McGill, Tukey and
     Larsen 1978, Variations of Box Plots)."""
     lower, middle, upper = np.quantile(seconds, [0.25, 0.5, 0.75])
     return float(1.57 * (upper - lower) / (max(middle, _LEAST_S) * len(seconds) ** 0.5))
 
 
 def median_seconds(passes: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Return t(k), of the seconds of passes by their rows."""
     return {rows: max(_LEAST_S, median(seconds)) for rows, seconds in passes.items()}
 
 
 def spread(passes: Mapping[int, Sequence[float]]) -> float:
-    """Return the uncertainty of the least certain median."""
     return max(map(uncertainty, passes.values()))
 
 
@@ -139,11 +131,10 @@ def measure(
     on_step: Callable[[float], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Measure until every median is certain to _SPREAD, or the passes took `max_s` and were all
-    measured twice. on_step: is given after every round the share that is done, 0 to 1. The session
-    is the measurement's own, and closed however it ends.
+    """Measure until every median is certain to _SPREAD, or `max_s` passed and each width ran twice.
 
-    What a runtime takes to begin a pass cannot be measured apart, and is part of t(1).
+    Uses its own session. A runtime's overhead per pass is part of t(1). on_step: receives the share
+    done, 0 to 1, after every round.
     """
     watch = Stopwatch(clock)
 
@@ -169,10 +160,10 @@ def quick_passes(
     rounds: int = _QUICK_ROUNDS,
     least: int = 1,
 ) -> dict[int, list[float]]:
-    """Return the seconds of each pass by its rows, after a short prompt.
+    """Return the seconds of passes by rows, after a short prompt.
 
-    Takes about as long as 80 plain steps of a model whose rows cost a quarter of a step each, and
-    as 15 of a slow one, of which few passes are made, `least` of each width.
+    Takes as long as 80 plain steps if a row costs a quarter of one, and as 15 of a slow model, with
+    `least` passes of each width.
     """
     watch = Stopwatch(clock)
 
@@ -192,5 +183,5 @@ def relative_cost(model: Model, width: int) -> float:
 
 
 def _quarter(seconds: Sequence[float]) -> float:
-    """Return the lower quartile: whatever else is running only makes a pass longer."""
+    """Return the lower quartile: other load only makes a pass longer."""
     return max(_LEAST_S, float(np.quantile(seconds, 0.25)))

@@ -1,8 +1,8 @@
-"""Policies choose what is verified in the next round.
+"""Policies choose what the next round verifies.
 
-The best static tree of sampled draft tokens (Chen et al. 2024, Sequoia: Scalable and Robust
-Speculative Decoding, section 3.1), by dynamic programming over measured acceptance and costs; and
-how many rows of any proposal are worth their time, by t(k) and the chance of each.
+Also the best static tree for samples (Chen et al. 2024, Sequoia: Scalable and Robust Speculative
+Decoding, section 3.1), by dynamic programming over measured acceptance and costs; and how many rows
+of a proposal are worth verifying.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from edge_spec.core.tree import TokenTree, chain_first, likeliest
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.scheduler.cost import RoundCosts, RowCosts
 
-# A draft token is the likeliest of several, so on average its chance is overestimated a little (the
-# winner's curse). What another value does: benchmarks/simulate.py.
+# A draft token is the likeliest of several, so its chance is slightly overestimated (winner's
+# curse). benchmarks/simulate.py compares other values.
 _CAUTION = 1.2
 
 
 def best_shape(
     acceptance: Sequence[float], costs: RowCosts, pass_s: float, max_rows: int, max_depth: int
 ) -> tuple[int, ...]:
-    """The parents of the rows of the tree that commits most tokens a second; (-1,) where none is
-    faster than plain decoding. Parents come before their children, siblings in their order.
+    """Return the parents of the tree that commits most tokens per second; (-1,) if none beats
+    plain.
 
-    acceptance: of a row's first, second, ... sampled child: the chance that it is the one that is
-    accepted. costs: of the target. pass_s: seconds of the draft's pass for one more level.
+    Parents precede children. acceptance: the chance that a row's first, second, ... sampled child
+    is the accepted one. costs: of the target. pass_s: seconds of the draft per level.
     """
     gain = _Gain(tuple(acceptance))
     best, best_rate = (1, 0), 1 / costs.at(1)
@@ -46,19 +46,19 @@ def best_shape(
 
 
 class _Gain:
-    """Expected tokens of the best trees: T[n, b] of the paper, with a bound on the depth."""
+    """Expected tokens of the best trees: T[n, b] of the paper, with bounded depth."""
 
     def __init__(self, acceptance: tuple[float, ...]) -> None:
         self._acceptance = acceptance
         self._forest = lru_cache(maxsize=None)(self._best_forest)
 
     def of_tree(self, rows: int, depth: int) -> float:
-        """Returns the tokens of the best tree of `rows` rows or fewer and `depth` levels below its
-        root, which counts as one token."""
+        """Return the tokens of the best tree, root included, of up to `rows` rows and `depth`
+        levels."""
         return 1 + (self._forest(rows - 1, depth, 0)[0] if depth else 0.0)
 
     def unfold(self, rows: int, depth: int, root: int, parents: list[int]) -> None:
-        """Appends the rows of that tree below the row `root`, its children first."""
+        """Append that tree's rows below the row `root`, its children first."""
         left = rows - 1
         sizes: list[int] = []
         while depth and left and len(sizes) < len(self._acceptance):
@@ -73,8 +73,7 @@ class _Gain:
             self.unfold(size, depth - 1, child, parents)
 
     def _best_forest(self, rows: int, depth: int, rank: int) -> tuple[float, int]:
-        """Returns what the children of one row from `rank` on add with `rows` rows, and how many of
-        these belong to the first of them."""
+        """Return the gain of a row's children from `rank` on, and the rows of the first of them."""
         if rows <= 0 or rank == len(self._acceptance):
             return 0.0, 0
         best = (0.0, 0)
@@ -89,22 +88,20 @@ class _Gain:
 def plan_rows(
     tree: TokenTree, reach: list[float], limits: Budget, rounds: RoundCosts
 ) -> RoundPlan | None:
-    """Plans the number of likeliest rows that is worth most; None where that is none.
-
-    reach: of each row, the chance that it and all above it are right.
-    """
+    """Keep the most valuable number of the likeliest rows; None if it is none. reach: for each row,
+    the chance that it and all its ancestors are right."""
     if len(tree) == 1:
         return None
     if tree.draft_probs or not (tree.is_chain or limits.branches):
-        # Whether a sampled row is kept must not depend on what comes after it, which depends on
-        # its token: a bound that is the same for all rows is blind to that.
+        # Keeping a sampled row must not depend on its descendants, which depend on its token: use
+        # one bound for all rows.
         return cut(tree, limits, rounds.row / rounds.token)
     if tree.required:
         reach = [1.0, *sorted(reach[1:], reverse=True)]
         num_rows = _best_rows(reach[: limits.num_rows], rounds)
         return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
     order = list(range(len(reach)))
-    if not tree.is_chain:  # stable, and no row is likelier than its parent, which stays before it
+    if not tree.is_chain:  # stable, and no row is likelier than its parent, so parents stay first
         order.sort(key=lambda row: -reach[row])
     likeliest = [reach[row] for row in order[: limits.num_rows]]
     num_rows = _best_rows(likeliest, rounds)
@@ -115,8 +112,7 @@ def plan_rows(
 
 
 def _best_rows(reach: Sequence[float], rounds: RoundCosts) -> int:
-    """Looks at every number of rows: steps in t(k) are real, a fourth may be cheaper than a third,
-    and the number of the last pass than any other."""
+    """Return the number of rows that gains most, trying all, since costs do not rise steadily."""
     rate = _CAUTION / (rounds.token * rounds.plain_s)
     further = rounds.further(len(reach))
     best, most, tokens = 1, -rate * further[0], 0.0
@@ -128,43 +124,43 @@ def _best_rows(reach: Sequence[float], rounds: RoundCosts) -> int:
     return best
 
 
-_MAX_DRAFT_TOKENS = 7  # unlikely draft tokens after unlikely ones cost much and show little
+_MAX_DRAFT_TOKENS = 7  # further unlikely draft tokens cost much and show little
 
 
 class RoundPlan(NamedTuple):
     tree: TokenTree
-    plain_reason: PlainReason | None  # set exactly where the tree holds no draft token
-    num_rows: int | None = None  # rows of the pass, if more than the tree's: padding is not read
-    num_verified: int | None = None  # leading rows that may be accepted, if fewer than the tree's
-    # Of each row, the likeliest first, the chance that it and all above it are right: a pass that
-    # others share may score its first rows only. Empty: it is scored as a whole.
+    plain_reason: PlainReason | None  # set exactly if the tree has no draft token
+    num_rows: int | None = None  # width of the pass if padded; padding is not read
+    num_verified: int | None = None  # leading rows that may be accepted, if not all
+    # Chance of each row and its ancestors, likeliest first: a shared pass may score only the first
+    # rows. Empty: score the whole tree.
     values: tuple[float, ...] = ()
-    resting: frozenset[str] = frozenset()  # drafters that were not asked, and skip the round
+    resting: frozenset[str] = frozenset()  # drafters that skip this round
 
 
 class Policy(Protocol):
     def begin(self, num_prompt: int = 0) -> None:
-        """A text begins, about which nothing is known yet, after so many tokens of a prompt."""
+        """Begin a text after a prompt of `num_prompt` tokens."""
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
-        """The tree of the next round, with at most the budget's rows."""
+        """Return the tree of the next round, within the budget's rows."""
 
     def wants(self, drafter: Drafter) -> bool:
-        """Says whether a drafter will be asked soon, so that it should read the prompt."""
+        """Return True if the drafter will be asked soon and should read the prompt."""
 
     def observe(self, round_stats: RoundStats) -> None:
-        """Learns from a round that has ended."""
+        """Learn from a finished round."""
 
     def beliefs(self) -> str:
-        """Returns in a sentence what it goes by now; "" where it has learnt nothing."""
+        """Return what the policy currently believes, in a sentence; "" if it learns nothing."""
 
 
 class FixedPolicy:
-    """Verifies the rows of the first proposal that are likely enough to be right.
+    """Verify the rows of the first proposal that are likely enough to be right.
 
-    A row is kept while the chance that it and all rows above it are right is at least
-    `min_confidence`. On the measured CPU one more row costs 0.1 to 0.25 of a plain step
-    (docs/results.md), so a row has to win that back at the current speedup.
+    A row is kept if it and its ancestors are right with a chance of at least `min_confidence`. On
+    the measured CPU one more row costs 0.1 to 0.25 of a plain step (docs/results.md), which it
+    must regain at the current speedup.
     """
 
     def __init__(
@@ -174,8 +170,8 @@ class FixedPolicy:
         branches: bool = True,
         probes: bool = True,
     ) -> None:
-        """branches: whether draft tokens may branch; probes: whether, if not, rows beside the chain
-        may be scored for what drafters learn from them."""
+        """branches: draft tokens may branch. probes: without branches, rows off the chain may be
+        scored for drafters to learn from."""
         self.max_draft_tokens = max_draft_tokens
         self.min_confidence = min_confidence
         self.branches = branches
@@ -213,7 +209,7 @@ class FixedPolicy:
 def limited(
     budget: Budget, max_draft_tokens: int, branches: bool, probes: bool, min_reach: float = 0.0
 ) -> Budget:
-    """The part of a budget that a policy uses; draft tokens may branch where both say so."""
+    """Return the part of a budget that a policy uses; both must allow branches and probes."""
     return Budget(
         min(budget.num_draft_tokens, max_draft_tokens),
         min(budget.num_rows, max_draft_tokens + 1),
@@ -224,9 +220,11 @@ def limited(
 
 
 def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
-    """The rows of a proposal that are likely enough to be reached and right, as a plan; None if
-    there are none. Where draft tokens may not branch but do, which branch is kept depends on what
-    was sampled there: the delta rule then verifies it, which holds for any draft token."""
+    """Return the rows that are likely enough to be right as a plan; None if there are none.
+
+    If samples branch but may not, the kept branch depends on them. The delta rule then verifies it,
+    which is valid for any draft token.
+    """
     if tree.draft_probs and not (limits.branches or tree.is_chain):
         tree = replace(tree, draft_probs=())
     if limits.branches:
@@ -241,11 +239,8 @@ def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
 
 
 class AlwaysVerifyPolicy(FixedPolicy):
-    """Verifies draft tokens however unlikely they are, up to 7 of them; several drafters take turns
-    to go first. For proofs, where a wrong draft token tells as much.
-
-    exercised: counts, under BRANCHES, the rounds whose verified draft tokens branch.
-    """
+    """Verify up to 7 draft tokens however unlikely, in proofs; drafters take turns to go first.
+    exercised: counts, under BRANCHES, rounds whose verified draft tokens branch."""
 
     BRANCHES = "branches"
 
@@ -266,7 +261,7 @@ class AlwaysVerifyPolicy(FixedPolicy):
 
 
 class WithinPolicy:
-    """Narrows down what another policy chooses, and leaves all else to it."""
+    """Forwards to another policy, for subclasses that narrow its choice."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -1,5 +1,4 @@
-"""What was measured of a model at one place: the time of its passes, and what use has taught of its
-drafters."""
+"""What was measured of a model at one place: pass times, and what drafters learnt in use."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.machine import cpu_name
 from edge_spec.storage.measurements import Quantity
 
-MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy
+MOST_SPREAD = 0.5  # of the least certain median; beyond it the machine was too busy
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SecondsByRows = Annotated[dict[Annotated[int, Field(ge=1)], Seconds], Field(min_length=1)]
@@ -28,66 +27,64 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def was_busy(spread: float) -> bool:
-    """Return whether the machine was too busy for times that are off by this share."""
     return spread > MOST_SPREAD
 
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """All that measurements of a model depend on. Those that follow from its shapes alone leave out
-    which model it is, and say what else they depend on (`row_findings.rows_key`)."""
+    """Everything that a model's measurements depend on. Those that depend on shapes alone leave out
+    the model and fill in build, features and shapes (`row_findings.rows_key`)."""
 
     model: str
     identity: str  # of the model's files
-    weights: str  # as they are stored, such as "int4 block 32"
+    weights: str  # storage format, such as "int4 block 32"
     runtime: str
-    library: str  # the version of the runtime's library
-    device: str  # "" where the runtime chooses
-    threads: int | None  # None: the runtime's choice
+    library: str  # its version
+    device: str  # "" for the runtime's choice
+    threads: int | None  # None for the runtime's choice
     options: tuple[str, ...]  # others that were set, such as "kv_type=f16"
     cpu: str
-    kernels: str = ""  # in the place of the library's own
-    export: int = EXPORT_VERSION  # of conversions
+    kernels: str = ""  # ours, replacing the library's
+    export: int = EXPORT_VERSION  # version of conversions
     build: str = ""  # changes with the files of the runtime's library
-    features: tuple[str, ...] = ()  # of the processor, that kernels are chosen by
+    features: tuple[str, ...] = ()  # of the processor, which select kernels
     shapes: tuple[int, ...] = ()
-    way: str = ""  # of computing, where there are several
+    way: str = ""  # of computing, if there are several
 
     @property
     def digest(self) -> str:
-        """Changes with the model and with how it is run. Snapshots hold it."""
+        """Return a hash of the model and how it runs. Snapshots hold it."""
         parts = asdict(self)
         for name in ("build", "features", "shapes", "way"):
             del parts[name]
-        if not self.kernels:  # as it was named before there were kernels of ours
+        if not self.kernels:  # keeps digests from before we had kernels
             del parts["kernels"]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The time of a model's passes, t(k), as `measure.measure` finds it."""
+    """The time of a model's passes, t(k), as measured by `measure.measure`."""
 
     seconds: SecondsByRows
-    rounds: int  # in which every width was measured
+    rounds: int  # measurements of every width
     spread: float  # of the least certain median
 
     @property
     def is_certain(self) -> bool:
-        """Return whether the machine was free enough for it to be used again."""
+        """Return True if the machine was idle enough for the profile to be reused."""
         return not was_busy(self.spread)
 
     def costs(self) -> RowCosts:
         return RowCosts(self.seconds)
 
 
-# t(k) of a model at a place that computes right, or of all models of its shapes.
+# t(k) of a model at a place that computes correctly, or of all models of its shapes.
 SECONDS = Quantity("seconds by rows", ProfileKey, lambda: TypeAdapter(SecondsByRows))
 _LEARNT = Quantity("learnt", ProfileKey, lambda: TypeAdapter(dict[str, list[_Finite]]))
 
 
 def profile_key(source: Source, prepared: PreparedModel, options: RuntimeOptions) -> ProfileKey:
-    """Return what a profile of this model depends on."""
     return ProfileKey(
         model=source.name,
         identity=source.identity,
@@ -103,10 +100,10 @@ def profile_key(source: Source, prepared: PreparedModel, options: RuntimeOptions
 
 
 def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
-    """Return those that were set and that a key has no field for."""
+    """Return the options that were set and have no field in a key."""
     apart = (
         *("threads", "providers", "context_length", "prefers_cpu", "may_hold_less"),
-        "scored_tokens",  # of the weights
+        "scored_tokens",  # part of the weights
     )
     return tuple(
         f"{option.name}={getattr(options, option.name)}"
@@ -116,16 +113,16 @@ def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
 
 
 def kept_profiles(source: Source) -> Iterator[tuple[ProfileKey, Profile]]:
-    """Yields the certain ones of this model that are known here."""
+    """Yield this model's certain profiles on this machine."""
     kept = [each for each in SECONDS.find() if each.key.identity]
-    identity = source.identity if kept else ""  # which reads the times of the model's files
+    identity = source.identity if kept else ""  # reads the modification times of the model's files
     for found in kept:
         if found.key.identity == identity and not was_busy(found.disturbance):
             yield found.key, Profile(found.value, found.n, found.disturbance)
 
 
 def stored_weights(prepared: PreparedModel) -> str:
-    """Return what kernels are chosen by, of a model as it is stored."""
+    """Return the stored format that selects kernels."""
     if isinstance(prepared.source, Bundle):
         return prepared.source.manifest.weights
     scored = prepared.scored_tokens
@@ -134,7 +131,7 @@ def stored_weights(prepared: PreparedModel) -> str:
 
 
 def load_profile(key: ProfileKey) -> Profile | None:
-    """Return the certain profile that holds for this key; None where there is none."""
+    """Return the certain profile for this key, or None."""
     found = SECONDS.read(key)
     if found is None or was_busy(found.disturbance):
         return None
@@ -142,17 +139,16 @@ def load_profile(key: ProfileKey) -> Profile | None:
 
 
 def save_profile(key: ProfileKey, profile: Profile) -> None:
-    """Keep a profile in place of another one, unless it is uncertain and the other one is not."""
+    """Keep a profile, but never replace a certain one by an uncertain one."""
     if profile.is_certain or load_profile(key) is None:
         SECONDS.keep(key, profile.seconds, profile.rounds, profile.spread)
 
 
 def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:
-    """Return what live use has learnt, by name; empty where there is nothing. It outlives a change
-    of the runtime's library."""
+    """Return what drafters learnt in use, by name. Survives updates of the runtime's library."""
     return _LEARNT.known(replace(key, library="")) or {}
 
 
 def save_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
-    """Add to what is there; of one name, the last writer's stays."""
+    """Merge into the store; for one name, the last writer wins."""
     _LEARNT.update(replace(key, library=""), lambda old: {**(old or {}), **learnt})

@@ -1,12 +1,10 @@
-"""Findings about the rows of a pass: how they agree here, what a plain step of the plain width
-costs, and of a model that has no profile yet what passes of some rows cost.
+"""Findings about the rows of a pass, shared by all models of one shape.
 
-All follow from a library's build, the processor, the form of the weights and a model's shapes, not
-from its values: they are kept in the cache under these and shared by all models of one shape.
-
-Policies correct the costs by every pass, and a profile takes their place. Before anything is known,
-usual proportions do. What the passes of an answer took is kept for the next session, averaged with
-what those of earlier answers took: the machine may have been busy.
+They say how rows agree here, what a padded plain step costs and, without a profile, what passes
+cost. They depend on the library's build, the processor, the weight format and the shapes, not on
+weight values, and are cached under these. Pass times start from usual proportions, are corrected by
+every pass and kept for the next session, averaged with earlier answers: the machine may have been
+busy. A profile replaces them.
 """
 
 from __future__ import annotations
@@ -42,15 +40,15 @@ from edge_spec.scheduler.profile import SECONDS, ProfileKey, options_apart
 from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
-_WIDE = 4  # rows of a pass, from which on no other way is looked for
-_SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
+_WIDE = 4  # rows; a way that agrees this far ends the search
+_SHORT_CONTEXT = 1024  # tokens; a shorter context may skip part of the measurement
 
 
 ROWS = Quantity("rows", ProfileKey, lambda: TypeAdapter(BatchInvariance))
 
 
 def rows_key(key: ProfileKey, config: ModelConfig) -> ProfileKey:
-    """Return what findings depend on that all models of one shape share, opened in this way."""
+    """Return what findings depend on, without what models of one shape differ in."""
     return replace(
         key,
         model="",
@@ -62,7 +60,7 @@ def rows_key(key: ProfileKey, config: ModelConfig) -> ProfileKey:
 
 
 def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
-    """Return whether what was measured was so with this library and processor, and as asked for."""
+    """Return True if a measurement applies to this library, processor and options."""
     return (
         key.cpu == cpu_name()
         and key.library == runtimes.library_version(key.runtime)
@@ -74,8 +72,8 @@ def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
 
 
 def find_rows(model: Model, key: ProfileKey, widths: Sequence[int]) -> BatchInvariance:
-    """Return what the cache knows of these widths; else measures it now, and keeps it. Nothing is
-    measured of kernels that compute a row alike by construction."""
+    """Return cached findings for these widths, else measure and cache them. Kernels that are
+    batch-invariant by construction need no measurement."""
     known = ROWS.known(key)
     if model.capabilities.invariant_rows:
         if known != BY_CONSTRUCTION:
@@ -93,10 +91,12 @@ def find_rows(model: Model, key: ProfileKey, widths: Sequence[int]) -> BatchInva
 def settle_rows(
     model: Model, key: ProfileKey, widths: Sequence[int], mode: LosslessMode
 ) -> BatchInvariance:
-    """Choose how the model computes, where there are several ways: the fastest one whose wide
-    passes score a row as a pass of one row does, else the one that does so up to the widest passes.
-    Where none does, or near ties may differ, the fastest. A large model takes the likeliest one if
-    it does so at all: to look at another takes seconds."""
+    """Choose among the model's ways of computing, if it has several.
+
+    Takes the fastest way whose wide passes score a row as a single-row pass does, else the one that
+    agrees up to the widest pass. If none agrees, or near ties may differ, takes the fastest. A
+    large model takes the likeliest way if it agrees at all: trying another takes seconds.
+    """
     if not isinstance(model, HasWays) or len(model.ways) < 2:
         return find_rows(model, key, widths)
     ways, known = list(model.ways), ROWS.known(key)
@@ -123,13 +123,13 @@ def settle_rows(
 
 
 def _agreeing_width(found: BatchInvariance) -> int:
-    """Return the widest pass that scores a row as a pass of one row does."""
+    """Return the widest pass that scores a row as a single-row pass does."""
     return found.invariant_widths[-1] if found.plain_width == 1 else 1
 
 
 def _plain_cost(model: Model, found: BatchInvariance) -> float:
-    """Return the least of a few measurements, of which no more are made than decide: what else is
-    running makes wide passes dearer than narrow ones, and what is found now is kept."""
+    """Return the least of a few measurements, stopping once the outcome is decided. Other load
+    makes wide passes seem relatively more expensive, and the finding is kept."""
     if found.plain_width == 1 or len(found.invariant_widths) == 1:
         return 1.0
     cost = math.inf
@@ -141,7 +141,6 @@ def _plain_cost(model: Model, found: BatchInvariance) -> float:
 
 
 def shapes_of(config: ModelConfig) -> tuple[int, ...]:
-    """Return what models of one shape have in common."""
     return (
         config.num_layers,
         config.hidden_size,
@@ -157,46 +156,42 @@ def shapes_of(config: ModelConfig) -> tuple[int, ...]:
 
 
 def begun_costs(model: Model, key: ProfileKey) -> RowCosts:
-    """Return costs in usual proportions, with what the store knows of some widths. No pass is made
-    for it."""
+    """Return usual proportions, with stored times of some widths. Makes no pass."""
     kernels = key.kernels if model.capabilities.invariant_rows else ""
     return recall_costs(kernels, key.device, SECONDS.known(key) or {})
 
 
 def recall_costs(kernels: str, device: str, seconds: Mapping[int, float]) -> RowCosts:
-    """Return costs in usual proportions, with what was found of some widths. kernels, device: as
-    for `row_shares`."""
+    """Return usual proportions, corrected by known times. kernels, device: as for `row_shares`."""
     costs = RowCosts(row_shares(kernels, device), is_measured=False)
     costs.recall(seconds)
     return costs
 
 
-_SHORT_TEXT = 1024  # tokens: passes after a longer one take longer, which says nothing of these
-_FEWEST = 4  # passes of a width in an answer, before they tell anything
-_SHARE = 1 / 3  # of an answer, in what is kept: the machine may have been busy
+_SHORT_TEXT = 1024  # tokens; passes after a longer text take longer
+_FEWEST = 4  # passes of a width in an answer, to count at all
+_SHARE = 1 / 3  # weight of one answer in the stored value: the machine may have been busy
 
 
 class RoundTimes:
-    """Keeps what passes of all conversations on one model took, for the next session to begin with.
-    Any thread may call."""
+    """Keep the pass times of all conversations on one model for the next session. Thread-safe."""
 
     def __init__(self, key: ProfileKey, widths: tuple[int, ...] = ()) -> None:
-        """widths: that passes are widened to, ascending; none where they are not."""
+        """widths: ascending widths that passes are padded to; empty if not padded."""
         self._key = key
         self._widths = widths
-        self._current: dict[int, list[float]] = {}  # seconds by rows, of answers being written
+        self._current: dict[int, list[float]] = {}  # seconds by rows, of answers in progress
         self._lock = Lock()
 
     def observe(self, round_stats: RoundStats) -> None:
-        """Count the pass of a round that no other conversation had a part in or was waiting
-        for."""
+        """Count a pass that no other conversation shared or waited for."""
         rows = widened(round_stats.num_rows, self._widths)
         if rows is not None and round_stats.num_sharing == 1 and round_stats.forward_s > 0:
             with self._lock:
                 self._current.setdefault(rows, []).append(round_stats.forward_s)
 
     def end(self, num_tokens: int) -> None:
-        """Count an answer as ended, with this many tokens of text, and keep what it found."""
+        """End an answer of `num_tokens` tokens and store its pass times."""
         with self._lock:
             current, self._current = self._current, {}
             told = {rows: each for rows, each in current.items() if len(each) >= _FEWEST}
@@ -212,14 +207,13 @@ class RoundTimes:
 
 
 def _spread(seconds: Sequence[float]) -> float:
-    """Return how far the middle half of them lies apart, over their median."""
     quarter, middle, three_quarters = quantiles(seconds, n=4)
     return (three_quarters - quarter) / middle
 
 
 def _mix(kept: Mapping[int, float], found: Mapping[int, float]) -> dict[int, float]:
-    """Return t(k) between what was kept and what was found. How fast the machine was is told apart
-    from what its rows cost, so that widths of both stay in proportion."""
+    """Return t(k) between stored and found times. Pace is separated from the price of rows, so that
+    widths of both stay in proportion."""
     pace = median([found[rows] / kept[rows] for rows in found if rows in kept] or [1.0])
     usual = {**{rows: seconds / pace for rows, seconds in found.items()}, **kept}
     return {

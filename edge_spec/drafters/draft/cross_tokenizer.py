@@ -1,9 +1,8 @@
-"""A draft with another tokenizer drafts text, which the target's tokenizer makes tokens of.
+"""A draft with another tokenizer drafts text, which the target's tokenizer encodes.
 
 Universal assisted generation (Timor et al. 2025, "Accelerating LLM Inference with Lossless
-Speculative Decoding Algorithms for Heterogeneous Vocabularies", string-level exact match). The
-tokens are deterministic candidates: nothing is known of their distribution. When the text grows,
-only its end is encoded again: what is before the last words is settled.
+Speculative Decoding Algorithms for Heterogeneous Vocabularies", string-level exact match). Draft
+tokens are deterministic. When the text grows, only its end is encoded again.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ from edge_spec.drafters.protocol import (
 )
 from edge_spec.drafters.tree_builder import OutcomeRate
 
-MAX_OPEN = 48  # characters at the end of a text that may be encoded again each round
-_KEPT_OPEN = 16  # of them that stay open: what follows can still change how they are encoded
+MAX_OPEN = 48  # characters that may be encoded again each round
+_KEPT_OPEN = 16  # of them stay open, since what follows may change their encoding
 
 
 class PartCodec:
-    """A tokenizer that is asked for parts of a text. middle: what such parts are encoded after,
-    where the tokenizer puts a space before every text."""
+    """A tokenizer for parts of a text. middle: context for parts if every text gets a leading
+    space."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._head = cache(codec.encode)
         self.is_marker = cache(self._has_no_text)
-        self.begin = self._head("")  # BOS, where the model wants one
+        self.begin = self._head("")  # BOS, if the model wants one
         letter = self.after("", "a")
         self._anchor = letter[-1:]
         self.middle = "" if codec.encode("\na")[-len(letter) :] == letter else "\n"
 
     def after(self, head: str, part: str) -> list[int]:
-        """Encodes `part` as after `head`, where nothing joins the two; otherwise alone."""
+        """Encode `part` as after `head` if no token joins the two, otherwise alone."""
         known = self._head(head)
         ids = self._codec.encode(head + part)
         if head and ids[: len(known)] != known:
@@ -57,21 +56,20 @@ class PartCodec:
         return ids[len(known) :]
 
     def stream(self, inside: bool = True) -> TextPieces:
-        """Opens a stream of a text; inside: it leaves out no leading space."""
+        """Open a stream. inside: keep a leading space."""
         stream = self._codec.stream()
         for token in self._anchor if inside else ():
             stream.push(token)
         return stream
 
     def pieces(self, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-        """The text that each token completes; before: of a character that they may complete."""
+        """Return the text that each token completes. before: the start of a character."""
         stream = self.stream()
         for token in before:
             stream.push(token)
         return [stream.push(token) for token in tokens]
 
     def _has_no_text(self, token: int) -> bool:
-        """Says whether the token has no text at all, as special tokens have none."""
         stream = self.stream()
         return not (stream.push(token) or stream.finish())
 
@@ -79,14 +77,14 @@ class PartCodec:
         return self._codec.token_text(token)
 
     def marker(self, spelling: str) -> int | None:
-        """The special token that is spelt like this."""
+        """Return the special token with this spelling, or None."""
         ids = self.after("", spelling) or self.begin[:1]
         same = len(ids) == 1 and self.spelling(ids[0]) == spelling and self.is_marker(ids[0])
         return ids[0] if same else None
 
 
 class _Boundary(NamedTuple):
-    """A place between tokens of the target; what follows is encoded after these heads."""
+    """A place between target tokens; what follows is encoded after these heads."""
 
     num_tokens: int
     num_ids: int
@@ -95,24 +93,24 @@ class _Boundary(NamedTuple):
 
 
 class TokenAlignment:
-    """A text that the target writes in tokens and the draft reads in ids of its own.
+    """A text as the target's tokens and the draft's ids.
 
-    `read` brings up to date the draft's settled `ids` and the `open_ids` after them. Special tokens
-    become those that the draft spells alike; the others, and incomplete characters, are left out.
+    `read` updates the draft's settled `ids` and the `open_ids` after them. Special tokens become
+    those spelt alike; others, and incomplete characters, are left out.
     """
 
     def __init__(self, target: PartCodec, draft: PartCodec) -> None:
         self._target = target
         self._draft = draft
         self.tokens: list[int] = []
-        self._pieces: list[str] = []  # of the tokens that were read
+        self._pieces: list[str] = []  # of the tokens read
         self._stream = target.stream(inside=False)
         self._boundaries = [_Boundary(0, len(draft.begin), "", "")]
         self.ids = list(draft.begin)
         self.open_ids: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Another text; what it shares with the one before is not encoded again."""
+        """Begin another text, keeping the encoding of the shared prefix."""
         shared = num_shared(tokens, self.tokens[: len(self._pieces)])
         while self._boundaries[-1].num_tokens > shared:
             self._boundaries.pop()
@@ -120,7 +118,7 @@ class TokenAlignment:
         del self._pieces[last.num_tokens :]
         del self.ids[last.num_ids :]
         self.open_ids = []
-        self.tokens = list(tokens)  # only now: an interrupt may have come before
+        self.tokens = list(tokens)  # last, since an interrupt may come before
         self._stream = self._target.stream(inside=last.num_tokens > 0)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -138,8 +136,8 @@ class TokenAlignment:
             self._settle(text)
 
     def translate(self, candidate: str) -> list[int]:
-        """The target's tokens of `candidate` after the text: encoded with the open end where that
-        keeps its tokens, else alone; none after an unfinished character that it does not finish."""
+        """Return the target's tokens of `candidate` after the text. Encoded with the open end if
+        that keeps its tokens, else alone; none if a character stays unfinished."""
         last = self._boundaries[-1]
         tail = self.tokens[last.num_tokens :]
         text = "".join(self._pieces[last.num_tokens :]) + candidate
@@ -149,25 +147,25 @@ class TokenAlignment:
         return [] if self._unfinished() else self._target.after(self._target.middle, candidate)
 
     def target_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text that each of these tokens completes after the text."""
+        """Return the text that each token completes after the text."""
         return self._target.pieces(tokens, self._unfinished())
 
     def _unfinished(self) -> list[int]:
-        """The tokens at the end that are a part of a character."""
+        """Return the tokens at the end that form part of a character."""
         start, end = self._boundaries[-1].num_tokens, len(self.tokens)
         while end > start and not self._pieces[end - 1]:
             end -= 1
         return self.tokens[end:]
 
     def _encode_end(self) -> str:
-        """Sets `open_ids`; the text that they are of."""
+        """Update `open_ids`; return their text."""
         last = self._boundaries[-1]
         text = "".join(self._pieces[last.num_tokens :])
         self.open_ids = self._draft.after(last.draft_head, text) if text else []
         return text
 
     def _mark(self, token: int) -> None:
-        """A special token ends what is open in both tokenizations."""
+        """End what is open in both tokenizations at a special token."""
         open_text = self._encode_end()
         self.ids += self.open_ids
         spelling = self._target.spelling(token)
@@ -183,17 +181,18 @@ class TokenAlignment:
         self._stream = self._target.stream()
 
     def _settle(self, text: str) -> None:
-        """Moves the boundary on in the open `text`: to before a word, since hardly any tokenizer
-        joins words, else between any two of the target's tokens."""
+        """Advance the boundary in the open `text`, if possible to a word, since few tokenizers join
+        words."""
         first = self._boundaries[-1].num_tokens
         ends = accumulate(map(len, self._pieces[first:]), initial=0)
-        places: dict[int, int] = {}  # characters -> tokens before them, parts of one after them
+        # characters -> tokens before them, counting parts of a character after them
+        places: dict[int, int] = {}
         for count, end in enumerate(ends):
             if 0 < end <= len(text) - _KEPT_OPEN:
                 places.setdefault(end, first + count)
         if not places:
             return
-        within = [at for at in places if text[at] != "\n"]  # which may be joined to `middle`
+        within = [at for at in places if text[at] != "\n"]  # a newline may be joined to `middle`
         words = [at for at in within if text[at].isspace() and not text[at - 1].isspace()]
         at = max(words or within or places)
         rest = self._draft.after(self._draft.middle, text[at:])
@@ -211,24 +210,23 @@ class TokenAlignment:
 
 
 def num_shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """Counts the tokens that both begin with."""
+    """Return the length of the common prefix."""
     pairs = zip(left, right, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-# How often the last token of a draft token is right where all its text is, before anything is
-# learnt of the two vocabularies. Measured for a target's of 49 thousand tokens and byte-level
-# drafts, on the text that these were trained on: 0.99 with 30 and 8 thousand tokens, 0.9 with 2
-# thousand, 0.6 with 500; on another model's text 0.5 to 0.9. Leaving that token out took 0 to 21 %
-# more rounds.
+# How often a proposal's last token is right if its text is. Measured for a target with 49 thousand
+# tokens and byte-level drafts on their training text: 0.99 with 30 and 8 thousand tokens, 0.9 with
+# 2 thousand, 0.6 with 500; on another model's text 0.5 to 0.9. Leaving that token out took 0 to 21
+# % more rounds.
 _OPEN_END = 0.9
-_PRIOR_WEIGHT = 12.0  # draft tokens that it counts for
+_PRIOR_WEIGHT = 12.0  # in draft tokens
 _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
 class _Proposal(NamedTuple):
     tokens: list[int]
-    open_end: float | None  # the draft's confidence in the last token, where it may be joined
+    open_end: float | None  # confidence in the last token, which following text may extend
 
 
 _NOTHING = _Proposal([], None)
@@ -236,14 +234,14 @@ _NOTHING = _Proposal([], None)
 
 class _Drafted(NamedTuple):
     text: str
-    starts: list[int]  # of each id of the draft, in characters of the text
+    starts: list[int]  # start of each draft id, in characters
     confidence: list[float]  # of each id
-    is_closed: bool  # whether the draft says that the text ends here
+    is_closed: bool  # the draft ends the text here
 
 
 class CrossTokenizerDrafter(Drafter):
-    """Drafts in the draft's ids for a target with others. inner: hears of rounds in its own ids,
-    without scores. What it drafts is cut before its special tokens."""
+    """Drafts in the draft's ids for a target with others. inner: observes rounds in its own ids,
+    without logits. Its proposals are cut before special tokens."""
 
     name = "draft-model"
     traits = DrafterTraits(cost=Cost.PASS, draft_model=True)
@@ -252,12 +250,12 @@ class CrossTokenizerDrafter(Drafter):
         self._inner = inner
         self._draft = PartCodec(draft)
         self._text = TokenAlignment(PartCodec(target), self._draft)
-        self._told: tuple[int, list[int]] | None = None  # settled ids and others that inner read
-        self._last = 0  # of those ids
-        self._asked: TokenTree | None = None  # inner's draft token since then
+        self._told: tuple[int, list[int]] | None = None  # settled and open ids that inner has read
+        self._last = 0  # last of those ids
+        self._asked: TokenTree | None = None  # inner's proposal since then
         self._proposal = _NOTHING
-        # What is left of the confidence in the last token that is drafted, which what follows
-        # may join: the draft token "inter" is one token, and so is "interest".
+        # Acceptance of last tokens, relative to their confidence: following text may extend them,
+        # as "inter" to "interest".
         self._open_ends = OutcomeRate(_OPEN_END, _PRIOR_WEIGHT)
 
     @property
@@ -265,7 +263,7 @@ class CrossTokenizerDrafter(Drafter):
         return self._inner.idle_reason
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
-        self._inner.fault = self.fault or self._inner.fault  # which begins when it is asked
+        self._inner.fault = self.fault or self._inner.fault  # it begins when asked
         self._told = None
         self._proposal = _NOTHING
         self._text.begin(prompt)
@@ -314,7 +312,7 @@ class CrossTokenizerDrafter(Drafter):
         self._inner.close()
 
     def _draft_text(self, count: int, min_reach: float) -> _Drafted | None:
-        """Returns what the draft writes in `count` of its ids; None where that is no text."""
+        """Return the draft's text of up to `count` ids; None if it has none."""
         self._text.read()
         text = self._text
         last = text.open_ids or text.ids
@@ -335,8 +333,8 @@ class CrossTokenizerDrafter(Drafter):
         return _Drafted("".join(pieces), starts[:-1], confidence[:end], end < len(ids))
 
     def _tell(self) -> None:
-        """Tells the inner drafter what was written, or begins it again where the draft's tokenizer
-        makes other ids of the longer text."""
+        """Report to the inner drafter what was written. Begins it again if the longer text has
+        other ids."""
         text = self._text
         asked, self._asked = self._asked, None
         new = None if self._told is None else self._new_ids(*self._told)
@@ -347,12 +345,12 @@ class CrossTokenizerDrafter(Drafter):
         self._told = len(text.ids), list(text.open_ids)
 
     def _new_ids(self, num_settled: int, others: list[int]) -> list[int] | None:
-        """Returns what follows the ids that inner read; None where they are not the text's now."""
+        """Return the ids after those that inner has read; None if the text's ids changed."""
         since = self._text.ids[num_settled:] + self._text.open_ids
         return since[len(others) :] if since[: len(others)] == others else None
 
     def _tell_outcome(self, asked: TokenTree | None, new: list[int]) -> None:
-        """`new` as what became of the draft token, and of rounds in which others were right."""
+        """Report `new` as the outcome of a proposal, and of rounds by other drafters."""
         if asked is not None:
             right = num_shared(asked.tokens[1:].tolist(), new)
             rows = tuple(range(1, right + 1))
@@ -366,8 +364,8 @@ class CrossTokenizerDrafter(Drafter):
 
 
 def _confidence_of(candidate: _Drafted, pieces: Sequence[str]) -> list[float]:
-    """Returns for each target token the product over the draft's tokens that begin in it: 1 where
-    none does. Of tokens that share a character the first has the whole chance."""
+    """Return each target token's confidence: the product over draft tokens that begin in it, else
+    1. Of tokens that share a character, the first gets the whole chance."""
     confidence, start, at = [], 0, 0
     for piece in pieces:
         end = start + len(piece)

@@ -1,12 +1,10 @@
 """A smaller model drafts (Leviathan et al. 2023; Chen et al. 2023).
 
-Its tokens are chosen as the target chooses, greedily or in the same races of random numbers
-(sampling.Sampler), as deterministic candidates; or they are sampled from its own distribution,
-which then goes with them. It stops where the chance that all of them are right falls below what
-the round allows. Trees grow from their likeliest rows (Li et al. 2024, EAGLE-2).
-
-Other drafters may draft for this one, in turn: a cascade (Chen et al. 2024, Cascade Speculative
-Drafting), in which each level verifies what the level below drafts.
+It chooses tokens deterministically, greedily or with the target's random numbers
+(sampling.Sampler), or samples them from its own distribution, which is passed along. It stops where
+the chance that all are right falls below the round's limit. Trees grow from their likeliest rows
+(Li et al. 2024, EAGLE-2). Other drafters may draft for the draft: a cascade (Chen et al. 2024,
+Cascade Speculative Drafting), in which each level verifies the level below.
 """
 
 from __future__ import annotations
@@ -59,13 +57,12 @@ def _refuse() -> Session:
 
 
 class DraftModelDrafter(LearningDrafter, StageDrafter):
-    """Keeps a session of the draft in step with the text.
+    """Drafts with a model whose session follows the text.
 
-    vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
-    proposed, and where the target writes one, the draft reads another token. level: drafts for the
-    draft. shared: the session reads its target's own cache. anticipates: it reads on while the
-    target verifies, on a session that nobody else needs meanwhile, except after trees of samples.
-    reopened: opens a session in the place of one that has failed, or raises.
+    vocab_size: of the target. Ids beyond the smaller vocabulary are padding, never proposed, and
+    read as another token. level: drafts for the draft. shared: the session reads its target's
+    cache. anticipates: it reads ahead while the target verifies, except after trees of samples.
+    reopened: replaces a failed session, or raises.
     """
 
     traits = TRAITS["draft-model"]
@@ -107,7 +104,7 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
             self._level.prepare(prompt)
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
-        """Raises where a session that has failed cannot be opened again."""
+        """Begin an answer. Raises if a failed session cannot be replaced."""
         super().begin(prompt, sampler)
         self._level.fault = self.fault
         if self.fault is not None:
@@ -115,7 +112,7 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
             self.fault = None
         self._text.begin(self._readable(prompt))
         self._chooser.use_sampler(sampler)
-        # A sample cannot be foreseen: the level below drafts what is likeliest.
+        # Samples cannot be foreseen, so the level below drafts the likeliest tokens.
         self._level.begin(prompt, GREEDY if self._chooser.samples else sampler)
         self._forget()
 
@@ -153,7 +150,6 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         self._ahead.grow(self._read, self._acceptance.estimate, longest, stopped)
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
-        """Returns what was learnt, the draft's cache, and the state of the level below."""
         learnt = super().state(learnt_only)
         if learnt_only:
             return learnt
@@ -184,7 +180,7 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         self._level.rollback_draft(keep)
 
     def _chain(self, pending: int, count: int, min_reach: float) -> Growth:
-        """Returns what the draft writes, after what it has written while the target scored."""
+        """Draft a chain, starting with what was drafted ahead."""
         line = Line(count, min_reach, self._acceptance)
         self._take_over(line)
         while line.goes_on:
@@ -204,7 +200,7 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
             self.was_ready = True
 
     def _write(self, line: Line) -> None:
-        """Reads one pass; the level below drafts for the draft as it drafts for the target."""
+        """Run one pass; the level below drafts for the draft."""
         ahead = self._level.chain(self._text.last, line.room - 1)
         ahead = self._readable_rows(ahead)
         logits = self._read_rows(ahead)
@@ -226,7 +222,7 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         self._level.learn(ahead, logits, written)
 
     def _tree(self, pending: int, budget: Budget) -> Growth:
-        """Row after row, the likeliest first; sampled ones in the shape that is asked for."""
+        """Grow the tree by its likeliest rows, or fill the requested shape with samples."""
         given = self.name, pending, budget, self._acceptance
         if self._chooser.samples:
             return sample_shape(*given, self._read_rows, self._text.max_rows, self._chooser.draw)
@@ -234,7 +230,6 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         return grow(*given, root, self._expand, budget.num_draft_tokens)
 
     def _expand(self, path: Path) -> list[Candidate[Path]]:
-        """Returns what may follow the text and these draft tokens."""
         reading = self._ahead.get(path)
         if reading is None:
             reading = self._ahead[path] = self._read(path)
@@ -246,8 +241,8 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
         return self._chooser.read(self._score(path), path)
 
     def _score(self, path: Path) -> np.ndarray:
-        """[vocab] logits after the text and these draft tokens, by a pass of one row where the row
-        before it was the last to be scored."""
+        """Return [vocab] logits after the text and these draft tokens. Takes a pass of one row if
+        the row before it was scored last."""
         self._text.retract()
         self._text.candidate(path)
         logits: np.ndarray = self._read_rows(TokenTree.chain(self._text.last))[0]
@@ -279,13 +274,12 @@ class DraftModelDrafter(LearningDrafter, StageDrafter):
 
 
 class Draft:
-    """An open draft: one model with one session, until `close`, or `close_session` where others go
-    on with the model. Its passes are watched (watchdog.py).
+    """An open draft model with one session; its passes are watched (watchdog.py).
 
-    vocab_size: of what it drafts for. step_s: seconds of a pass, as far as known. level: makes what
-    drafts for the draft. translated: makes a drafter with the target's tokens, where the draft has
-    others. anticipates: it reads on while the target verifies. identity: changes with whatever may
-    change a bit of its cache.
+    `close` ends both; `close_session` leaves the model to others. vocab_size: of the target.
+    step_s: seconds of a pass, if known. level: makes what drafts for the draft. translated: makes a
+    drafter with the target's tokens, if the draft has others. anticipates: it reads ahead while the
+    target verifies. identity: changes with whatever may change a bit of its cache.
     """
 
     def __init__(
@@ -310,13 +304,13 @@ class Draft:
     def make_drafter(
         self, below: Sequence[StageDrafter] = (), name: str = "draft-model"
     ) -> Drafter:
-        """Takes over the session from the drafter made before. below: draft for the draft."""
+        """Return a drafter, which takes over the last one's session. below: draft for the draft."""
         if self._translated is not None:
             return self._translated(self.make_level(below, name))
         return self.make_level(below, name)
 
     def make_level(self, below: Sequence[StageDrafter], name: str) -> DraftModelDrafter:
-        """One that a level above reads, in the draft's own tokens."""
+        """Return a drafter in the draft's own tokens, for a level above."""
         level = self._level(below) if self._level and below else None
         return DraftModelDrafter(
             self.model,
@@ -329,14 +323,13 @@ class Draft:
         )
 
     def fork(self) -> Draft:
-        """The same model with a session of its own."""
         other = copy(self)
         other._session = self.model.open_session()
         return other
 
     def _reopened(self) -> Session:
-        """Opens another session in the place of one that has failed. Raises HungError while a pass
-        of that one still runs, and what the runtime raises where the device is gone."""
+        """Replace a failed session. Raises HungError while one of its passes still runs, and what
+        the runtime raises if the device is gone."""
         if isinstance(self._session, WatchedSession) and self._session.hangs:
             raise HungError("a pass of it still hangs", remedy="Load the model again.")
         close_quietly(self._session)
@@ -344,7 +337,7 @@ class Draft:
         return self._session
 
     def close_session(self) -> None:
-        """Raises nothing, also where the device is lost: others are still to be closed."""
+        """Close the session, raising nothing even if the device is lost."""
         close_quietly(self._session)
 
     def close(self) -> None:

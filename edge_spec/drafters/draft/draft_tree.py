@@ -1,4 +1,4 @@
-"""Trees that a draft fills with samples, all rows of a level in one of its passes."""
+"""Trees that a draft model fills with samples, one level per pass."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from edge_spec.drafters.tree_builder import Candidate, Growth, LearntAcceptance
 
 SIBLINGS = 4  # most children of a row
 
-# Kinds of draft token: candidates by their share of what the draft prefers, the draft's first
-# choice and others apart; sampled ones by the largest probability that they were sampled with,
-# since what was sampled must not decide. Acceptance before anything was seen: of others the share
-# itself, of a first choice its root, since two models agree on what is likeliest more often than
-# either is sure of it. Shares of about 0.25, 0.55 and 0.85 were right in 0.55, 0.86 and 0.99 of
-# cases with a good draft, in 0.29, 0.62 and 0.80 with a poor one
+# Kinds of draft token: by share of the draft's preference, first choices and others apart; samples
+# by the largest probability of their distribution, since the sample must not decide. Priors: the
+# share or, for a first choice, its root: two models agree on the likeliest token more often than
+# either is sure. First choices with shares of about 0.25, 0.55 and 0.85 were right in 0.55, 0.86
+# and 0.99 of cases with a good draft, in 0.29, 0.62 and 0.80 with a poor one
 # (tests/fixtures/recorded_hits.json).
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 _MIDDLES = [(a + b) / 2 for a, b in zip((0.0, *_SHARES), (*_SHARES, 1.0), strict=True)]
 FIRST, OTHER, SAMPLED, _SIBLING = range(4)
-_SIBLING_PRIORS = (0.75, 0.12, 0.05, 0.02)  # of the first, second, ... sampled child of a row
+_SIBLING_PRIORS = (0.75, 0.12, 0.05, 0.02)  # of a row's first, second, ... sampled child
 _FIRST_PRIORS = [middle**0.5 for middle in _MIDDLES]
 PRIORS = [*_FIRST_PRIORS, *_MIDDLES, *(0.3 + 0.7 * middle for middle in _MIDDLES), *_SIBLING_PRIORS]
 SIBLING_KINDS = range(_SIBLING * len(_MIDDLES), len(PRIORS))
 
 
 class Line:
-    """A chain that grows until `count` draft tokens, or until it is too unlikely to be right."""
+    """A chain that grows to `count` draft tokens or until it is too unlikely."""
 
     def __init__(self, count: int, min_reach: float, acceptance: LearntAcceptance) -> None:
         self.choices: list[AheadChoice] = []
@@ -73,13 +72,13 @@ class Line:
 
 
 def ranked(preference: np.ndarray) -> list[tuple[int, int]]:
-    """(token, kind of draft token) of what is likeliest, in falling order."""
+    """Return (token, kind) of the likeliest tokens, descending."""
     likeliest = top_tokens(preference[None], min(SIBLINGS, len(preference)))[0]
     return kinds_of(likeliest, preference[likeliest] / preference.sum())
 
 
 def kinds_of(tokens: np.ndarray, shares: np.ndarray) -> list[tuple[int, int]]:
-    """(token, kind of draft token) of tokens with these shares, in falling order; none of 0."""
+    """Return (token, kind) of tokens with these descending shares, without shares of 0."""
     return [
         (token, kind_of(OTHER if rank else FIRST, share))
         for rank, (token, share) in enumerate(zip(tokens.tolist(), shares.tolist(), strict=True))
@@ -96,8 +95,8 @@ def kind_of(table: int, share: float) -> int:
 
 
 class DraftChooser:
-    """Chooses as `use_sampler` says: greedily, in the target's races of random numbers, or by
-    sampling. draft_vocab, target_vocab: numbers of ids; only those of both can be next."""
+    """Chooses draft tokens greedily, with the target's random numbers, or by sampling. draft_vocab,
+    target_vocab: sizes; only ids of both can be chosen."""
 
     def __init__(self, draft_vocab: int, target_vocab: int) -> None:
         self._vocab_size = min(draft_vocab, target_vocab)
@@ -110,24 +109,23 @@ class DraftChooser:
 
     @property
     def reads_logits_alone(self) -> bool:
-        """Says whether the order of the logits is that of the choice."""
+        """Return True if the logits' order is the choice's."""
         return self._sampler.prefers_by_logits
 
     def choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
-        """logits: [vocab of the draft] after the text and the draft tokens `path`."""
+        """Choose from [draft vocab] logits after the text and the draft tokens `path`."""
         return self._choice(self._preference(logits, path))
 
     def read(self, logits: np.ndarray, path: Sequence[int]) -> Reading:
-        """Chooses, and keeps what is likeliest for later."""
+        """Choose, and keep the likeliest tokens for later."""
         preference = self._preference(logits, path)
         return Reading(self._choice(preference), partial(ranked, preference))
 
     def ranked(self, logits: np.ndarray, path: Sequence[int]) -> list[tuple[int, int]]:
-        """(token, kind of draft token) of what is likeliest, in falling order."""
         return ranked(self._preference(logits, path))
 
     def draw(self, logits: np.ndarray, path: Path, count: int) -> Draw:
-        """Samples up to `count` different tokens, each from what those before it left."""
+        """Sample up to `count` different tokens, without replacement."""
         probs = self._sampler.probs(self.fitted(logits), path)
         left, tokens = probs.copy(), []
         for _ in range(min(count, int(np.count_nonzero(probs)))):
@@ -136,15 +134,15 @@ class DraftChooser:
         return Draw(tokens, SIBLING_KINDS[: len(tokens)], probs)
 
     def fitted(self, logits: np.ndarray) -> np.ndarray:
-        """Returns [vocab of the target] logits. Raises ValueError where they are not finite."""
+        """Return [target vocab] logits. Raises ValueError unless finite."""
         logits = logits[: self._vocab_size]
-        if not np.isfinite(logits.max()):  # NaN, where any of them is
+        if not np.isfinite(logits.max()):  # NaN if any logit is
             raise ValueError("logits that are not finite")
         missing = self._target_vocab - len(logits)
         return np.pad(logits, (0, missing), constant_values=-np.inf) if missing else logits
 
     def _preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
-        """Returns [vocab of the target] weights; probabilities, where the draft samples."""
+        """Return [target vocab] weights, which are probabilities if the draft samples."""
         weigh = self._sampler.probs if self.samples else self._sampler.preference
         return weigh(self.fitted(logits), path)
 
@@ -160,10 +158,10 @@ Score = Callable[[TokenTree], np.ndarray]  # [rows, vocab] logits
 
 
 class Draw(NamedTuple):
-    """Tokens sampled without replacement, in their order, and what the first was sampled from."""
+    """Tokens sampled without replacement, and the first one's distribution."""
 
     tokens: list[int]
-    kinds: Sequence[int]  # of draft token
+    kinds: Sequence[int]
     probs: np.ndarray  # [vocab]
 
 
@@ -176,8 +174,8 @@ def sample_shape(
     max_rows: int,
     draw: Callable[[np.ndarray, Path, int], Draw],
 ) -> Growth:
-    """Fills the budget's shape, as far as it fits, with samples; rows for which a distribution has
-    too few tokens are left out. score: of a tree of at most `max_rows` rows."""
+    """Fill the budget's shape with samples, as far as it fits. Leaves out rows for which a
+    distribution has too few tokens. score: of a tree of up to `max_rows` rows."""
     children = _fitting(budget, max_rows)
     tokens, parents, confidence = [pending], [-1], [1.0]
     kinds: list[int | None] = [None]
@@ -204,7 +202,8 @@ def sample_shape(
             drawn = draw(logits[read.index(row)], path, len(children[node]))
             chance = 1.0
             for child, token, kind in zip(children[node], drawn.tokens, drawn.kinds, strict=False):
-                # A sample counts only after those before it, which a policy must not drop alone.
+                # A sample counts only after those before it, so a policy must not keep it without
+                # them.
                 chance = min(chance, acceptance.estimate(kind))
                 level[child] = len(tokens)
                 tokens.append(token)
@@ -215,7 +214,7 @@ def sample_shape(
 
 
 def _fitting(budget: Budget, max_read: int) -> dict[int, list[int]]:
-    """The children of the nodes of the budget's shape, `max_read` of which may have any."""
+    """Return the children in the budget's shape that fit, for up to `max_read` nodes."""
     children: dict[int, list[int]] = {}
     depths = {0: 0}
     for node, parent in enumerate(budget.shape[1:], start=1):

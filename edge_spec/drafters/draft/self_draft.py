@@ -1,8 +1,8 @@
-"""A part of the target drafts for the whole: no second model, and no cache of its own.
+"""A part of the target drafts for the whole, without a second model or cache.
 
 Early exit (Elhoushi et al. 2024, LayerSkip) keeps the first layers; layer skipping (Zhang et al.
-2023, Draft & Verify; Xia et al. 2024, SWIFT) any set of attentions and MLPs, which `edge-spec
-tune-skip` searches.
+2023, Draft & Verify; Xia et al. 2024, SWIFT) any attentions and MLPs that `edge-spec tune-skip`
+finds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class TargetPart(Protocol):
-    """A part of a model, and what it promised when it was chosen."""
+    """A part of a model, and its forecast."""
 
     @property
     def forecast(self) -> float:
@@ -35,7 +35,7 @@ class TargetPart(Protocol):
 
 
 class SelfDrafter(Drafter):
-    """A part that gains nothing is not asked for draft tokens."""
+    """Drafts with a part of the target, unless its forecast shows no gain."""
 
     traits = TRAITS["layer-skip"]
 
@@ -46,8 +46,8 @@ class SelfDrafter(Drafter):
         self._view: Session | None = None
 
     def attach(self, model: Model, session: Session) -> None:
-        """Raises UnsupportedModelError where the runtime cannot run a model in part, UsageError
-        where this one was exported without what that takes."""
+        """Open the part. Raises UnsupportedModelError if the runtime cannot run a model in part,
+        UsageError if the model was exported without support for it."""
         if not isinstance(session, SelfDrafting):
             raise UnsupportedModelError(
                 f"the drafter {self.name} needs a runtime that can run a model in part",
@@ -94,7 +94,6 @@ class SelfDrafter(Drafter):
         self._view = self._drafter = None
 
     def _open(self, target: SelfDrafting) -> Session:
-        """Opens the part, in the place of one that has failed."""
         view, self._view = self._view, None
         if view is not None:
             view.close()

@@ -1,14 +1,13 @@
-"""A session of a draft that is kept in step with a text which others write.
+"""Keeps a draft's session in step with a text that others write.
 
-The draft may also read ahead while the target verifies, on a device of its own, for the outcomes
-that are likely (Bhendawade et al. 2025, Mirror Speculative Decoding; Liu et al. 2024, PEARL). An
-outcome is a path of tokens: accepted draft tokens and one more. What the draft says after a path
-depends on the path alone, so it is as good a draft token once the outcome is known.
+On a device of its own, the draft may read ahead while the target verifies, for likely outcomes
+(Bhendawade et al. 2025, Mirror Speculative Decoding; Liu et al. 2024, PEARL). An outcome is a path:
+accepted draft tokens and one more. The draft's output depends on the path alone, so it stays valid.
 
-Samples, too: after each path the draft samples once, with a number that nothing else uses. Whether
-a sample is ever proposed is decided by the text before it, whose random numbers are of other
-streams (sampling.Purpose), and by time. So it is distributed as its draft_probs say and independent
-of what decides it, which is all that verification asks for. It is proposed once at most.
+So do samples: each path gets one, from a random number used nowhere else. Whether it is proposed
+depends on time and on the text before it, whose random numbers come from other streams
+(sampling.Purpose). So it follows its draft_probs independently of that, as verification requires.
+It is proposed once at most.
 """
 
 from __future__ import annotations
@@ -24,13 +23,15 @@ from edge_spec.core.model import Restorable, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import named, part_of, restored_prompt
 
-MAX_CATCH_UP = 8  # tokens that a pass may score before the rows asked for; more are prefilled
+MAX_CATCH_UP = 8  # tokens that a pass may score before the requested rows; more are prefilled
 
 
 class SyncedSession:
-    """Follows a text and the draft tokens after it; when it is asked, the session is rolled back to
-    where it agrees with them, and caught up. max_rows: of one pass. shared: the session reads its
-    target's own cache, which then holds the text without its last token."""
+    """Follows a text and its draft tokens, rolling the session back and catching up when used.
+
+    max_rows: of one pass. shared: the session reads its target's own cache, which then holds the
+    text without its last token.
+    """
 
     def __init__(
         self, session: Session, context_length: int, max_rows: int, shared: bool = False
@@ -38,17 +39,17 @@ class SyncedSession:
         self._session = session
         self.context_length = context_length
         self._max_rows = max_rows
-        self._tokens: list[int] = []  # of the text, then of the draft tokens
+        self._tokens: list[int] = []  # of the text, then draft tokens
         self._num_text = 0
         self._shared = shared
-        self._given = 0  # leading tokens that the cache holds without our doing
-        self._held: list[int] = []  # what it holds after them
-        self._agreed = 0  # leading tokens of both that are known to be equal
-        self._scored: list[int] = []  # of the last pass: tokens before its tree, then the tree's
+        self._given = 0  # leading tokens that the target's cache provides
+        self._held: list[int] = []  # in the cache after those
+        self._agreed = 0  # length of the verified common prefix
+        self._scored: list[int] = []  # by the last pass: tokens before its tree, then the tree's
         self._before = 0
 
     def reopened(self, session: Session) -> SyncedSession:
-        """The same with another session, which is empty."""
+        """Return the same for another, empty session."""
         return SyncedSession(session, self.context_length, self._max_rows, self._shared)
 
     def begin(self, text: Sequence[int]) -> None:
@@ -57,17 +58,17 @@ class SyncedSession:
         self._text_ends()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on, whatever was drafted."""
+        """Continue the text, dropping all draft tokens."""
         self.retract()
         self._tokens += tokens
         self._text_ends()
 
     def candidate(self, tokens: Sequence[int]) -> None:
-        """Appends to the draft tokens."""
+        """Append draft tokens."""
         self._tokens += tokens
 
     def retract(self, keep: int = 0) -> None:
-        """Forgets all draft tokens but the first `keep`."""
+        """Drop all draft tokens but the first `keep`."""
         del self._tokens[self._num_text + keep :]
         self._agreed = min(self._agreed, len(self._tokens))
 
@@ -81,17 +82,17 @@ class SyncedSession:
 
     @property
     def room(self) -> int:
-        """Counts the rows that fit the context after all tokens but the last."""
+        """Return the rows that fit the context after all tokens but the last."""
         return self.context_length - len(self._tokens) + 1
 
     @property
     def max_rows(self) -> int:
-        """Counts the rows of a tree that `score` takes now."""
+        """Return the most rows that `score` accepts now."""
         return min(self.room, self._max_rows)
 
     def score(self, tree: TokenTree) -> np.ndarray:
-        """[rows, vocab] logits of a tree whose row 0 holds the last token; valid until the next
-        pass. Raises ContextFullError where it does not fit."""
+        """Return [rows, vocab] logits of a tree whose row 0 is the last token. Valid until the next
+        pass. Raises ContextFullError if it does not fit."""
         missing = self._missing()
         if len(missing) > min(MAX_CATCH_UP, self._max_rows - len(tree)):
             self._prefill(missing)
@@ -102,18 +103,18 @@ class SyncedSession:
         return out.logits[self._before :]
 
     def catch_up(self) -> None:
-        """Reads all of the text and the draft tokens but their last token."""
+        """Read all tokens but the last."""
         if missing := self._missing():
             self._prefill(missing)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Puts these rows of the last tree, a path from row 0, into the cache."""
+        """Commit these rows of the last tree, a path from row 0."""
         kept = [*range(self._before), *(self._before + row for row in rows)]
         self._session.commit(kept)
         self._held += [self._scored[row] for row in kept]
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Returns what the cache holds of the text, where it is its own and can be told."""
+        """Return the cache's text and state if it is the session's own and restorable."""
         if self._shared or not isinstance(self._session, Restorable):
             return {}
         self.retract()
@@ -122,7 +123,7 @@ class SyncedSession:
         return {"held": np.array(self._held, np.int32), **named("session", state)} if state else {}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises KeyError or ValueError, and changes nothing, for what is no such snapshot."""
+        """Load a snapshot. Raises KeyError or ValueError, changing nothing, for anything else."""
         if not state or not isinstance(self._session, Restorable):
             return
         held = list(restored_prompt(state["held"]))
@@ -137,7 +138,8 @@ class SyncedSession:
             self._held = []
 
     def _missing(self) -> list[int]:
-        """Drops what differs from all tokens but the last; returns those that the cache lacks."""
+        """Roll back to the common prefix; return the tokens that the cache lacks, without the
+        last."""
         self._drop_beyond(len(self._tokens) - 1)
         return self._tokens[self._agreed : -1]
 
@@ -146,7 +148,7 @@ class SyncedSession:
         self._held += tokens
 
     def _drop_beyond(self, limit: int) -> None:
-        """Drops what the cache holds beyond its agreement with the first `limit` tokens."""
+        """Roll the cache back to its common prefix with the first `limit` tokens."""
         last = min(self._given + len(self._held), limit)
         while (
             self._agreed < last
@@ -154,30 +156,31 @@ class SyncedSession:
         ):
             self._agreed += 1
         self._agreed = min(self._agreed, last)
-        del self._held[self._agreed - self._given :]  # first: an interrupt may come in between
+        # first, since an interrupt may come in between
+        del self._held[self._agreed - self._given :]
         self._session.rollback(self._agreed)
 
 
 Path = tuple[int, ...]
 
-_LEAST_CHANCE = 0.02  # that the text takes a path, below which reading it is a waste
-_MOST_READ = 64  # paths at a time: each may hold a distribution
+_LEAST_CHANCE = 0.02  # of a path; reading less likely ones is a waste
+_MOST_READ = 64  # paths kept; each may hold a distribution
 
 
 class AheadChoice(NamedTuple):
-    """A token that may follow, its kind of draft token, and what it was sampled from, [vocab]."""
+    """A possible next token, its kind, and the distribution it was sampled from, [vocab]."""
 
     token: int
     kind: int
     draft_probs: np.ndarray | None
 
 
-Ranks = Sequence[tuple[int, int]]  # token and kind of what may follow, the likeliest first
+Ranks = Sequence[tuple[int, int]]  # (token, kind), likeliest first
 
 
 class Reading:
-    """What the draft says after a path: its draft token, and what is likeliest there, looked for
-    when it is first asked for."""
+    """The draft's output after a path: its draft token, and the likeliest tokens, computed
+    lazily."""
 
     def __init__(self, candidate: AheadChoice, rank: Callable[[], Ranks]) -> None:
         self.candidate = candidate
@@ -186,15 +189,15 @@ class Reading:
     @cached_property
     def likeliest(self) -> Ranks:
         likeliest = self._rank()
-        del self._rank  # which holds a whole distribution
+        del self._rank  # it holds a whole distribution
         return likeliest
 
 
 class DraftAheadCache(dict[Path, Reading]):
-    """Readings by the tokens between the text and what they draft."""
+    """Readings by path after the text."""
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """The text goes on with `tokens`: what was read after others is forgotten."""
+        """Continue the text with `tokens`, dropping readings after others."""
         start, length = tuple(tokens), len(tokens)
         kept = {path[length:]: self[path] for path in self if path[:length] == start}
         self.clear()
@@ -207,9 +210,8 @@ class DraftAheadCache(dict[Path, Reading]):
         max_length: int,
         stopped: Callable[[], bool],
     ) -> None:
-        """Reads the likeliest paths, until none is likely, there are too many, or `stopped`, asked
-        before each. estimate: of a kind of draft token, how often it is right. max_length: of a
-        path."""
+        """Read the likeliest paths until none is likely, there are too many, or `stopped()`.
+        estimate: acceptance of a kind of draft token. max_length: of a path."""
         paths: list[tuple[float, int, Path]] = [(-1.0, 0, ())]
         pushed = 0
         while paths and len(self) < _MOST_READ and not stopped():

@@ -23,8 +23,6 @@ KeysValues = Sequence[tuple[np.ndarray, np.ndarray]]  # [kv_heads, tokens, head_
 
 
 class AssistantNetwork(HeadNetwork):
-    """tables: the target's."""
-
     kind = AssistantHead.drafted_by
 
     def __init__(self, head: AssistantHead, tables: TargetTables) -> None:
@@ -36,11 +34,11 @@ class AssistantNetwork(HeadNetwork):
         self._vectors = {n: head.tensors[n] for n in head.tensors if n.endswith(("norm", "scale"))}
 
     def near(self, seen: KeysValues, position: int) -> KeysValues:
-        """Returns the keys and values that a row at this position sees in each layer, in float32.
-        seen: those of each of `sources`."""
+        """Return the float32 keys and values that a row at this position sees in each layer. seen:
+        those of each of `sources`."""
         by_source = dict(zip(self.sources, seen, strict=True))
         found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for layer in self.head.layers:  # those of a source have the same window
+        for layer in self.head.layers:  # layers of a source share the window
             if layer.source not in found:
                 window = layer.kind.window or position + 1
                 first = max(position + 1 - window, 0)
@@ -54,10 +52,10 @@ class AssistantNetwork(HeadNetwork):
     def draft(
         self, tokens: np.ndarray, states: np.ndarray, position: int, near: KeysValues
     ) -> RowScores:
-        """tokens: [1], in the place of the pending one. states: [1, target_size], of the token
-        before it. near: as `near` returns it. The next row goes on from the returned state."""
+        """Score one row; the next row continues from the returned state. tokens: [1], the pending
+        token or its successor. states: [1, target_size] of the token before. near: from `near`."""
         embedded = self._embed(tokens) * np.float32(self.head.embedding_scale)
-        # Numpy's other threads would wait for the target's, which still hold the cores.
+        # Numpy's threads would wait for the target's, which still hold the cores.
         with _blas().limit(limits=1, user_api="blas"):
             stream = self._multiply("pre", np.concatenate([embedded, states], axis=1))
             for index, (layer, seen) in enumerate(zip(self.head.layers, near, strict=True)):
@@ -114,7 +112,7 @@ class AssistantNetwork(HeadNetwork):
 
 
 def _matrices(head: AssistantHead) -> dict[str, np.ndarray]:
-    """Returns what an assistant multiplies with, but for the rows that clusters choose."""
+    """Return an assistant's matrices, without the rows that clusters choose."""
     joined = {"pre": ["pre"], "post": ["post"]}
     for prefix in (f"layers.{layer}." for layer in range(len(head.layers))):
         joined |= {prefix + name: [prefix + name] for name in ("q", "o", "down")}
@@ -131,14 +129,14 @@ def _matrices(head: AssistantHead) -> dict[str, np.ndarray]:
 
 
 def _rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """x: [heads, rows, head_dim], halves paired (Su et al. 2021). angles: [head_dim / 2]."""
+    """Rotate x: [heads, rows, head_dim], halves paired (Su et al. 2021). angles: [head_dim / 2]."""
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def _attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Softmax attention to all keys, of scores as they are; [query heads, rows, head_dim]."""
+    """Return softmax attention to all keys, unscaled; [query heads, rows, head_dim]."""
     grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
     scores = grouped @ keys[:, None].swapaxes(-1, -2)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -148,7 +146,7 @@ def _attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.nda
 
 
 def _gelu(gate: np.ndarray) -> np.ndarray:
-    """Hendrycks and Gimpel 2016, by the tangent."""
+    """Return GELU by the tanh approximation (Hendrycks and Gimpel 2016)."""
     inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate**3)
     activated: np.ndarray = np.float32(0.5) * gate * (1 + np.tanh(inner))
     return activated
@@ -156,7 +154,7 @@ def _gelu(gate: np.ndarray) -> np.ndarray:
 
 @cache
 def _blas() -> Any:
-    """Made once: it looks through all libraries that are loaded."""
+    """Return a cached controller, since making one scans all loaded libraries."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
@@ -169,10 +167,10 @@ def _frequencies(layer: AssistantLayer) -> np.ndarray:
 
 
 class TargetCache(LastState):
-    """An assistant's view: its target's keys and values of the text, and the last state."""
+    """The target's keys and values of the text, and its last state."""
 
-    near: KeysValues = ()  # that rows see in this round
-    num_tokens = 0  # of the text
+    near: KeysValues = ()  # what rows see in this round
+    num_tokens = 0
 
     def __init__(self, network: AssistantNetwork) -> None:
         self._network = network
@@ -191,7 +189,7 @@ class TargetCache(LastState):
         return True
 
     def attach(self, session: Session, drafter: str) -> None:
-        """Raises UnsupportedModelError where the runtime does not share keys and values."""
+        """Raise UnsupportedModelError if the runtime does not share keys and values."""
         if not isinstance(session, SharesKeysValues):
             raise UnsupportedModelError(
                 f"the drafter {drafter} reads the target's own keys and values, which this "
@@ -216,8 +214,8 @@ class TargetCache(LastState):
 
 
 class AssistantDrafter(HeadDrafter):
-    """Drafts nothing in an answer's first round, before which no state is known. network: of the
-    assistant; drafters of several conversations share it."""
+    """Drafts with an assistant, whose network conversations may share. Drafts nothing in an
+    answer's first round, when no state is known yet."""
 
     traits = TRAITS["assistant"]
     _target: TargetCache

@@ -1,5 +1,5 @@
-"""Drafts with a DFlash head (z-lab): all tokens of a block in one pass; with a DSpark head
-(DeepSeek), which weighs them by the draft tokens before."""
+"""Drafts with a DFlash head (z-lab), which drafts a block in one pass, or a DSpark head (DeepSeek),
+which also weighs each token by the ones before it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from edge_spec.drafters.heads.features import TextEntries
 from edge_spec.drafters.heads.layers import LayersNetwork, matrices_of
 from edge_spec.drafters.protocol import TRAITS, Budget
 
-_KEPT_ROWS = 1024  # of tokens: 1 MB
+_KEPT_ROWS = 1024  # tokens: 1 MB
 
 
 class TransitionWeights:
-    """What conversations share: read from the head's file, a few rows for each draft token."""
+    """A head's transitions, read from its file row by row and shared by conversations."""
 
     def __init__(self, head: DFlashHead) -> None:
         self._transitions, self._confidence = head.transitions, head.confidence
@@ -38,8 +38,8 @@ class TransitionWeights:
     def step(
         self, memory: np.ndarray | None, token: int, state: np.ndarray | None
     ) -> tuple[np.ndarray | None, np.ndarray]:
-        """Returns what is remembered after this token, and what rows of scored tokens are
-        multiplied with. state: [hidden_size] of the row that is scored."""
+        """Return the memory after this token, and the vector to multiply scored tokens' rows with.
+        state: [hidden_size] of the scored row."""
         row, transitions = self._row(token), self._transitions
         if transitions is None or transitions.joined is None:
             return None, row
@@ -54,8 +54,8 @@ class TransitionWeights:
         return opened * memory + (1 - opened) * np.tanh(candidate), np.tanh(output)
 
     def weighed(self, row: RowScores, made: np.ndarray) -> tuple[RowScores, np.ndarray]:
-        """Returns what the head says of a row after the tokens that `step` made this of, and what
-        was added to the logits of the row's likeliest tokens, which alone are weighed."""
+        """Reweigh a row's likeliest tokens; also return the biases added to their logits. made:
+        from `step`."""
         assert row.likeliest is not None and row.shares is not None
         if self._transitions is None:
             return row, np.zeros(len(row.likeliest), np.float32)
@@ -68,7 +68,8 @@ class TransitionWeights:
         return row._replace(likeliest=row.likeliest[order], shares=shares[order]), biases
 
     def chance(self, token: int, state: np.ndarray | None) -> float | None:
-        """Returns how likely the draft token after this one is to be accepted, if the head says."""
+        """Return the predicted acceptance of the token after this one; None if the head has
+        none."""
         if self._confidence is None or state is None:
             return None
         weight = self._confidence.weight
@@ -88,8 +89,6 @@ def _logistic(x: np.ndarray) -> np.ndarray:
 
 
 class DFlashNetwork(LayersNetwork):
-    """backend: what computes its steps."""
-
     kind = DFlashHead.drafted_by
 
     def __init__(self, head: DFlashHead, tables: TargetTables, backend: HeadBackend) -> None:
@@ -101,12 +100,12 @@ class DFlashNetwork(LayersNetwork):
         self._masks = self._embed(np.full(head.block_size - 1, head.mask_token))
 
     def embedded(self, pending: int) -> np.ndarray:
-        """[block_size, hidden_size] of the block after this token."""
+        """Return [block_size, hidden_size] of the block after this token."""
         return np.concatenate([self._embed(np.array([pending])), self._masks])
 
 
 class DFlashDrafter(HeadDrafter):
-    """network: of the head; drafters of several conversations share it."""
+    """Drafts with a DFlash or DSpark head. network: may be shared by conversations."""
 
     traits = TRAITS["dflash"]
     _target: TextEntries[BlockStep]
@@ -114,7 +113,7 @@ class DFlashDrafter(HeadDrafter):
     def __init__(self, network: DFlashNetwork) -> None:
         super().__init__(network, TextEntries(network), len(network.scored))
         self._network = network
-        self._memories: dict[Path, np.ndarray | None] = {}  # after the token that ends a path
+        self._memories: dict[Path, np.ndarray | None] = {}  # by path
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         self._memories = {}

@@ -1,8 +1,8 @@
 """Drafts with a trained head: a chain, a tree of its likeliest tokens, or samples.
 
-Serial heads (EAGLE's, assistants) go on from what they made of a path without its last token.
-Independent heads know only the length of a path: any of a head's tokens may follow any of those
-before, and the tree holds the likeliest paths, by the product of the heads' chances.
+Serial heads (EAGLE, assistants) continue from the path without its last token. Independent heads
+know only a path's length: any of a head's tokens may follow any before, and the tree holds the
+paths with the highest product of chances.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from edge_spec.drafters.lookup.recycling import top_tokens
 from edge_spec.drafters.protocol import GREEDY, Budget
 from edge_spec.drafters.tree_builder import Candidate, Growth, LearningDrafter, grow, nothing
 
-_MAX_ROWS = 64  # of a tree of samples that have children
+_MAX_ROWS = 64  # of a tree, with sampled children
 
 
 class RowScores(NamedTuple):
-    """What a head says of one draft token. likeliest: see HeadScores; None: not looked for yet."""
+    """A head's output for one draft token. likeliest: as in HeadScores; None: not computed."""
 
     logits: np.ndarray  # [scored tokens]
-    ids: np.ndarray | None = None  # [scored tokens] of the target; None: the same
+    ids: np.ndarray | None = None  # [scored tokens] target ids; None: the same
     likeliest: np.ndarray | None = None  # [some] int64
     shares: np.ndarray | None = None  # [some]
-    state: np.ndarray | None = None  # [hidden_size], where asked for
+    state: np.ndarray | None = None  # [hidden_size], if requested
 
     def spread(self, vocab_size: int) -> np.ndarray:
-        """[vocab of the target] float32; tokens that are not scored have -inf."""
+        """Return [target vocab] float32 logits; -inf for tokens that are not scored."""
         if self.ids is None:
             return self.logits
         found = np.full(vocab_size, -np.inf, np.float32)
@@ -56,11 +56,11 @@ class RowScores(NamedTuple):
         return found
 
     def ranked(self) -> list[tuple[int, int]]:
-        """(token of the target, kind of draft token) of what is likeliest, in falling order. Raises
-        ValueError where logits are not finite."""
+        """Return (target token, kind) of the likeliest, descending. Raises ValueError for NaN or
+        infinity."""
         if self.likeliest is None or self.shares is None:
             peak = self.logits.max()
-            if not np.isfinite(peak):  # NaN, where any of them is
+            if not np.isfinite(peak):  # NaN if any logit is
                 raise ValueError("logits that are not finite")
             found = ranked(np.exp(self.logits - peak))
         else:
@@ -71,9 +71,8 @@ class RowScores(NamedTuple):
 class HeadDrafter(LearningDrafter):
     """Drafts with the weights of a trained head.
 
-    target: what the head has read of it. num_heads: independent ones, one for each draft token
-    after the pending one; None: each draft token is made of the one before. in_one_pass: all that
-    the budget has room for are asked together, else one when the tree first gets to its depth.
+    target: what the head reads. num_heads: independent heads, one per draft token; None: serial.
+    in_one_pass: run all heads within the budget at once, else one when the tree reaches its depth.
     """
 
     def __init__(
@@ -89,12 +88,12 @@ class HeadDrafter(LearningDrafter):
         self._vocab_size, self._target = network.vocab_size, target
         self._chooser = DraftChooser(network.vocab_size, network.vocab_size)
         self._num_heads, self._in_one_pass = num_heads, in_one_pass
-        self._pending = self._count = 0  # of this round: token, and draft tokens at most
+        self._pending = self._count = 0  # this round's token, and maximum of draft tokens
         self._said: dict[Hashable, RowScores] = {}  # by path, or by head
         self._likeliest: dict[Hashable, list[tuple[int, int]]] = {}
 
     def attach(self, model: Model, session: Session) -> None:
-        """Raises UnsupportedModelError where the runtime does not give what the head reads."""
+        """Raise UnsupportedModelError if the runtime does not give what the head reads."""
         self._target.attach(session, self.name)
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
@@ -136,8 +135,8 @@ class HeadDrafter(LearningDrafter):
         most, num_siblings = None, SIBLINGS
         if self._num_heads is None:
             most, num_siblings = budget.num_draft_tokens, SIBLINGS if budget.branches else 1
-            budget = replace(budget, free_rows=1)  # a row may be free, the pass for it is not
-        elif self._in_one_pass:  # what is deeper comes with the same pass
+            budget = replace(budget, free_rows=1)  # a row may be free, but its pass is not
+        elif self._in_one_pass:  # deeper rows come with the same pass
             budget = replace(budget, min_reach=budget.worth_scoring)
         given = self.name, self._pending, budget, self._acceptance
         root: Path = ()
@@ -154,7 +153,6 @@ class HeadDrafter(LearningDrafter):
         return line.growth(self._pending, self.name, sampled=True)
 
     def _score_tree(self, tree: TokenTree) -> np.ndarray:
-        """[rows, vocab]"""
         paths = [tuple(tree.tokens[tree.path(row)[1:]].tolist()) for row in range(len(tree))]
         return np.stack([self._row(path).spread(self._vocab_size) for path in paths])
 
@@ -167,11 +165,10 @@ class HeadDrafter(LearningDrafter):
         return candidates_after(path, self._likeliest[decided_by])
 
     def _decided_by(self, path: Path) -> Hashable:
-        """Returns what decides which tokens are likely after these draft tokens."""
+        """Return what determines the likely tokens after these draft tokens."""
         return path if self._num_heads is None else len(path)
 
     def _row(self, path: Path) -> RowScores:
-        """Returns what the head says after these draft tokens."""
         place: Hashable = path if self._num_heads is None else len(path)
         if place not in self._said:
             self.passes += 1
@@ -184,23 +181,21 @@ class HeadDrafter(LearningDrafter):
         return self._said[place]
 
     def _score(self, path: Path) -> RowScores:
-        """Returns what a serial head says, by a pass that goes on from the one of the path without
-        its last token."""
+        """Return a serial head's output, continuing from the path without its last token."""
         raise NotImplementedError
 
     def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
-        """Returns what these independent heads say; in one pass, they are the first ones."""
+        """Return the output of these independent heads; in one pass, the first ones."""
         raise NotImplementedError
 
     def _ranked(self, row: RowScores, path: Path) -> list[tuple[int, int]]:
-        """(token, kind of draft token) of a row's likeliest tokens, in falling order."""
         if self._chooser.reads_logits_alone:
             return row.ranked()
         return self._chooser.ranked(row.spread(self._vocab_size), path)
 
 
 def head_scores(logits: np.ndarray) -> HeadScores:
-    """logits: [heads, scored tokens]. The shares of a head are NaN where any of its logits is."""
+    """Return scores from [heads, scored tokens] logits. A head with a NaN logit gets NaN shares."""
     likeliest = top_tokens(logits, min(SIBLINGS, logits.shape[1]))
     with np.errstate(invalid="ignore"):
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -209,7 +204,6 @@ def head_scores(logits: np.ndarray) -> HeadScores:
 
 
 def rows_of(found: HeadScores, ids: np.ndarray | None) -> list[RowScores]:
-    """ids: see RowScores."""
     states = [None] * len(found.logits) if found.states is None else found.states
     return [
         RowScores(logits, ids, *others)

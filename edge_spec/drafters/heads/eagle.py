@@ -1,12 +1,9 @@
 """Drafts with an EAGLE head (Li et al. 2024, 2025), which reads its target's features.
 
-The entry of a token in the head's cache is made of the token and the feature of the one before it.
-Of a draft token the target has not computed that feature: the head's own last state takes its place
-(Li et al. 2024, EAGLE, section 4.1). As soon as the target has, the entry is made again.
-
-A P-EAGLE head (Hui et al. 2026) scores several tokens in one pass. The rows after the pending
-token's read a mask token beside features that were learnt for it, so no draft token waits for the
-one before, and none depends on it.
+A token's cache entry combines it and the feature of the token before. For a draft token the head's
+last state replaces the unknown feature (Li et al. 2024, EAGLE, section 4.1), until the target has
+computed it. A P-EAGLE head (Hui et al. 2026) scores several tokens in one pass: later rows read a
+mask token and learnt features, so draft tokens do not depend on each other.
 """
 
 from __future__ import annotations
@@ -26,8 +23,8 @@ _FIRST = np.zeros(1, np.int64)  # of one row
 
 
 class EagleDrafter(HeadDrafter):
-    """network: of the head; drafters of several conversations share it. The entry of feature i,
-    which token i + 1 is read beside, lies at position i + 1 of the text."""
+    """Drafts with an EAGLE head; conversations may share its network. Feature i, read together with
+    token i + 1, has position i + 1 in the text."""
 
     traits = TRAITS["eagle"]
     _target: TextEntries[EagleStep]
@@ -39,7 +36,7 @@ class EagleDrafter(HeadDrafter):
         self._made: dict[Path, tuple[int, np.ndarray]] = {}  # slot and state of draft tokens
 
     def take_features(self, position: int, features: np.ndarray) -> None:
-        """features: [tokens, features_size] of the tokens from `position` on."""
+        """Store [tokens, features_size] of the tokens from `position` on."""
         self._target.store.put(position, features)
 
     def _score_heads(self, heads: Sequence[int]) -> list[RowScores]:
@@ -75,8 +72,8 @@ class EagleDrafter(HeadDrafter):
         return RowScores(logits[0], ids)
 
     def _read_text(self, num_masks: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Reads all of the text, and as many masks after it. Returns the states of the last pass's
-        rows and the logits of the pending token's and of masks."""
+        """Read the unread text and `num_masks` masks after it. Returns the last pass's states, and
+        the logits of the pending token and the masks."""
         entries, network = self._target, self._network
         text, masks = entries.text, network.masks
         entries.forget(len(text) - 2)  # the pending token's entry is scored anyway
@@ -99,7 +96,7 @@ class EagleDrafter(HeadDrafter):
                     np.arange(start + 1, start + 1 + num_rows),
                     first_slot,
                     None if sees.all() else sees,
-                    np.arange(num_rows - more - 1, num_rows),  # a step scores something
+                    np.arange(num_rows - more - 1, num_rows),  # a step must score something
                 )
             )
         return found

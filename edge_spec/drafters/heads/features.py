@@ -1,4 +1,4 @@
-"""Keeps what trained heads read of a text: the target's features, and keys and values of them."""
+"""What trained heads read of a text: the target's features, and keys and values made of them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from edge_spec.core.model import Forward, Session
 from edge_spec.core.tree import Verdict
 from edge_spec.errors import UnsupportedModelError
 
-WINDOW = 2048  # entries that a row sees: heads are trained on texts of this length
+WINDOW = 2048  # entries that a row sees, as long as training texts
 _ROWS_AT_ONCE = 256
 Step = TypeVar("Step")
 Step_co = TypeVar("Step_co", covariant=True)
-# Who reads what a session computes: the drafter that was attached last. One that takes its place is
-# attached before it is closed.
+# The drafter last attached to a session reads what it computes. Its successor is attached before it
+# is closed.
 readers: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
 
 
 class LastState:
-    """The target's state in which it chose the pending token: [hidden_size], after its final norm;
-    not known before an answer's first round has ended."""
+    """The target's state that chose the pending token; unknown until an answer's first round ends.
+    [hidden_size], after the final norm."""
 
     state: np.ndarray | None = None
 
@@ -51,12 +51,12 @@ class LastState:
 
 
 class FeatureStore:
-    """Keeps rows [size] float32 of positions without a gap, the last `capacity` of them at least. A
-    write is the target's: what was kept from there on is obsolete."""
+    """Keeps at least the last `capacity` rows [size] float32, at positions without gaps. A write
+    comes from the target and invalidates later rows."""
 
     def __init__(self, size: int, capacity: int) -> None:
         self._size, self._capacity = size, capacity
-        self._rows: dict[int, np.ndarray] = {}  # by position, rising
+        self._rows: dict[int, np.ndarray] = {}  # by position, ascending
         self._written: int | None = None  # the lowest position since the last `begin`
 
     @property
@@ -71,14 +71,14 @@ class FeatureStore:
         return position in self._rows
 
     def get(self, start: int, end: int) -> np.ndarray:
-        """[rows, size] from `start` to before `end`, which are there."""
+        """Return [rows, size] from `start` to before `end`, which must be present."""
         rows = [self._rows[position] for position in range(start, end)]
         return np.array(rows, np.float32).reshape(-1, self._size)
 
     def put(self, position: int, rows: np.ndarray) -> None:
-        """rows: [tokens, size] of the tokens from `position` on."""
+        """Store [tokens, size] of the tokens from `position` on."""
         self._written = position if self._written is None else min(self._written, position)
-        if not self.first <= position <= self.end:  # nothing is known of those in between
+        if not self.first <= position <= self.end:  # rows in between are unknown
             self._rows = {}
         elif position < self.end:
             self._keep(self.first, position)
@@ -87,9 +87,8 @@ class FeatureStore:
             self._keep(self.end - self._capacity, self.end)
 
     def begin(self, agreed: int, length: int) -> None:
-        """A text begins of which the target has read `length` tokens; its first `agreed` tokens are
-        those of the text before. Forgets what was kept of other tokens: what a session was restored
-        to, it has told nobody of."""
+        """Begin a text that shares `agreed` tokens with the last one, with `length` tokens read.
+        Drops rows of other tokens: a restored session reports no features."""
         written, self._written = self._written, None
         if written is None:
             self._keep(self.first, min(agreed, length))
@@ -100,7 +99,6 @@ class FeatureStore:
         self._rows, self._written = {}, None
 
     def _keep(self, first: int, end: int) -> None:
-        """Forgets what is not from `first` to before `end`."""
         kept = range(max(first, self.first), min(end, self.end))
         self._rows = {position: self._rows[position] for position in kept}
 
@@ -110,17 +108,18 @@ class ReadsFeatures(Protocol[Step_co]):
 
     config: ModelConfig  # of its layers
     feature_layers: Sequence[int]  # see `core.features`
-    features_size: int  # of all features of a token beside each other
+    features_size: int  # concatenated, per token
 
     def bound_to(self, cache: np.ndarray) -> Step_co:
-        """Returns what makes entries in a cache, [layers, 2, kv_heads, slots, head_dim]."""
+        """Return a step that makes entries in a cache, [layers, 2, kv_heads, slots, head_dim]."""
 
 
 class TextEntries(Generic[Step]):
-    """What a head has read of a text: the target's features, and of each an entry of keys and
-    values, which `step` makes when it is needed. Slot 0 is the entry of feature `first`; there is
-    room for more after those of the text. window: entries that a row sees. tokens_after: that an
-    entry reads beside the features of the token before them.
+    """What a head has read of a text: features, and an entry of keys and values for each.
+
+    `step` makes entries when needed. Slot 0 is the entry of feature `first`; slots after the text's
+    are for draft tokens. window: entries that a row sees. tokens_after: tokens that an entry also
+    reads.
     """
 
     def __init__(
@@ -130,9 +129,9 @@ class TextEntries(Generic[Step]):
         tokens_after: int = 0,
     ) -> None:
         self.window = window
-        self.text: list[int] = []  # with the pending token, the last
+        self.text: list[int] = []  # ends with the pending token
         self.store = FeatureStore(network.features_size, window)
-        self.first = self.end = 0  # features that there are entries of
+        self.first = self.end = 0  # range of features with entries
         self._layers = network.feature_layers
         self._collecting: GivesFeatures | None = None
         config = network.config
@@ -147,12 +146,12 @@ class TextEntries(Generic[Step]):
 
     @property
     def is_ready(self) -> bool:
-        """Says whether the feature of the token before the pending one is known: not after a
-        snapshot, until the target's next pass."""
+        """Return True if the last feature is known; after a snapshot, only once the target made a
+        pass."""
         return self.store.has(len(self.text) - 2)
 
     def attach(self, session: Session, drafter: str) -> None:
-        """Raises UnsupportedModelError where the runtime does not give features."""
+        """Raise UnsupportedModelError if the runtime does not give features."""
         if not isinstance(session, GivesFeatures):
             raise UnsupportedModelError(
                 f"the drafter {drafter} needs what the target's layers compute, which this "
@@ -164,7 +163,7 @@ class TextEntries(Generic[Step]):
         self.clear()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        agreed = 0  # leading tokens that are those of the text before
+        agreed = 0  # leading tokens shared with the last text
         for old, new in zip(self.text, prompt, strict=False):
             if old != new:
                 break
@@ -192,19 +191,19 @@ class TextEntries(Generic[Step]):
         self.store.put(position, found.reshape(len(found), -1))
 
     def forget(self, end: int) -> None:
-        """Forgets the entries from this one on."""
+        """Drop the entries from `end` on."""
         self.end = max(min(self.end, end), self.first)
         if self.end == self.first:
             self.first = self.end = 0
 
     def missing(self, extra: int = 0) -> Iterator[tuple[int, int]]:
-        """Yields which entries of the text to make, from and to before, as many as a pass takes, of
-        those that a row sees. extra: slots that the last pass needs after them."""
+        """Yield (start, end) of entries that a row sees and that are missing, one pass at a time.
+        extra: slots that the last pass needs after them."""
         store, end = self.store, len(self.text) - 1
-        if self.end < max(store.first, end - 2 * self.window):  # nobody knows what is between
+        if self.end < max(store.first, end - 2 * self.window):  # the gap is unknown
             self.first = self.end = max(store.first, end - self.window)
         surplus = self.num_slots - self.window
-        if surplus > self.window:  # a text of twice the window is cut to it
+        if surplus > self.window:  # cut to one window once it reaches two
             self._use(self._cache[..., surplus:, :].copy())
             self.first += surplus
         self.make_room(end - self.end + extra)
@@ -215,7 +214,6 @@ class TextEntries(Generic[Step]):
         self.end = end
 
     def make_room(self, count: int) -> None:
-        """Makes room for more entries."""
         missing = self.num_slots + count - self._cache.shape[3]
         if missing > 0:
             grown = max(missing, _ROWS_AT_ONCE)

@@ -1,5 +1,5 @@
-"""Drafts with Medusa heads (Cai et al. 2024), which each predict one token further ahead, all from
-the state in which the target chose the pending token."""
+"""Drafts with Medusa heads (Cai et al. 2024): each predicts one token further ahead, from the state
+in which the target chose the pending token."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from edge_spec.drafters.protocol import TRAITS
 
 
 class MedusaNetwork(HeadNetwork):
-    """backend: what computes its step."""
-
     kind = MedusaHead.drafted_by
 
     def __init__(self, head: MedusaHead, backend: HeadBackend) -> None:
@@ -37,7 +35,7 @@ def _matrices(head: MedusaHead) -> dict[str, HeadMatrix]:
 
 
 class MedusaDrafter(HeadDrafter):
-    """Drafts nothing in an answer's first round, before which no state is known."""
+    """Drafts nothing in an answer's first round, when no state is known yet."""
 
     traits = TRAITS["medusa"]
     _target: LastState

@@ -1,5 +1,4 @@
-"""Networks of trained heads: the matrices that a backend multiplies with, and what EAGLE heads
-read of tokens."""
+"""Networks of trained heads: their matrices for a backend, and what EAGLE heads read of tokens."""
 
 from __future__ import annotations
 
@@ -10,15 +9,14 @@ import numpy as np
 
 from edge_spec.core.heads import DFlashHead, EagleHead, HeadBackend, HeadMatrix, TargetTables
 
-_QUERY_GATE = "q_gate"  # within names
+_QUERY_GATE = "q_gate"  # in names
 _FEW_ROWS = 16
-_ROWS_AT_ONCE = 16384  # of an output matrix, which are read in float32
+_ROWS_AT_ONCE = 16384  # of an output matrix, read in float32
 
 
 def matrices_of(head: EagleHead | DFlashHead, tables: TargetTables) -> dict[str, HeadMatrix]:
-    """Returns what a head multiplies with; matrices that read the same are one, and a gate of what
-    attention mixes stands below queries, keys and values. The last one is its own output matrix,
-    else the target's."""
+    """Return a head's matrices, joining those with the same input. A query gate is stacked below
+    queries, keys and values. The output matrix, last, is the head's own or else the target's."""
     tensors, joined = head.tensors, {"fc": ["fc"]}
     experts = head.experts if isinstance(head, EagleHead) else None
     for prefix in (f"layers.{layer}." for layer in range(head.config.num_layers)):
@@ -38,21 +36,21 @@ def matrices_of(head: EagleHead | DFlashHead, tables: TargetTables) -> dict[str,
 
 
 def _joined(tensors: Mapping[str, np.ndarray], names: list[str]) -> HeadMatrix:
-    """Joins tensors of the head, whose rows follow each other."""
+    """Join tensors row-wise."""
     parts = tuple(partial(tensors.__getitem__, name + ".weight") for name in names)
     biases = [tensors[name + ".bias"] for name in names if name + ".bias" in tensors]
     return HeadMatrix(parts, np.concatenate(biases) if biases else None)
 
 
 def _output_matrix(read: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> HeadMatrix:
-    """Returns these rows of an output matrix, which are read in parts."""
+    """Return these rows of an output matrix, to be read in parts."""
     parts = [rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE)]
     return HeadMatrix(tuple(partial(read, part) for part in parts), is_output=True)
 
 
 class HeadNetwork:
-    """What the weights of heads have in common, which keep no text. token_ids: [scored tokens] of
-    the target; None: it scores all of them."""
+    """Weights of a head, which hold no text. token_ids: [scored tokens] of the target; None:
+    all."""
 
     reported_acceptance: Sequence[float] = ()  # see Drafter
 
@@ -62,7 +60,7 @@ class HeadNetwork:
 
 
 class LayersNetwork(HeadNetwork):
-    """Of a head whose layers read the target's features. tables: the target's."""
+    """A head whose layers read the target's features."""
 
     def __init__(self, head: EagleHead | DFlashHead, tables: TargetTables) -> None:
         super().__init__(head.config.vocab_size, head.token_ids)
@@ -72,12 +70,10 @@ class LayersNetwork(HeadNetwork):
         self._embed = head.embed_rows or tables.embed
 
 
-_KEPT_ROWS = 2048  # of an embedding: 32 MB of the widest heads
+_KEPT_ROWS = 2048  # embeddings: 32 MB for the widest heads
 
 
 class EagleNetwork(LayersNetwork):
-    """backend: what computes its steps."""
-
     kind = EagleHead.drafted_by
 
     def __init__(self, head: EagleHead, tables: TargetTables, backend: HeadBackend) -> None:
@@ -87,7 +83,7 @@ class EagleNetwork(LayersNetwork):
         self._embedded = lru_cache(_KEPT_ROWS)(lambda token: self._embed(np.array([token])))
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
-        """[rows, hidden_size]. Few tokens are mostly those of a moment ago: they are remembered."""
+        """Return [rows, hidden_size]. Few tokens are mostly recent ones, so those are cached."""
         if len(tokens) > _FEW_ROWS:
             return self._embed(tokens)
         return np.concatenate([self._embedded(token) for token in tokens.tolist()])

@@ -1,12 +1,10 @@
-"""Drafts from other texts, files of the user's or earlier answers: what follows the longest end of
-the text that occurs in one (SuffixDecoding, Oliaro et al. 2024; SAM decoding, Hu et al. 2024).
+"""Drafts from other texts: the user's files or earlier answers.
 
-Answers are kept in one file a model, and only where a user asks for it: the file holds their
-tokens, each answer after the last tokens of its prompt; the rest of a prompt is never kept.
-
-The share of a match's occurrences that a token follows is no calibrated chance: one occurrence of
-two tokens is always unanimous and mostly wrong. So confidence is learnt for kinds of draft tokens
-that differ in the length of the match, its occurrences and that share.
+Proposes what follows the longest suffix of the text that occurs there (SuffixDecoding, Oliaro et
+al. 2024; SAM decoding, Hu et al. 2024). Only if a user asks for it, answers are kept in one file
+per model, each after the last few tokens of its prompt. A token's share of occurrences is not
+calibrated (one occurrence is unanimous and mostly wrong), so confidence is learnt by length,
+occurrences and share.
 """
 
 from __future__ import annotations
@@ -33,48 +31,48 @@ from edge_spec.storage.atomic import atomic_file, cache_directory, locked
 from edge_spec.storage.measurements import DamagedError, tell_unkept
 from edge_spec.text.vocabulary import Vocabulary
 
-MAX_TOKENS = 250_000  # of all answers: below 2 MB; the oldest go
-MAX_NEW_TOKENS = 32_768  # of those since the file was read: sorting them takes some milliseconds
+MAX_TOKENS = 250_000  # of all answers, below 2 MB; the oldest are dropped
+MAX_NEW_TOKENS = 32_768  # since the file was read; sorting them takes milliseconds
 CONTEXT_TOKENS = 3  # of a prompt, before its answer
-LOCK_TIMEOUT_S = 1.0  # a write holds the lock for some tenths of a second at most
+LOCK_TIMEOUT_S = 1.0  # a write holds the lock for some tenths of a second
 
 _MAX_BYTES = 4_000_000
-_PRIVATE = 0o600  # it tells what was written
+_PRIVATE = 0o600  # it holds what was written
 _ANSWER = TypeAdapter(list[int])
 
 _log = logging.getLogger(__name__)
 
 
 class KeptAnswers:
-    """The answers of a model, in a file that several processes may share. Any thread may call.
+    """A model's answers, in a file that processes may share. Thread-safe.
 
-    Each line of the file is an answer, appended when it has ended, after a first line that names
-    the vocabulary; damaged lines are passed over. keeps: whether anything is saved. num_forgotten:
-    how many times the file was found to be removed.
+    The first line names the vocabulary; each other line is an answer, appended when it ends.
+    Damaged lines are skipped. keeps: whether to save. num_forgotten: how often the file was found
+    removed.
     """
 
     def __init__(self, path: Path, vocabulary: Vocabulary, keeps: bool = True) -> None:
         self.num_forgotten = 0
-        # Replaced as a whole: rounds look at it without the lock.
+        # Replaced as a whole: rounds read it without the lock.
         self.indexes: Sequence[CorpusIndex] = ()
         self._path, self._vocabulary, self._keeps = path, vocabulary, keeps
-        self._lock = Lock()  # of all below
+        self._lock = Lock()  # guards everything below
         self._is_saved = False
-        self._old: list[list[int]] = []  # what the file held when it was read
-        self._new: list[list[int]] = []  # what was added since
+        self._old: list[list[int]] = []  # from the file
+        self._new: list[list[int]] = []  # added since
         self._first_line = json.dumps({"answers": 2, "vocabulary": vocabulary.sha256})
         self._read_file()
 
     def look_for_file(self) -> None:
-        """Forgets all answers where the file was removed."""
+        """Forget all answers if the file was removed."""
         with self._lock:
             if self._is_saved and not self._path.exists():
                 self._is_saved, self._old, self._new, self.indexes = False, [], [], ()
                 self.num_forgotten += 1
 
     def add(self, answer: Sequence[int], begun_after: int) -> None:
-        """Keeps an answer that is new. begun_after: `num_forgotten` when it began; one of before is
-        forgotten, too. What cannot be saved drafts until this process ends."""
+        """Keep a new answer. begun_after: `num_forgotten` when it began; it is dropped if that
+        changed. An unsaved answer drafts until this process ends."""
         self.look_for_file()
         with self._lock:
             new = list(answer)[-MAX_NEW_TOKENS:]
@@ -91,7 +89,7 @@ class KeptAnswers:
                 self._index()
 
     def _read_file(self) -> None:
-        """Begins with what the file holds, without its oldest answers where these are too many."""
+        """Load the file, dropping the oldest answers if there are too many."""
         self._old, self._new = [], []
         try:
             found = self._answers()
@@ -112,7 +110,7 @@ class KeptAnswers:
         self._index()
 
     def _answers(self) -> list[list[int]]:
-        """Returns those of the file, but for damaged lines. Raises DamagedError, OSError."""
+        """Return the file's answers without damaged lines. Raises DamagedError, OSError."""
         with self._path.open("rb") as file:
             raw = file.read(_MAX_BYTES + 1)
         if len(raw) > _MAX_BYTES:
@@ -129,7 +127,7 @@ class KeptAnswers:
         return found
 
     def _append(self, answer: Sequence[int]) -> bool:
-        """Returns whether the answer was saved. Why not is logged once."""
+        """Return True if the answer was saved. A failure is logged once."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_APPEND | os.O_CREAT | os.O_WRONLY
@@ -145,7 +143,7 @@ class KeptAnswers:
                         raise OSError("it was not written whole")
                 finally:
                     os.close(file)
-        except OSError as error:  # TimeoutError, too
+        except OSError as error:  # including TimeoutError
             tell_unkept(self._path, error)
             return False
         self._is_saved = True
@@ -157,7 +155,7 @@ class KeptAnswers:
 
 
 def _newest(answers: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-    """The last ones of `max_tokens` in all, separators included."""
+    """Return the last answers, up to `max_tokens` tokens with separators."""
     found: list[list[int]] = []
     left = max_tokens
     for answer in reversed(answers):
@@ -169,50 +167,49 @@ def _newest(answers: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
 
 
 def kept_files() -> list[Path]:
-    """Returns those of all models: each is named by its model, and an identity after a hyphen."""
+    """Return all models' files, named by model, hyphen and identity."""
     return sorted((cache_directory() / "answers").glob("*.json"))
 
 
 def forget(path: Path) -> int:
-    """Removes a file, from which open models then draft no more; returns how many bytes that were.
-    Raises OSError, TimeoutError."""
+    """Remove a file, whose answers open models then stop using; return its size. Raises OSError,
+    TimeoutError."""
     with locked(path, LOCK_TIMEOUT_S):
         num_bytes = path.stat().st_size
         path.unlink()
     return num_bytes
 
 
-MIN_MATCH = 2  # tokens; what follows a single one is little but the language's common pairs
+MIN_MATCH = 2  # tokens; after a single one come only the language's common pairs
 
-# A kind of draft token is one bucket of each: tokens of the match, its occurrences, and the share
-# of them that the draft token follows; the least of each bucket.
+# Kinds of draft token: by the match's tokens, its occurrences, and the share followed by the draft
+# token; lower bounds.
 _LENGTHS = (MIN_MATCH, 3, 4, 6, 9, 14)
 _OCCURRENCES = (1, 2, 4, 16)
 _SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 
-# log(P / (1 - P)) of a kind, before anything was seen: of its share, plus of its occurrences,
-# plus of its length by what length matters for that share. Fitted to a quarter of the files of
-# three collections (the standard library of Python, the sources of three packages, package
-# descriptions) against an index of the other three quarters; within 0.1 of what was counted for
-# kinds with 300 draft tokens or more.
+# Prior log(P / (1 - P)): of the share, plus of the occurrences, plus of the length times how much
+# length matters for that share. Fitted to a quarter of the files of three collections (Python's
+# standard library, sources of three packages, package descriptions) against an index of the rest;
+# within 0.1 of the counts for kinds with 300 draft tokens or more.
 _OF_SHARE = (-6.2, -5.1, -4.2, -3.2, -2.6, -1.4)
 _OF_OCCURRENCES = (0.0, 1.1, 1.9, 2.8)
 _OF_LENGTH = (0.0, 0.4, 1.1, 1.9, 2.3, 3.6)
 _LENGTH_MATTERS = (0.1, 0.3, 0.3, 0.3, 0.6, 1.0)  # by share
 
-# The same in several corpora: all of one length.
+# Equally long matches in several corpora.
 _Matches = tuple[tuple[CorpusIndex, CorpusMatch], ...]
 
 
 class CorpusDrafter(LearningDrafter):
-    """Texts count as one: the longest match decides, wherever it occurs."""
+    """Drafts from texts as if they were one: the longest match wins, wherever it occurs."""
 
     name = "corpus"
 
     def __init__(self, indexes: Sequence[CorpusIndex] = ()) -> None:
         super().__init__(_priors())
         self._indexes = indexes
-        self._text: list[int] = []  # the last MAX_MATCH tokens, the pending one included
+        self._text: list[int] = []  # the last MAX_MATCH tokens, including the pending one
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._text = list(prompt[-MAX_MATCH:])
@@ -239,16 +236,16 @@ class CorpusDrafter(LearningDrafter):
 
 
 class AnswersDrafter(CorpusDrafter):
-    """Drafts from the answers of before, to which each of its conversation is added at its end."""
+    """Drafts from earlier answers, and adds its own conversation's when they end."""
 
     name = "answers"
 
     def __init__(self, answers: KeptAnswers) -> None:
         super().__init__()
         self._answers = answers
-        self._answer: list[int] = []  # the one that is being written, after its context
+        self._answer: list[int] = []  # the current one, after its context
         self._num_context = 0
-        self._begun_after = 0  # times that answers were forgotten
+        self._begun_after = 0  # `num_forgotten` when it began
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         self._end_answer(prompt[-CONTEXT_TOKENS:])
@@ -259,7 +256,6 @@ class AnswersDrafter(CorpusDrafter):
         self._answer.extend(verdict.tokens)
 
     def close(self) -> None:
-        """Keeps the answer that was written last."""
         self._end_answer(())
 
     def _end_answer(self, context: Sequence[int]) -> None:
@@ -289,7 +285,7 @@ def _num_occurrences(found: _Matches) -> int:
 
 
 def _kind(length: int, occurrences: int, count: int) -> int:
-    """The number of the kind: draft tokens that follow `count` occurrences of a match."""
+    """Return the kind of a token that follows `count` occurrences of a match."""
     of_length = bisect_right(_LENGTHS, length) - 1
     of_occurrences = bisect_right(_OCCURRENCES, occurrences) - 1
     of_share = bisect_right(_SHARES, count / occurrences) - 1
@@ -297,7 +293,6 @@ def _kind(length: int, occurrences: int, count: int) -> int:
 
 
 def _priors() -> list[float]:
-    """P(right) of each kind, in the order of `_kind`."""
     matters = np.array(_LENGTH_MATTERS)
     logits = (
         np.array(_OF_LENGTH)[:, None, None] * matters

@@ -1,9 +1,8 @@
 """Look-ups in the suffix array of a corpus (Manber & Myers 1990).
 
-Suffixes that begin with one token sequence are neighbours in sorted order, so its occurrences are
-an interval, found by bisection, and each token that follows them has an interval inside it. An
-array takes eight bytes a token, with the token. After each document comes a separator, which no
-text holds, so that matches never span documents.
+Suffixes with a common beginning are neighbours in sorted order, so bisection finds a sequence's
+occurrences as an interval, with one interval inside per following token. An array takes eight bytes
+per token, token included. Separators keep matches from spanning documents.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from edge_spec.errors import ModelFileError, UsageError
 from edge_spec.storage.atomic import expanded
 from edge_spec.text.vocabulary import Vocabulary
 
-MAX_MATCH = 16  # tokens; what is longer is continued no more reliably
-SEPARATOR = 0xFFFFFFFF  # after each document: no token, and sorted after all of them
+MAX_MATCH = 16  # tokens; longer matches predict no better
+SEPARATOR = 0xFFFFFFFF  # after each document: no token, sorted after all
 TOKEN_BYTES = 4
-MAX_FOLLOWING = 8  # tokens after a match; a tree has no use for the less likely ones
-_SAMPLE = 64  # occurrences that are looked at where there are more
+MAX_FOLLOWING = 8  # tokens after a match; a tree does not need less likely ones
+_SAMPLE = 64  # occurrences looked at, if there are more
 
 
 Tokens = Sequence[int] | np.ndarray  # [num_tokens]
 
 
 class CorpusMatch(NamedTuple):
-    """A token sequence and where it occurs: places low..high-1 of the suffix array."""
+    """A token sequence and its places low..high-1 in the suffix array."""
 
     length: int  # tokens
     low: int
@@ -50,15 +49,15 @@ class CorpusIndex:
     """A corpus in memory. Build it with `index_of`."""
 
     def __init__(self, tokens: bytes, suffixes: np.ndarray, vocab_size: int) -> None:
-        """tokens: 4 bytes each, the highest first, so that they compare like the numbers do;
-        suffixes: [num_tokens] int32, the suffix array."""
+        """tokens: 4 bytes each, big-endian, so that they compare like numbers. suffixes:
+        [num_tokens] int32, the suffix array."""
         self.num_tokens = len(suffixes)  # separators included
         self._tokens = tokens
-        self._suffixes = suffixes.data  # whose numbers cost less than numpy's
+        self._suffixes = suffixes.data  # reads numbers faster than numpy
         self._vocab_size = vocab_size
 
     def match(self, text: Sequence[int]) -> CorpusMatch:
-        """The longest end of `text` that occurs, of MAX_MATCH tokens at most."""
+        """Return the longest suffix of `text` that occurs, up to MAX_MATCH tokens."""
         end = list(text[-MAX_MATCH:])
         for place in range(len(end) - 1, -1, -1):
             if not 0 <= end[place] < self._vocab_size:
@@ -67,7 +66,7 @@ class CorpusIndex:
         pattern = struct.pack(f">{len(end)}I", *end)
         longest, low, too_long = 0, 0, len(end) + 1
         while longest + 1 < too_long:
-            # An end that occurs has all its own ends occur.
+            # If a suffix occurs, all its own suffixes do.
             length = (longest + too_long) // 2
             first = self._first_place(pattern[-TOKEN_BYTES * length :])
             if first is None:
@@ -81,8 +80,8 @@ class CorpusIndex:
         return CorpusMatch(longest, low, high)
 
     def following(self, match: CorpusMatch) -> list[tuple[int, CorpusMatch]]:
-        """The MAX_FOLLOWING tokens that occur most often after `match`, each with the match that is
-        longer by it; of more than _SAMPLE occurrences, those of an evenly spread sample."""
+        """Return the MAX_FOLLOWING most frequent next tokens, each with the match extended by it.
+        With over _SAMPLE occurrences, counts an evenly spread sample."""
         low, count = match.low, match.num_occurrences
         sampled = min(count, _SAMPLE)
         places = [low + i * count // sampled for i in range(sampled + 1)]
@@ -92,7 +91,7 @@ class CorpusIndex:
             token = int.from_bytes(raw, "big")
             if token >= self._vocab_size:
                 continue  # a separator
-            # The run begins after the sampled place before it, and ends before the next one.
+            # The run starts after the sampled place before it and ends before the next one.
             begins_after = places[first - 1] if first else low - 1
             start = bisect_left(self._suffixes, raw, begins_after + 1, places[first], key=read)
             stop = bisect_right(self._suffixes, raw, places[end - 1] + 1, places[end], key=read)
@@ -102,7 +101,7 @@ class CorpusIndex:
         return list(found.items())
 
     def _first_place(self, sought: bytes) -> int | None:
-        """Finds the first place of the suffixes that begin with `sought`."""
+        """Return the first place whose suffix begins with `sought`, or None."""
         read = self._reader(0, len(sought) // TOKEN_BYTES)
         place = bisect_left(self._suffixes, sought, key=read)
         if place < self.num_tokens and read(self._suffixes[place]) == sought:
@@ -110,8 +109,8 @@ class CorpusIndex:
         return None
 
     def _reader(self, skipped: int, count: int) -> Callable[[int], bytes]:
-        """Reads `count` tokens of a suffix after the `skipped` first ones. No look-up depends on
-        what is beyond a separator, which the last token is."""
+        """Return a reader of `count` tokens of a suffix, after the first `skipped`. Look-ups never
+        depend on what follows a separator, and the last token is one."""
         data, offset = self._tokens, TOKEN_BYTES * skipped
         width = TOKEN_BYTES * count
 
@@ -123,7 +122,7 @@ class CorpusIndex:
 
 
 def _runs(values: list[bytes]) -> list[tuple[bytes, int, int]]:
-    """Equal neighbours: their value, the first index and the one after the last; longest first."""
+    """Return (value, first index, end index) of equal neighbours, longest first."""
     runs = []
     begin = 0
     for value, run in groupby(values):
@@ -135,23 +134,22 @@ def _runs(values: list[bytes]) -> list[tuple[bytes, int, int]]:
 
 
 def index_of(documents: Iterable[Tokens], vocab_size: int) -> CorpusIndex:
-    """Build the index of these token sequences. Raises ValueError where there is no token, or one
-    that the vocabulary does not have."""
+    """Build the index of these token sequences. Raises ValueError without any token, or for one
+    outside the vocabulary."""
     tokens = _joined(documents, vocab_size)
     return CorpusIndex(tokens.astype(">u4").tobytes(), sorted_suffixes(tokens), vocab_size)
 
 
 def sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
-    """Returns the suffix array of `tokens` [num_tokens] uint32: [num_tokens] int32, the places
-    where suffixes begin, in the order of the suffixes.
+    """Return the suffix array of `tokens` [num_tokens] uint32: sorted starts, [num_tokens] int32.
 
-    Prefix doubling (Manber & Myers 1990): suffixes that are sorted by their first `width` tokens
-    are sorted by twice as many by the order of those that begin `width` further on. Only those that
-    still equal a neighbour are sorted again (Larsson & Sadakane 2007).
+    Prefix doubling (Manber & Myers 1990): the order by `width` tokens, looked up `width` later,
+    gives the order by twice as many. Only those that still equal a neighbour are sorted again
+    (Larsson & Sadakane 2007).
     """
     num_tokens = len(tokens)
     suffixes = np.arange(num_tokens, dtype=np.int32)
-    # Of each suffix, the first place of those that are equal to it so far; the end is before all.
+    # By suffix, the first place of its equals so far; the end sorts first.
     group = np.full(num_tokens + 1, -1, np.int32)
     unsorted = suffixes.copy()  # places
     keys = tokens.astype(np.int64)
@@ -166,14 +164,14 @@ def sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
         group[members] = np.repeat(unsorted[first], sizes)
         unsorted = unsorted[np.repeat(sizes > 1, sizes)]
         members = suffixes[unsorted]
-        # A suffix that ends before `width` equals no other: members + width is the end or less.
+        # A suffix that ends before `width` equals no other, so members + width is at most the end.
         keys = group[members].astype(np.int64) << 32 | (group[members + width] + 1)
         width *= 2
     return suffixes
 
 
 def _joined(documents: Iterable[Tokens], vocab_size: int) -> np.ndarray:
-    """[num_tokens] uint32; a separator after each document."""
+    """Return [num_tokens] uint32, with a separator after each document."""
     parts: list[np.ndarray] = []
     separator = np.array([SEPARATOR], np.uint32)
     for document in documents:
@@ -188,7 +186,7 @@ def _joined(documents: Iterable[Tokens], vocab_size: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-MAX_TEXT_BYTES = 128 << 20  # tokenizing takes minutes by then, sorting some 50 bytes a token
+MAX_TEXT_BYTES = 128 << 20  # tokenizing then takes minutes, sorting some 50 bytes per token
 _PIECE_CHARACTERS = 1 << 16
 _HEAD_BYTES = 1 << 16
 _WHAT_IS_A_CORPUS = "A corpus is a UTF-8 text, or a directory of such texts."
@@ -196,9 +194,11 @@ _log = logging.getLogger(__name__)
 
 
 def open_corpus(path: Path, tokenizer: TextCodec, progress: Progress) -> CorpusIndex:
-    """A UTF-8 text, or a directory: every text below it, each a document, but for hidden files and
-    symbolic links. Files that are no UTF-8 text are left out with a warning. Raises UsageError for
-    what cannot be a corpus, ModelFileError for what cannot be read."""
+    """Index a UTF-8 text, or every text in a directory but hidden files and symbolic links.
+
+    Other files are skipped with a warning. Raises UsageError for what cannot be a corpus,
+    ModelFileError for what cannot be read.
+    """
     path = expanded(path)
     try:
         if not (path.is_file() or path.is_dir()):
@@ -211,7 +211,7 @@ def open_corpus(path: Path, tokenizer: TextCodec, progress: Progress) -> CorpusI
         ) from None
     if not texts:
         raise UsageError(f"there is no UTF-8 text in {path}", remedy=_WHAT_IS_A_CORPUS)
-    # BOS, or the end of a source, where the model wants one: it is no part of a text.
+    # BOS or an end of source, if the model wants one, is not part of a text.
     around = tokenizer.encode("")
     documents: list[np.ndarray] = []
     done, total = 0, sum(map(len, texts))
@@ -229,7 +229,7 @@ def open_corpus(path: Path, tokenizer: TextCodec, progress: Progress) -> CorpusI
 
 
 def _files(path: Path) -> list[Path]:
-    """The file itself, or those below the directory, in a fixed order."""
+    """Return the file itself, or the files below the directory, in a fixed order."""
     if path.is_file():
         return [path]
     found = sorted(path.rglob("*"), key=lambda each: (each.parent, each.name))
@@ -243,14 +243,14 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_texts(files: Sequence[Path]) -> list[str]:
-    """Reads those files that hold text. Raises OSError, and UsageError where they hold too much."""
+    """Read the text files. Raises OSError, and UsageError if they are too long."""
     texts: list[str] = []
     skipped: list[Path] = []
     room = MAX_TEXT_BYTES
     for file in files:
         with file.open("rb") as opened:
             raw = opened.read(_HEAD_BYTES)
-            if b"\0" not in raw:  # else it is no text, and may be long
+            if b"\0" not in raw:  # otherwise it is no text and may be long
                 raw += opened.read(max(0, room + 1 - len(raw)))
         try:
             text = None if b"\0" in raw else raw.decode("utf-8-sig")
@@ -274,7 +274,8 @@ def _read_texts(files: Sequence[Path]) -> list[str]:
 
 
 def text_tokens(text: str, tokenizer: TextCodec, around: Sequence[int]) -> list[int]:
-    """Returns the tokens that are text; `around`: what the tokenizer begins, or ends, all with."""
+    """Return the tokens of a text alone. around: what the tokenizer adds at the beginning or
+    end."""
     ids = tokenizer.encode(text)
     if around and ids[: len(around)] == list(around):
         del ids[: len(around)]
@@ -284,8 +285,7 @@ def text_tokens(text: str, tokenizer: TextCodec, around: Sequence[int]) -> list[
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Pieces of whole lines, where lines are not too long: tokenizers want much memory for a long
-    text."""
+    """Yield pieces of whole lines if possible, since tokenizers need much memory for long texts."""
     begin = 0
     while begin < len(text):
         end = begin + _PIECE_CHARACTERS

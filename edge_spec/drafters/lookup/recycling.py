@@ -1,9 +1,7 @@
-"""Token recycling: what the target thought likely after a token, the last time it was scored
-(Luo et al. 2024).
+"""Token recycling: what the target last found likely after a token (Luo et al. 2024).
 
-An adjacency table holds the best next tokens of every scored row, rejected ones included, and a
-tree of draft tokens is read off it. Where the paper fills one fixed tree, rows are chosen here by
-their chance: confidence comes from the rank of a draft token and from the gap between the logits.
+An adjacency table holds the best next tokens of every scored row, rejected ones included. Unlike
+the paper's fixed tree, rows are chosen by their chance, from a token's rank and logit gap.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from edge_spec.drafters.protocol import (
 from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
 TOP_TOKENS = 8
-# Below 2 MB whatever the vocabulary; the tokens scored longest ago are forgotten.
+# Below 2 MB for any vocabulary; the tokens scored longest ago are dropped.
 MAX_TABLE_TOKENS = 4096
 
-# Kinds of draft token: ranks 0, 1, 2 and the rest, each by the gap between the best two logits for
-# rank 0 and to the best logit for the others. Acceptance before anything was seen: measured over
-# greedy texts of a 135M chat model on six kinds of prompts.
+# Kinds of draft token: ranks 0, 1, 2 and the rest, each by the logit gap (to the second best for
+# rank 0, else to the best). Priors measured over greedy texts of a 135M chat model on six kinds of
+# prompts.
 _GAPS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _PRIORS = (
     (0.38, 0.42, 0.50, 0.63, 0.72, 0.75),
@@ -41,18 +39,15 @@ _PRIORS = (
 )
 
 _NUM_KINDS = len(_PRIORS) * len(_PRIORS[0])
-# Of each rank; the last ones share theirs.
+# By rank; the last ones share a kind.
 _FIRST_KINDS = np.minimum(np.arange(TOP_TOKENS), len(_PRIORS) - 1) * len(_PRIORS[0])
 
-_BLOCK = 64  # tokens whose largest logit is looked at first
+_BLOCK = 64  # tokens whose maximum is compared first
 
 
 def top_tokens(logits: np.ndarray, count: int) -> np.ndarray:
-    """[rows, count] ids of the largest logits of each row, largest first.
-
-    Only the blocks with the largest maxima can hold them: some ten times faster than to
-    partition a whole vocabulary.
-    """
+    """Return [rows, count] ids of the largest logits of each row, descending. Searches only the
+    blocks with the largest maxima, about ten times faster than partitioning a whole vocabulary."""
     rows, vocab_size = logits.shape
     num_blocks = vocab_size // _BLOCK
     if num_blocks <= count:
@@ -65,7 +60,7 @@ def top_tokens(logits: np.ndarray, count: int) -> np.ndarray:
     if whole < vocab_size:
         left = np.broadcast_to(np.arange(whole, vocab_size), (rows, vocab_size - whole))
         candidates = np.hstack([candidates, left])
-    # Plain indexing, which takes a fifth of np.take_along_axis's time.
+    # Plain indexing takes a fifth of np.take_along_axis's time.
     each = np.arange(rows)[:, None]
     values = logits[each, candidates]
     best = np.argpartition(values, -count, axis=1)[:, -count:]
@@ -80,12 +75,12 @@ class RecyclingDrafter(LearningDrafter):
 
     def __init__(self) -> None:
         super().__init__([prior for row in _PRIORS for prior in row])
-        # Of each token, the latest last: [2, draft tokens] int32, their ids and kinds.
+        # By token, latest last: [2, draft tokens] int32, ids and kinds.
         self._table: OrderedDict[int, np.ndarray] = OrderedDict()
         self._prompt: tuple[int, ...] = ()
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
-        """Forgets the table unless the prompt continues the conversation."""
+        """Clear the table unless the prompt continues the conversation."""
         if not continues(self._prompt, prompt):
             self._table.clear()
             self._acceptance.begin_text()
@@ -106,7 +101,7 @@ class RecyclingDrafter(LearningDrafter):
             gaps[:, 0] = gaps[:, 1]
         kinds = _FIRST_KINDS[: best.shape[1]] + np.searchsorted(_GAPS, gaps, side="right")
         entries = np.stack([best, kinds], axis=1).astype(np.int32)
-        # The rows of the text last: of a token's several rows, theirs had the right context.
+        # The text's rows last: they have the right context.
         kept = verdict.kept
         rejected = [row for row in range(len(tree)) if row not in kept]
         for row in (*rejected, *kept):
@@ -117,7 +112,7 @@ class RecyclingDrafter(LearningDrafter):
             self._table.popitem(last=False)
 
     def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """What the target thought likely here is not looked for: that is what takes time."""
+        """Skip the costly search for likely tokens."""
         self._growth = nothing(verdict.next_token)
 
     def state(self, learnt_only: bool = False) -> dict[str, np.ndarray]:
@@ -133,7 +128,7 @@ class RecyclingDrafter(LearningDrafter):
         }
 
     def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
-        """Changes nothing where it raises."""
+        """Load a snapshot; changes nothing if it raises."""
         if learnt_only:
             return super().load(state, learnt_only)
         prompt = restored_prompt(state["prompt"])
@@ -147,7 +142,7 @@ class RecyclingDrafter(LearningDrafter):
             raise ValueError(f"a table of shape {entries.shape} for tokens of {tokens.shape}")
         super().load(state)
         self._prompt = prompt
-        rows = (entry.astype(np.int32) for entry in entries)  # each on its own, as above
+        rows = (entry.astype(np.int32) for entry in entries)  # copied, as above
         self._table = OrderedDict(zip(tokens.tolist(), rows, strict=True))
 
     def _expand(self, token: int) -> list[Candidate[int]]:

@@ -1,13 +1,10 @@
 """Suffix lookup: what followed the longest earlier occurrence of the text's end.
 
 The index is a suffix automaton (Blumer et al. 1985) over prompt and output, grown in amortised
-constant time a token, as in SAM decoding (Hu et al. 2024). Confidence comes from the length of the
-match and from how often it was continued this way (SuffixDecoding, Oliaro et al. 2024), and is
-learnt from the outcomes.
-
-A text that is predicted as the answer, such as a file before a small change, is followed beside it:
-what comes next there is drafted. Where both part, the answer's last tokens are looked up, first a
-little further on, since most changes leave what follows them as it was.
+constant time per token (SAM decoding, Hu et al. 2024). Confidence is learnt by the match's length
+and earlier continuations (SuffixDecoding, Oliaro et al. 2024). A predicted answer, such as a file
+before a small change, is followed alongside the answer. Where they diverge, the answer's end is
+looked up in it, first a little further on, since most changes leave what follows unchanged.
 """
 
 from __future__ import annotations
@@ -27,24 +24,23 @@ from edge_spec.drafters.composite import StageDrafter
 from edge_spec.drafters.protocol import GREEDY, TRAITS, Budget, Drafter, restored_prompt
 from edge_spec.drafters.tree_builder import Candidate, LearningDrafter, grow, nothing
 
-# How many of the suffixes that end at a token are counted there, longest first: bounds the work
-# in texts that repeat one token for ever.
+# Suffixes counted at each token, longest first: bounds the work in repetitive texts.
 _COUNTED_SUFFIXES = 16
-_CONTINUATIONS = 8  # most that are returned of one match: a common word is followed by hundreds
+_CONTINUATIONS = 8  # per match: common words have hundreds
 
 
 class SuffixMatch(NamedTuple):
     """A string that ends the text, or would, and occurred before."""
 
-    length: int  # tokens; 0: none did
+    length: int  # tokens; 0: none
     state: int  # of the index
 
 
 class Continuation(NamedTuple):
     token: int
     times: int  # that it followed the match
-    total: int  # times that anything did
-    match: SuffixMatch  # the one that ends with the token
+    total: int  # that anything did
+    match: SuffixMatch  # including the token
 
 
 class SuffixIndex:
@@ -52,14 +48,14 @@ class SuffixIndex:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.match = SuffixMatch(0, 0)  # the longest end of the text that occurred before
+        self.match = SuffixMatch(0, 0)  # longest suffix of the text that occurred before
         self.is_whole = True  # an interrupt may leave a token half read
         self._last = 0
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
         self._length = [0]
-        self._count = [0]  # occurrences of a state's strings
-        self._end = [0]  # position after the latest of them
+        self._count = [0]  # of a state's strings
+        self._end = [0]  # position after the latest occurrence
 
     def extend(self, tokens: Iterable[int]) -> None:
         self.is_whole = False
@@ -68,8 +64,8 @@ class SuffixIndex:
         self.is_whole = True
 
     def continuations(self, match: SuffixMatch) -> list[Continuation]:
-        """Returns what followed the occurrences of a match, most often and most lately first. Where
-        the match ends only at the text's end, the text is taken to repeat itself."""
+        """Return what followed a match, most frequent and latest first. If the match occurs only at
+        the text's end, assumes that the text repeats itself."""
         length, state = match
         if length and not self._next[state]:
             state = self._link[state]
@@ -89,7 +85,8 @@ class SuffixIndex:
         ]
 
     def follow(self, match: SuffixMatch, token: int) -> SuffixMatch:
-        """The longest end of a match and `token` that occurred before; the index stays as it is."""
+        """Return the longest suffix of match and token that occurred before. Leaves the index
+        unchanged."""
         length, state = match
         while state and token not in self._next[state]:
             state = self._link[state]
@@ -120,7 +117,8 @@ class SuffixIndex:
             state = self._link[state]
 
     def _suffix_state(self, state: int, token: int) -> int:
-        """The state of state's longest string followed by `token`, split off if need be."""
+        """Return the state of `state`'s longest string followed by `token`, split off if
+        necessary."""
         target = self._next[state][token]
         length = self._length[state] + 1
         if self._length[target] == length:
@@ -144,11 +142,11 @@ class SuffixIndex:
         return len(self._next) - 1
 
 
-# Kinds of draft token: a row a bucket of match length (by its shortest), a column a bucket of how
-# the match was continued before. Acceptance before anything was seen: measured over greedy texts of
-# a 135M chat model on six kinds of prompts (reliability: benchmarks/drafters.py).
+# Kinds of draft token: rows by match length (lower bounds), columns by earlier continuations.
+# Priors measured over greedy texts of a 135M chat model on six kinds of prompts (reliability:
+# benchmarks/drafters.py).
 _LENGTHS = (1, 2, 3, 4, 6, 9, 14, 21)
-# always once, always twice, always, then by the share of this token
+# always once, always twice, always, then by this token's share
 _ALWAYS, _MOSTLY, _OFTEN, _RARELY = range(2, 6)
 _PRIORS = (
     (0.36, 0.60, 0.76, 0.48, 0.20, 0.08),
@@ -179,7 +177,7 @@ class SuffixDrafter(LearningDrafter, StageDrafter):
     def __init__(self) -> None:
         super().__init__([prior for row in _PRIORS for prior in row])
         self._index = SuffixIndex()
-        self._assumed: list[SuffixMatch] = []  # the match after each assumed token
+        self._assumed: list[SuffixMatch] = []  # match after each assumed token
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
         super().begin(prompt, sampler)
@@ -221,7 +219,7 @@ class SuffixDrafter(LearningDrafter, StageDrafter):
         return {**super().state(learnt_only), **text}
 
     def load(self, state: Mapping[str, np.ndarray], learnt_only: bool = False) -> None:
-        """Changes nothing where it raises."""
+        """Load a snapshot; changes nothing if it raises."""
         if learnt_only:
             return super().load(state, learnt_only)
         text = restored_prompt(state["text"])
@@ -236,43 +234,41 @@ class SuffixDrafter(LearningDrafter, StageDrafter):
         ]
 
 
-# A kind of draft token is one bucket of these: tokens before it that answer and prediction share.
+# Kinds of draft token, by the number of preceding tokens that answer and prediction share.
 _SHARED = (1, 2, 3, 4, 6, 9, 14)
 _PREDICTED_PRIORS = (0.45, 0.65, 0.8, 0.85, 0.9, 0.93, 0.96)
-_BEGINNING = 3  # of those, that a prediction begins with: the whole text is meant to be the answer
-_COMPARED = 8  # tokens at most, to tell places of the same token apart
-_TRIED = 16  # of those places, on each side: bounds the work in texts that repeat one token
-_NEAR = 32  # tokens further on, within which a single shared token is enough
+_BEGINNING = 3  # initial value: the whole text is expected
+_COMPARED = 8  # tokens compared to tell occurrences of a token apart
+_TRIED = 16  # occurrences tried on each side; bounds the work in repetitive texts
+_NEAR = 32  # tokens ahead within which one shared token is enough
 _FAR = 3  # shared tokens that are enough anywhere
 
 
 class _Place(NamedTuple):
-    """A place in the prediction, and how many tokens before it the answer has, too."""
+    """A place in the prediction, and how many tokens before it match the answer's."""
 
     next: int
     shared: int
 
 
 class PredictedText:
-    """A predicted text, and how far an answer has come through it."""
+    """A predicted text, and how far an answer has followed it."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tuple(tokens)
-        self._places: dict[int, list[int]] = {}  # of each token, rising
+        self._places: dict[int, list[int]] = {}  # by token, ascending
         for place, token in enumerate(self._tokens):
             self._places.setdefault(token, []).append(place)
         self._text: deque[int] = deque(maxlen=_COMPARED)  # the answer's last tokens
-        self._parted = 0  # where the answer was surely in the prediction last
+        self._parted = 0  # last certain place in the prediction
         self._appeared = bytearray(len(self._tokens))
-        self.place: _Place | None = _Place(0, _BEGINNING)  # None: the two have parted
+        self.place: _Place | None = _Place(0, _BEGINNING)  # None: the two diverge
 
     @property
     def num_appeared(self) -> int:
-        """Counts the tokens of the prediction that the answer has."""
         return sum(self._appeared)
 
     def follow(self, tokens: Iterable[int]) -> None:
-        """Reads on in the answer."""
         for token in tokens:
             self._text.append(token)
             place = self.place
@@ -284,19 +280,19 @@ class PredictedText:
                 self.place = None
 
     def token_at(self, place: _Place) -> int | None:
-        """Returns what comes at a place, if anything does."""
         return self._tokens[place.next] if place.next < len(self._tokens) else None
 
     def _found(self, place: _Place) -> None:
         self.place = place
-        if place.shared > 1:  # one token may be the same by chance
+        if place.shared > 1:  # one token may match by chance
             begin = max(0, place.next - min(place.shared, _COMPARED))
             self._appeared[begin : place.next] = b"\x01" * (place.next - begin)
         if place.shared >= _FAR:
             self._parted = place.next
 
     def _searched(self, token: int) -> _Place | None:
-        """The place after the longest occurrence of the answer's end, the nearest further on."""
+        """Return the place after the longest occurrence of the answer's end, preferring nearby
+        ones."""
         places = self._places.get(token, [])
         middle = bisect_left(places, self._parted)
         before = places[max(0, middle - _TRIED) : middle]
@@ -309,7 +305,7 @@ class PredictedText:
         return max(enough, key=lambda place: place.shared, default=None)
 
     def _num_shared(self, place: int) -> int:
-        """Counts the tokens up to a place that the answer ends with."""
+        """Count the tokens up to a place that match the answer's end."""
         count = 0
         for token in reversed(self._text):
             if count > place or self._tokens[place - count] != token:
@@ -319,17 +315,17 @@ class PredictedText:
 
 
 class PredictionDrafter(LearningDrafter):
-    """Drafts for one answer: what is learnt of a prediction says nothing of the next one."""
+    """Drafts for one answer; what it learns does not apply to other predictions."""
 
     name = "prediction"
 
     def __init__(self, tokens: Sequence[int]) -> None:
         super().__init__(_PREDICTED_PRIORS)
         self._prediction = PredictedText(tokens)
-        self._num_known: int | None = None  # tokens of prompt and answer
+        self._num_known: int | None = None  # length of prompt and answer
 
     def begin(self, prompt: Sequence[int], sampler: Sampler = GREEDY) -> None:
-        """Follows an answer that other drafters began."""
+        """Continue an answer, also one that other drafters began."""
         if self._num_known is not None:
             self._prediction.follow(prompt[self._num_known :])
         self._num_known = len(prompt)
@@ -357,18 +353,18 @@ class PredictionDrafter(LearningDrafter):
 
 
 def num_appeared(prediction: Sequence[int], answer: Sequence[int]) -> int:
-    """Counts the tokens of a prediction that an answer has: the same whoever drafted it."""
+    """Count the predicted tokens that are in an answer, whoever drafted."""
     followed = PredictedText(prediction)
     followed.follow(answer)
     return followed.num_appeared
 
 
-# The text is certain, its tokens are not: a target may write the same letters in other pieces.
+# The text is certain, but the target may split it into other tokens.
 _CONFIDENCE = 0.95
 
 
 class ForcedDrafter(Drafter):
-    """Proposes a chain where the answer's constraint leaves one text only, else nothing."""
+    """Proposes a chain where the answer's constraint allows one text only."""
 
     name = "grammar"
 
