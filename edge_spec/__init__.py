@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# No library reports to its makers: not from this process, nor from one that it starts. onnxruntime
-# begins as it is imported, so this stands before all other imports. What the user has set stays.
+# Opt out of telemetry of libraries, here and in processes started from here, before any other
+# import: onnxruntime starts when it is imported. Settings of the user win.
 for _name, _value in (
     ("DO_NOT_TRACK", "1"),
     ("HF_HUB_DISABLE_TELEMETRY", "1"),

@@ -1,7 +1,7 @@
-"""Features: what a target's layers have computed of each token, which trained drafters draft from.
+"""Features: hidden states of the target's layers, which trained drafters draft from.
 
-Feature `i` of a model is the residual stream that enters layer `i`, before any norm; feature
-`num_layers` is the state after the final norm, which the head reads (`Forward.hidden`).
+Feature `i` is the residual stream that enters layer `i`, before any norm; feature `num_layers` is
+the state after the final norm, which the output matrix reads (`Forward.hidden`).
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ import numpy as np
 
 from edge_spec.errors import SessionError
 
-# Hears of prefilled tokens: the position of the first, and [tokens, features, hidden_size]
-# float32, valid until it returns.
+# Receives features of prefilled tokens: the first token's position, and [tokens, features,
+# hidden_size] float32, valid until it returns.
 OnPrefilled = Callable[[int, np.ndarray], None]
 
 
 @runtime_checkable
 class GivesFeatures(Protocol):
-    """A session whose passes can return features beside their scores. Whoever makes a pass of
-    several sessions leaves it out while it collects them, unless it `SharesFeatures`."""
+    """A session whose passes can return features with their logits. While it collects them it stays
+    out of shared passes, unless it `SharesFeatures`."""
 
     @property
     def collects(self) -> bool:
         """Return whether its passes return features now."""
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """Makes each `forward` from now on fill `Forward.features`, and each `prefill` tell
-        `on_prefilled`. layers: ids from 0 to num_layers, ascending; none: no features any more,
-        which is how a session begins. Raises UnsupportedModelError where the library does not give
-        them for this model, ValueError for other ids."""
+        """Make later `forward` calls fill `Forward.features`, and later `prefill` calls call
+        `on_prefilled`. layers: ids from 0 to num_layers, ascending; empty (the initial state):
+        none. Raises UnsupportedModelError where the library cannot return them for this model,
+        ValueError for other ids."""
 
 
 @runtime_checkable
 class SharesFeatures(Protocol):
-    """A session that may have features of shared passes, too: those of scored rows in
-    `Forward.features`; `on_prefilled` hears of others when they are committed."""
+    """A session that may get features from shared passes: `Forward.features` for scored rows;
+    `on_prefilled` gets those of other rows when they are committed."""
 
     @property
     def shares_features(self) -> bool:
-        """Return whether shared passes give all that is collected of it now."""
+        """Return whether shared passes return all features that it collects now."""
 
 
 def require_layers(layers: Sequence[int], num_layers: int) -> None:
-    """Checks what every such session has to. Raises ValueError."""
+    """Check the ids given to `collect_features`. Raises ValueError."""
     if list(layers) != sorted(set(layers)) or (layers and not 0 <= layers[0] <= layers[-1]):
         raise ValueError(f"features {list(layers)} are not in ascending order")
     if layers and layers[-1] > num_layers:
@@ -58,14 +58,14 @@ def collects(session: object) -> bool:
 
 
 def collects_alone(session: object) -> bool:
-    """Return whether this session has its passes alone, for the sake of features."""
+    """Return whether collecting features keeps this session out of shared passes."""
     if not collects(session):
         return False
     return not (isinstance(session, SharesFeatures) and session.shares_features)
 
 
 def require_none_alone(sessions: Iterable[object]) -> None:
-    """Checks what a pass that several share has to. Raises SessionError."""
+    """Check that all sessions may share a pass. Raises SessionError."""
     if any(map(collects_alone, sessions)):
         raise SessionError(
             "a conversation whose features are collected shares no pass",
@@ -75,14 +75,14 @@ def require_none_alone(sessions: Iterable[object]) -> None:
 
 @runtime_checkable
 class SharesKeysValues(Protocol):
-    """A session whose keys and values may be read by another network that attends to them."""
+    """A session whose keys and values another network may attend to."""
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
-        """layers: those with keys and values of their own that are asked for from now on; none, as
-        at first: nobody asks. Raises UnsupportedModelError where the library does not give them for
+        """Choose the layers to share from now on, each with keys and values of its own; empty (the
+        initial state): none. Raises UnsupportedModelError where the library cannot return them for
         this model."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return what a layer has of the committed tokens, keys as they were turned: [kv_heads,
-        length, head_dim] each, floats, valid until the session does anything else. None where
-        tokens were read before anyone asked."""
+        """Return a layer's keys (rotated) and values of the committed tokens, [kv_heads, length,
+        head_dim] floats each, valid until the next call to the session. None where tokens were read
+        before sharing began."""

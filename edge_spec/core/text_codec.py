@@ -1,4 +1,4 @@
-"""Turns text into tokens and back."""
+"""Protocols that turn text into tokens and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class TextPieces(Protocol):
-    """Turns tokens into text as they come."""
+    """Turns tokens into text incrementally."""
 
     def push(self, token: int) -> str: ...
 
@@ -15,27 +15,27 @@ class TextPieces(Protocol):
 
 
 class TextCodec(Protocol):
-    """Text to tokens and back: `Tokenizer`, or what a runtime brings for its own files."""
+    """Text to tokens and back: `Tokenizer`, or a runtime's own for its files."""
 
     def encode(self, text: str) -> list[int]:
-        """Reads each added token that the text spells, special ones included."""
+        """Encode text, reading all added tokens that it spells, special ones included."""
 
     def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
-        """Does the same, but reads no token of `control` where a given character takes part in it:
-        there it is text like any other. given: places of characters, in order."""
+        """Like `encode`, but read no token of `control` that includes a given character; there it
+        is plain text. given: indices of characters, ascending."""
 
     def added_tokens(self) -> Mapping[str, tuple[int, bool]]:
-        """Return what is one token wherever a text spells it: by its text, its id, and whether it
-        is special."""
+        """Return added tokens, read as one token wherever a text spells them: text to (id, is
+        special)."""
 
     @property
     def reads_variants(self) -> bool:
-        """Return whether an added token may be spelled otherwise, such as in other letters."""
+        """Return whether added tokens have other spellings, such as in other case."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def piece(self, token: int) -> bytes:
-        """Returns what the token adds within a text, maybe a part of a character; special: b""."""
+        """Return a token's bytes within a text, maybe part of a character; b"" if special."""
 
     def stream(self) -> TextPieces: ...
 
@@ -44,6 +44,6 @@ class TextCodec(Protocol):
     def token_id(self, text: str) -> int | None: ...
 
     def special_text(self, token: int) -> str:
-        """Return how a special token is written, which no text shows; "" for other tokens."""
+        """Return a special token's text, which decoding omits; "" for other tokens."""
 
     def vocabulary(self) -> dict[str, int]: ...
