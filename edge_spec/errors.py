@@ -1,5 +1,4 @@
-"""Errors that edge-spec raises on purpose: each says what is wrong and where, and has a `remedy`.
-"""
+"""Errors that edge-spec raises on purpose: each says what is wrong and where, and has a `remedy`."""
 
 from __future__ import annotations
 

@@ -96,8 +96,7 @@ class ModelConfig:
         return values
 
     def features(self) -> dict[str, Any]:
-        """Return the keyword-only fields, `layer_kinds` and later, that differ from their defaults.
-        """
+        """Return the keyword-only fields, `layer_kinds` and later, that differ from their defaults."""
         return {
             each.name: value
             for each in fields(self)
@@ -162,8 +161,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Count the parameters of all matrices, experts included; norms and biases are negligible.
-        """
+        """Count the parameters of all matrices, experts included; norms and biases are negligible."""
         hidden, matrices = self.hidden_size, 3 if self.gated_mlp else 2
         inner = matrices * hidden
         layers = len(self.convolving) * 4 * hidden * hidden

@@ -65,8 +65,7 @@ def load(kind: str, point: EntryPoint) -> Any:
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """Silence libraries' log messages below errors: coremltools warns of parts that only macOS has.
-    """
+    """Silence libraries' log messages below errors: coremltools warns of parts that only macOS has."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

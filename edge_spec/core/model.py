@@ -80,8 +80,7 @@ class Forward:
 
 
 class Session(Protocol):
-    """One KV cache. Calls return when their work is done, on any device, because callers time them.
-    """
+    """One KV cache. Calls return when their work is done, on any device, because callers time them."""
 
     @property
     def length(self) -> int:
@@ -171,8 +170,7 @@ class KeepsPlaces(Protocol):
         places never used are dropped first."""
 
     def place_before(self, length: int) -> int:
-        """Return the longest length, at most this one, that `rollback` reaches without rereading.
-        """
+        """Return the longest length, at most this one, that `rollback` reaches without rereading."""
 
 
 def place_before(session: Session, length: int) -> int:
@@ -310,8 +308,7 @@ class Runtime:
 
     @property
     def opens_beside(self) -> bool:
-        """Return whether `open` mostly runs without the interpreter lock, so other threads can run.
-        """
+        """Return whether `open` mostly runs without the interpreter lock, so other threads can run."""
         return False
 
     def open_tokenizer(self, source: ModelInfo) -> TextCodec | None:

@@ -65,8 +65,7 @@ class ModelInfo(Protocol):
 
 
 def is_plain(source: ModelInfo) -> bool:
-    """Return whether every library runs and every exporter writes it: a Llama, readable as a whole.
-    """
+    """Return whether every library runs and every exporter writes it: a Llama, readable as a whole."""
     return isinstance(source, TensorRows) and not source.config.features()
 
 
@@ -76,8 +75,7 @@ class DigestedTokenizer(Protocol):
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """Hexadecimal digest that changes with `tokenizer_json`'s result. None: building is fast.
-        """
+        """Hexadecimal digest that changes with `tokenizer_json`'s result. None: building is fast."""
 
 
 class Checkpoint(ModelInfo, TensorRows, Protocol):

@@ -28,8 +28,7 @@ class Constraint(Protocol):
         """Count how many of `tokens`, in sequence, are allowed after the output."""
 
     def forced(self) -> list[int]:
-        """Return tokens that spell the required continuation; the text may use other tokens for it.
-        """
+        """Return tokens that spell the required continuation; the text may use other tokens for it."""
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Append tokens to the output."""

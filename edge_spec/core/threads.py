@@ -147,8 +147,7 @@ class ThreadGovernor:
 
 
 def count_idle_time() -> float | None:
-    """Return the seconds that all cores together have been idle since boot; None except on Linux.
-    """
+    """Return the seconds that all cores together have been idle since boot; None except on Linux."""
     with suppress(OSError, ValueError, IndexError):
         first = _STAT.read_text(encoding="ascii").partition("\n")[0]
         return int(first.split()[_IDLE_FIELD]) / os.sysconf("SC_CLK_TCK")

@@ -81,8 +81,7 @@ class TokenTree:
         drafter: str = "",
         required: bool = False,
     ) -> TokenTree:
-        """Return the pending token followed by `tokens`, each the only child of the previous one.
-        """
+        """Return the pending token followed by `tokens`, each the only child of the previous one."""
         if not len(tokens):  # plain rounds
             return cls(np.array([pending], np.int32), _NO_PARENT, _CERTAIN, proposed_by=("",))
         rows = 1 + len(tokens)

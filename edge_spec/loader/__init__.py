@@ -159,8 +159,7 @@ def _others(
 def _with_arguments(
     arguments: Callable[_Arguments, LoadArguments],
 ) -> Callable[[Callable[[LoadArguments], Engine]], Callable[_Arguments, Engine]]:
-    """Give a function the arguments of LoadArguments, for type checkers, `help` and its docstring.
-    """
+    """Give a function the arguments of LoadArguments, for type checkers, `help` and its docstring."""
 
     def decorate(opening: Callable[[LoadArguments], Engine]) -> Callable[_Arguments, Engine]:
         options = declared_options(AskedOptions)

@@ -131,8 +131,7 @@ class Manifest(Stated):
 
     @property
     def weights(self) -> str:
-        """Return the key by which kernels are chosen: a whole cache has others, with other costs.
-        """
+        """Return the key by which kernels are chosen: a whole cache has others, with other costs."""
         return self.quantization + (" stacked" if self.kv_cache == "whole" else "")
 
 
@@ -229,8 +228,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def read_listing(directory: Path, kind: type[_Manifest]) -> _Manifest:
-    """Read a manifest without looking at its files or the model's architecture. Raises BundleError.
-    """
+    """Read a manifest without looking at its files or the model's architecture. Raises BundleError."""
     return read_model(directory / kind.file_name, kind, kind.remedy)
 
 
@@ -416,8 +414,7 @@ def open_bundle(path: Path, hashed: bool = True) -> Bundle:
 def write_manifest(
     path: Path, hashed: Mapping[str, FileEntry] | None = None, **fields: object
 ) -> Manifest:
-    """Write the manifest of the files below `path`. hashed: the result of `list_files`, if known.
-    """
+    """Write the manifest of the files below `path`. hashed: the result of `list_files`, if known."""
     files = list_files(path, path) if hashed is None else hashed
     manifest = Manifest.model_validate(
         {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}

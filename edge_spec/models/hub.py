@@ -75,8 +75,7 @@ class HubReference:
 
     @classmethod
     def parse(cls, model: str) -> HubReference:
-        """Parse a model's name. No part of the result leads out of its folder. Raises UsageError.
-        """
+        """Parse a model's name. No part of the result leads out of its folder. Raises UsageError."""
         match = _REFERENCE.fullmatch(model)
         if match is None or "--" in match[1] or ".." in match[1]:
             raise UsageError(

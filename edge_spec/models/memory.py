@@ -261,8 +261,7 @@ def _counted_tokens(target: PreparedModel, options: LoadOptions) -> int:
 
 
 def _is_counted(found: Forecast, options: LoadOptions) -> bool:
-    """Return whether all weights are in main memory, except those that a runtime places on devices.
-    """
+    """Return whether all weights are in main memory, except those that a runtime places on devices."""
     wanted = [_how(options, i) for i in range(len(found.models))]
     return all(
         each.memory.on_devices

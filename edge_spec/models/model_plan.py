@@ -116,8 +116,7 @@ class ModelPlan:
 
     @cached_property
     def own(self) -> Path | None:
-        """Return the named path if it is opened unconverted, else None. Raises as `Source.at` does.
-        """
+        """Return the named path if it is opened unconverted, else None. Raises as `Source.at` does."""
         is_demo = self.source.is_demo
         if is_demo and self.format not in ("checkpoint", "gguf"):
             return None  # the demo has no such format, which is known without fetching it

@@ -148,8 +148,7 @@ def choices_for(kind: str, compiles: bool = False, soc: str | None = None) -> Ex
 
 
 def named_formats(formats: Sequence[str]) -> ExportChoices:
-    """Return these formats in their default quantizations. Raises UsageError for a repeated name.
-    """
+    """Return these formats in their default quantizations. Raises UsageError for a repeated name."""
     if len(set(formats)) < len(formats):
         raise UsageError(f"{','.join(formats)} names a format twice", remedy="Name each once.")
     return ExportChoices(tuple(ExportChoice(format, None, "asked for") for format in formats))

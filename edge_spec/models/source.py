@@ -176,8 +176,7 @@ class Source:
 
     @cached_property
     def member(self) -> PairMember | None:
-        """The named model of a pair bundle; None elsewhere. Raises as `path` does, and BundleError.
-        """
+        """The named model of a pair bundle; None elsewhere. Raises as `path` does, and BundleError."""
         return None if self.is_demo else find_member(self.path)
 
     @property
@@ -244,8 +243,7 @@ class Source:
 
 
 def file_states(path: Path) -> list[tuple[str, int, int]]:
-    """Return path, size and modification time of a file, or of all in a directory. Raises OSError.
-    """
+    """Return path, size and modification time of a file, or of all in a directory. Raises OSError."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(str(file), file.stat()) for file in files]
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]

@@ -253,8 +253,7 @@ class Surveyor:
         return profile
 
     def _texts(self, found: Sequence[MeasuredPlace]) -> list[Text]:
-        """Return texts that the processor wrote; [] if it cannot, so nothing shows what is right.
-        """
+        """Return texts that the processor wrote; [] if it cannot, so nothing shows what is right."""
         for each in found:
             place = each.candidate
             if place.is_risky:
