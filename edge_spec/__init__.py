@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# Opt out of telemetry of libraries, here and in processes started from here, before any other
-# import: onnxruntime starts when it is imported. Settings of the user win.
+# Opt out of libraries' telemetry, also in child processes, before any other import: onnxruntime
+# starts reporting when imported. The user's settings win.
 for _name, _value in (
     ("DO_NOT_TRACK", "1"),
     ("HF_HUB_DISABLE_TELEMETRY", "1"),

@@ -1,16 +1,16 @@
-"""Errors that edge-spec raises on purpose: each says what is wrong and where, and has a `remedy`."""
+"""Errors that edge-spec raises on purpose: each says what is wrong and where, and its `remedy`."""
 
 from __future__ import annotations
 
 import re
 
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # Python's stand-ins for bytes that are not UTF-8
-# Characters kept of a message, since a name in a file may be as long as the file.
+# Characters kept of a message: a name in a file may be as long as the file.
 _FIRST_SHOWN, _LAST_SHOWN = 1000, 500
 
 
 def cut(text: str) -> str:
-    """Keep the beginning and end of an overlong message."""
+    """Cut the middle out of an overlong message."""
     if len(text) <= _FIRST_SHOWN + _LAST_SHOWN:
         return text
     return f"{text[:_FIRST_SHOWN]} \u2026 {text[-_LAST_SHOWN:]}"
@@ -28,10 +28,8 @@ def _one_line(text: str) -> str:
 
 
 class EdgeSpecError(Exception):
-    """An error that a user can act on; `str()` is one line that includes the remedy.
-
-    Messages quote untrusted files, so the line is bounded and free of control characters.
-    """
+    """An error that a user can act on; `str()` is one line with the remedy, bounded and free of
+    control characters, because messages quote untrusted files."""
 
     exit_status = 1
 
@@ -45,7 +43,7 @@ class EdgeSpecError(Exception):
 
     @property
     def shown(self) -> str:
-        """The message without its remedy, on one bounded line without control characters."""
+        """The message without its remedy, as safe to print as `str()`."""
         return _one_line(cut(self.message))
 
 
@@ -72,7 +70,7 @@ class UnsupportedModelError(EdgeSpecError):
 
 
 class UnknownArchitectureError(UnsupportedModelError):
-    """A model of an architecture that this reader does not know; another exporter may."""
+    """An architecture that this reader does not know; another exporter may."""
 
 
 class ExportError(EdgeSpecError):

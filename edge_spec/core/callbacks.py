@@ -1,5 +1,5 @@
-"""Callbacks from libraries. An exception that a signal handler raises within one is lost, so
-handlers that raise check `comes_later` first."""
+"""Callbacks from libraries. An exception from a signal handler is lost within one, so handlers that
+raise check `comes_later` first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def library_callback(function: _Function) -> _Function:
 
 
 def comes_later(number: int, frame: FrameType | None) -> bool:
-    """Return whether a handler must not raise now; if so, it is called again soon."""
+    """Return whether a handler must not raise now; it is then called again soon."""
     while frame is not None and frame.f_code not in _codes:
         frame = frame.f_back
     if frame is None:

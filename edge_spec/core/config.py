@@ -1,8 +1,5 @@
-"""The description of a decoder, which exporters read from a model's files.
-
-It says everything that distinguishes one family of models from another, so no code that computes or
-writes a model checks the family's name.
-"""
+"""The description of a decoder, which exporters read from a model's files. It covers all
+differences between families of models, so no other code checks a family's name."""
 
 from __future__ import annotations
 
@@ -24,16 +21,16 @@ from edge_spec.core.model_parts import (
 from edge_spec.core.rope import Rope, RopeScaling
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # of an MLP's gate, or of an MLP without a gate
-# Where a sublayer norms: its input, its input and output, its output, or the residual stream
-# itself, which continues as the normed value.
+# Where a sublayer norms: its input, both input and output, its output, or the residual stream
+# itself, which continues normed.
 NORM_PLACES = ("before", "around", "after", "stream")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Description of one model. Counts are in elements, lengths in tokens."""
+    """Dimensions and features of one model. Counts are in elements, lengths in tokens."""
 
-    architecture: str  # as the model's files name it
+    architecture: str
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -72,22 +69,22 @@ class ModelConfig:
     encoder: Encoder | None = None  # of an encoder-decoder; all other fields describe the decoder
     layer_norm: bool = False  # norms subtract the mean and have biases (Ba et al. 2016)
     mlp_bias: bool = False
-    logit_bias: bool = False  # added to logits
+    logit_bias: bool = False
     position_table: bool = False  # of an encoder-decoder: learned absolute positions
     embedding_norm: bool = True  # with norm_places "stream": norm before the first sublayer
     value_norm: bool = False  # values are normed, without a weight
     layer_scale: bool = False  # each layer multiplies its output stream by a learned number
-    # By layer, the layer whose keys and values it attends to; (): its own.
+    # By layer, the one whose keys and values it attends to; (): its own.
     kv_sources: tuple[int, ...] = ()
-    # By layer, the MLP's width; (): intermediate_size, which with experts is one expert's width.
+    # By layer, the MLP's width; (): intermediate_size, or with experts dense_size, as
+    # intermediate_size is then one expert's.
     intermediate_sizes: tuple[int, ...] = ()
     layer_embeddings: LayerEmbeddings | None = None
-    input_norm: bool = False  # embeddings, with their positions, are normed before the first layer
+    input_norm: bool = False  # embeddings, with positions, are normed before the first layer
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
-        """Invert `to_dict`. Raises TypeError for missing or unknown keys, TypeError or
-        AttributeError for values of wrong types."""
+        """Invert `to_dict`. Raises TypeError or AttributeError for wrong keys or types."""
         found: ModelConfig = _from_plain(cls, values)
         return found
 
@@ -96,7 +93,7 @@ class ModelConfig:
         return values
 
     def features(self) -> dict[str, Any]:
-        """Return the keyword-only fields, `layer_kinds` and later, that differ from their defaults."""
+        """Return the keyword-only fields that differ from their defaults."""
         return {
             each.name: value
             for each in fields(self)
@@ -114,8 +111,8 @@ class ModelConfig:
 
     @property
     def cache_blocks(self) -> dict[str, tuple[int, ...]]:
-        """Return the caching layers, grouped by the shape of their keys and values, under the names
-        that a session's state uses."""
+        """Return the caching layers by the shape of their keys and values, under the names in a
+        session's state."""
         blocks: dict[tuple[int, ...], list[int]] = {}
         for layer in self.caching:
             blocks.setdefault(self.heads(layer)[1:], []).append(layer)
@@ -124,12 +121,12 @@ class ModelConfig:
 
     @property
     def convolving(self) -> tuple[int, ...]:
-        """Return the layers with a convolution; each caches its input, [hidden] a token."""
+        """Return the layers with a convolution, which cache its input, [hidden] a token."""
         return tuple(n for n in range(self.num_layers) if self.kind(n).convolution is not None)
 
     @property
     def num_preceding(self) -> int:
-        """Return the most preceding rows that a row's convolutions read."""
+        """Return the most preceding rows that a convolution reads."""
         return max((kind.convolution or 1 for kind in self.kinds), default=1) - 1
 
     @property
@@ -161,7 +158,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Count the parameters of all matrices, experts included; norms and biases are negligible."""
+        """Count the parameters of matrices, experts included; norms and biases are few."""
         hidden, matrices = self.hidden_size, 3 if self.gated_mlp else 2
         inner = matrices * hidden
         layers = len(self.convolving) * 4 * hidden * hidden
@@ -186,29 +183,27 @@ class ModelConfig:
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """Return the kinds of layers, at least one."""
         return self.layer_kinds or (LayerKind(Rope(self.rope_theta, self.rope_scaling)),)
 
     def mixes(self, layer: int) -> bool:
         return self.experts is not None and layer >= self.experts.dense_layers
 
     def has_mlp(self, layer: int) -> bool:
-        """Return whether a layer has a dense MLP, alone or alongside experts."""
+        """Return whether a layer has a dense MLP, with or without experts."""
         return not self.mixes(layer) or (self.experts is not None and self.experts.beside_mlp)
 
     def mlp_size(self, layer: int) -> int:
-        """Return the width of a layer's dense MLP."""
         if self.intermediate_sizes:
             return self.intermediate_sizes[layer]
         return self.intermediate_size if self.experts is None else self.experts.dense_size
 
     def inner_total(self, layer: int) -> int:
-        """Return the summed widths of a layer's MLP and all its experts."""
+        """Return the widths of a layer's MLP and all its experts, summed."""
         experts = self.num_experts * self.intermediate_size if self.mixes(layer) else 0
         return experts + (self.mlp_size(layer) if self.has_mlp(layer) else 0)
 
     def inner_largest(self, layer: int) -> int:
-        """Return the width of the wider of a layer's MLP and one expert."""
+        """Return the wider of a layer's MLP and one expert."""
         expert = self.intermediate_size if self.mixes(layer) else 0
         return max(expert, self.mlp_size(layer) if self.has_mlp(layer) else 0)
 
@@ -227,11 +222,10 @@ class ModelConfig:
         )
 
     def kv_source(self, layer: int) -> int:
-        """Return the layer whose keys and values a layer attends to."""
         return self.kv_sources[layer] if self.kv_sources else layer
 
     def rotation(self, kind: LayerKind) -> Rotation | None:
-        """Return how heads of such layers are rotated; None: not at all."""
+        """Return how heads are rotated; None: not at all."""
         if kind.rope is None:
             return None
         head_dim = self.heads_of(kind).head_dim
@@ -245,7 +239,6 @@ class ModelConfig:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Return the distinct window lengths, in the order of `kinds`."""
         return tuple(dict.fromkeys(kind.window for kind in self.kinds if kind.window is not None))
 
     @property
@@ -260,7 +253,7 @@ class ModelConfig:
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert to JSON's types, without keyword-only fields at their defaults."""
+    """Convert to JSON's types, without keyword-only defaults."""
     if is_dataclass(value):
         return {
             each.name: _to_plain(getattr(value, each.name))
@@ -271,7 +264,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def _from_plain(kind: Any, value: Any) -> Any:
-    """Invert `_to_plain` for a value of this type."""
+    """Invert `_to_plain` for this type."""
     make: Any = kind
     if is_dataclass(kind):
         hints = _hints(make)
@@ -334,7 +327,6 @@ def _experts_problem(config: ModelConfig) -> str | None:
 
 
 def _layers_problem(config: ModelConfig) -> str | None:
-    """Return why layers do not fit together; None: they do."""
     sources, sizes = config.kv_sources, config.intermediate_sizes
     if sources and (
         len(sources) != config.num_layers

@@ -1,8 +1,5 @@
-"""The walk over a model's layers that all backends share.
-
-A backend supplies the operations: on numpy arrays in the reference runtime, on named graph nodes in
-exporters. It implements attention, convolutions and experts itself.
-"""
+"""The walk over a model's layers that all backends share. A backend supplies the operations, on
+numpy arrays in the reference runtime, on named graph nodes in exporters."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ _OWN = "layer_inputs."
 
 
 class DecoderWalk(Generic[Value]):
-    """One forward pass. Names are those of tensors or prefixes of them; `output` names the result
-    in backends whose values have names.
+    """One forward pass. Arguments are names or prefixes of tensors; `output` names the result where
+    values have names.
 
-    The residual stream [rows, hidden] passes between sublayers as two addends, the last sublayer's
-    update (None: zero) and the rest, because some backends fuse addition and norm. A backend needs
-    only the operations that its models use.
+    The residual stream [rows, hidden] is two addends, the last sublayer's update (None: zero) and
+    the rest, because some backends fuse addition and norm. A backend needs only the operations that
+    its models use.
     """
 
     config: ModelConfig
@@ -39,9 +36,9 @@ class DecoderWalk(Generic[Value]):
     times: Callable[[Value, float, str], Value]  # by a constant; with 1, x itself
     vector: Callable[[str], Value]
     softcap: Callable[[Value, float, str], Value]  # bounded by +-cap (Gemma Team 2024, Gemma 2)
-    activation: Callable[[Value, str], Value]  # (x, prefix): the model's activation
-    # (x, layer): the output of attention, of a convolution (Liquid AI 2025, LFM2), or of
-    # cross-attention, for the normed stream x, last matrix included.
+    activation: Callable[[Value, str], Value]  # (x, prefix)
+    # (x, layer): output of attention, convolution (Liquid AI 2025, LFM2) or cross-attention for the
+    # normed stream x, last matrix included.
     attend: Callable[[Value, int], Value]
     convolve: Callable[[Value, int], Value]
     attend_to_source: Callable[[Value, int], Value]
@@ -49,18 +46,18 @@ class DecoderWalk(Generic[Value]):
     rotate: Callable[[Value, int, str], Value]
     norm_values: Callable[[Value], Value]  # without a weight
     attend_all: Callable[[Value, str], Value]  # (x, prefix): an encoder's self-attention, unmasked
-    # (x, routed, prefix): output of the experts; routed: input of the router.
+    # (x, routed, prefix); routed: input of the router.
     mix_experts: Callable[[Value, Value, str], Value]
     head: Callable[[Value, str], Value]  # product with the output matrix
     # (x, name, output): norm of each layer's own inputs, [rows, layers * size].
     norm_inputs: Callable[[Value, str, str], Value]
     split_inputs: Callable[[Value, Sequence[str]], Sequence[Value]]
-    # (update, residual, prefix): multiplies a layer's output stream by the layer's own number.
+    # (update, residual, prefix): multiplies the stream by the layer's own number.
     scale_layer: Callable[[Value, Value, str], tuple[Value | None, Value]]
 
     @property
     def head_name(self) -> str:
-        """The tensor of the output matrix, which may be tied to the embeddings."""
+        """Tensor of the output matrix, which may be the embeddings'."""
         return "model.embed_tokens.weight" if self.config.tied_embeddings else "lm_head.weight"
 
     def embed(self, half: str = "model") -> Value:
@@ -79,8 +76,8 @@ class DecoderWalk(Generic[Value]):
         )
 
     def layer_inputs(self, embedded: Value) -> Sequence[Value]:
-        """Return each layer's own embeddings of the tokens, [rows, size] each: the sum of a slice
-        of one shared table's row and a slice of a projection of the token's embedding."""
+        """Return each layer's own embeddings, [rows, size] each: slices of a row of one table, plus
+        slices of a projection of the token's embedding."""
         own = self.config.layer_embeddings
         if own is None:
             return ()
@@ -95,7 +92,7 @@ class DecoderWalk(Generic[Value]):
     def pass_layer(
         self, layer: int, update: Value | None, residual: Value, inputs: Sequence[Value] = ()
     ) -> tuple[Value | None, Value]:
-        """Pass one layer; inputs: from `layer_inputs`."""
+        """inputs: from `layer_inputs`."""
         prefix = f"model.layers.{layer}."
         normed, residual = self.read(update, residual, prefix + "input_layernorm")
         added = self.mix_rows(normed, layer)
@@ -125,7 +122,7 @@ class DecoderWalk(Generic[Value]):
         return self.update(self.mlp(normed, prefix + "mlp."), prefix + "mlp."), residual
 
     def read(self, update: Value | None, residual: Value, norm: str) -> tuple[Value, Value]:
-        """Return a sublayer's input, and the stream to continue with."""
+        """Return a sublayer's input, and the stream that continues."""
         config, is_first = self.config, norm.endswith(".layers.0.input_layernorm")
         if config.norm_places == "after" or (is_first and not config.embedding_norm):
             stream = residual if update is None else self.plus(update, residual, norm + ".sum")
@@ -134,15 +131,14 @@ class DecoderWalk(Generic[Value]):
         return normed, normed if config.norm_places == "stream" else stream
 
     def mix_rows(self, x: Value, layer: int) -> Value:
-        """Return the update by a layer's attention or convolution. x: normed."""
+        """Return the update by attention or convolution. x: normed."""
         prefix = f"model.layers.{layer}."
         if self.config.kind(layer).convolution is None:
             return self.update(self.attend(x, layer), prefix + "self_attn.")
         return self.update(self.convolve(x, layer), prefix + "conv.")
 
     def heads(self, x: Value, layer: int, part: str) -> Value:
-        """Return queries, keys or values, for the part "q", "k" or "v": rotated (not values) and
-        normed as the model does."""
+        """Return all heads of part "q", "k" or "v", normed and (q, k) rotated as the model does."""
         config, prefix = self.config, f"model.layers.{layer}.self_attn."
         is_key = part == "v" and config.kind(layer).keys_as_values
         projected = self.linear(x, prefix, [f"{'k' if is_key else part}_proj"], config.qkv_bias)
@@ -161,7 +157,7 @@ class DecoderWalk(Generic[Value]):
         return self.norm(x, name)
 
     def feed_forward(self, x: Value, stream: Value, layer: int) -> Value:
-        """Return the update by a layer's MLP, experts or both. x: the stream, normed."""
+        """Return the update by MLP, experts or both. x: the stream, normed."""
         experts, prefix = self.config.experts, f"model.layers.{layer}.mlp."
         if experts is None or not self.config.mixes(layer):
             return self.update(self.mlp(x, prefix), prefix)
@@ -186,7 +182,7 @@ class DecoderWalk(Generic[Value]):
         return self.product(gate, self.linear(x, prefix, ["up_proj"]), prefix + "product")
 
     def update(self, added: Value, prefix: str) -> Value:
-        """Turn the output of a sublayer's last matrix into its update of the stream."""
+        """Norm and scale the output of a sublayer's last matrix."""
         if self.config.norm_places in ("around", "after"):
             added = self.norm(added, prefix + "post_norm")
         return self.times(added, self.config.residual_scale, prefix + "update")

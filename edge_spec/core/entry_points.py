@@ -20,18 +20,18 @@ _EXTRAS = ("llamacpp", "coreai", "coreml", "openvino", "serve", "desktop")
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of the installed plugins of this kind, such as "runtimes"."""
+    """Return the names of the installed plugins of this kind."""
     return sorted(set(entry_points(group=f"edge_spec.{kind}").names))
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points by name, not yet loaded; the first wins where names repeat."""
+    """Return the entry points by name, not loaded; the first wins."""
     found = list(entry_points(group=f"edge_spec.{kind}"))  # no sequence from Python 3.12 on
     return {point.name: point for point in reversed(found)}
 
 
 def extra_of(plugin: str) -> str:
-    """Return the extra of this package that installs a plugin's library."""
+    """Return our extra that installs a plugin's library."""
     return plugin if plugin in _EXTRAS else "cpu"
 
 
@@ -52,7 +52,7 @@ def load_plugin(kind: str, name: str) -> Any:
 
 
 def load(kind: str, point: EntryPoint) -> Any:
-    """Load an entry point. Raises MissingDependencyError if a library of it is missing."""
+    """Raises MissingDependencyError if a library is missing."""
     name = point.name
     try:
         return point.load()
@@ -65,7 +65,7 @@ def load(kind: str, point: EntryPoint) -> Any:
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """Silence libraries' log messages below errors: coremltools warns of parts that only macOS has."""
+    """Silence logs below errors: coremltools warns of parts that only macOS has."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

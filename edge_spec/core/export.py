@@ -16,19 +16,18 @@ from edge_spec.errors import UsageError
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to write. Names for `quantization` are the format's own; None is its default. An
-    exporter refuses options from `compute` on that it does not support (`require_only`)."""
+    """What to write. `quantization` is one of the format's names; None is its default. Exporters
+    refuse unsupported options from `compute` on (`require_only`)."""
 
     quantization: str | None = None
     num_layers: int | None = None  # only the first ones, for a draft; None: all
-    check: bool = True  # compare with the reference, and refuse a difference beyond the bound
+    check: bool = True  # compare with the reference; refuse a difference beyond the bound
     compute: str | None = None  # unit that the graph is laid out for, such as "gpu"
     context_length: int | None = None  # tokens, where the format fixes it
-    hidden_states: bool = False  # also return hidden states from the graph
+    hidden_states: bool = False
 
     def require_only(self, format: str, *known: str) -> None:
-        """Raises UsageError if `compute`, `context_length` or `hidden_states` is set but not
-        `known`."""
+        """Raises UsageError for an option from `compute` on that is set and not `known`."""
         for name in ("compute", "context_length", "hidden_states"):
             if name not in known and getattr(self, name):
                 raise UsageError(
@@ -39,7 +38,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written, and how much it differs from its source on the packaged text."""
+    """What was written, and its distance from the source on the packaged text."""
 
     path: Path
     num_bytes: int
@@ -48,7 +47,7 @@ class ExportReport:
 
 
 class Exporter(Protocol):
-    """A writer of one format, found by the entry point group `edge_spec.exporters`."""
+    """Writes one format; found by the entry point group `edge_spec.exporters`."""
 
     format: str
 
@@ -59,7 +58,7 @@ class Exporter(Protocol):
 
 @runtime_checkable
 class ReadingExporter(Protocol):
-    """An exporter with its own reader for models that `open_checkpoint` refuses."""
+    """An exporter with a reader for models that `open_checkpoint` refuses."""
 
     def open_source(self, path: Path) -> Any:
         """Return the input of `export`. Raises ModelFileError, UnsupportedModelError."""
@@ -67,7 +66,7 @@ class ReadingExporter(Protocol):
 
 @runtime_checkable
 class ScreeningExporter(Protocol):
-    """An exporter that can judge from a model's description whether it can write it."""
+    """An exporter that judges from a description whether it can write a model."""
 
     format: str
 
@@ -75,26 +74,26 @@ class ScreeningExporter(Protocol):
         """Raises UnsupportedModelError. checkpoint: the input of `export`, weights unread."""
 
 
-# Receives a matrix's name in Hugging Face's layout, and its input, [rows, in] float32.
+# Receives a matrix's Hugging Face name and its input, [rows, in] float32.
 Observe = Callable[[str, np.ndarray], None]
 
 
 class LayerStream(Protocol):
-    """Sequences that pass through a model with at most one matrix in memory."""
+    """Sequences on their way through a model, with at most one matrix in memory."""
 
-    num_done: int  # finished layers
+    num_done: int  # layers
 
     def advance(self) -> None:
         """Pass the next layer."""
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
         """Return [len(rows), vocab] float32 after the last layer. rows: indices into the
-        concatenated tokens of all sequences."""
+        concatenated sequences."""
 
 
 @runtime_checkable
 class StreamsLayers(Protocol):
-    """A runtime that can pass sequences through a model layer by layer."""
+    """A runtime that can pass sequences through a model by layers."""
 
     def open_layers(
         self,
@@ -103,4 +102,4 @@ class StreamsLayers(Protocol):
         observe: Observe | None = None,
     ) -> LayerStream:
         """Embed the sequences, which do not see each other. `observe` receives each matrix's input
-        before the matrix is read. Raises ContextFullError if a sequence is too long."""
+        before the matrix is read. Raises ContextFullError."""

@@ -1,7 +1,7 @@
-"""Features: hidden states of the target's layers, which trained drafters draft from.
+"""Features: hidden states of the target, which trained drafters draft from.
 
-Feature `i` is the residual stream that enters layer `i`, before any norm; feature `num_layers` is
-the state after the final norm, which the output matrix reads (`Forward.hidden`).
+Feature `i` is the residual stream into layer `i`, before any norm; feature `num_layers` is the
+state after the final norm (`Forward.hidden`).
 """
 
 from __future__ import annotations
@@ -13,39 +13,38 @@ import numpy as np
 
 from edge_spec.errors import SessionError
 
-# Receives features of prefilled tokens: the first token's position, and [tokens, features,
-# hidden_size] float32, valid until it returns.
+# Receives features of prefilled tokens: the first one's position, and [tokens, features,
+# hidden_size] float32, valid during the call.
 OnPrefilled = Callable[[int, np.ndarray], None]
 
 
 @runtime_checkable
 class GivesFeatures(Protocol):
-    """A session whose passes can return features with their logits. While it collects them it stays
-    out of shared passes, unless it `SharesFeatures`."""
+    """A session whose passes can return features. While it collects them it shares no pass, unless
+    it `SharesFeatures`."""
 
     @property
     def collects(self) -> bool:
         """Return whether its passes return features now."""
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """Make later `forward` calls fill `Forward.features`, and later `prefill` calls call
-        `on_prefilled`. layers: ids from 0 to num_layers, ascending; empty (the initial state):
-        none. Raises UnsupportedModelError where the library cannot return them for this model,
-        ValueError for other ids."""
+        """Make later passes fill `Forward.features`, and prefills call `on_prefilled`. layers: ids
+        0 to num_layers, ascending; none at first. Raises UnsupportedModelError where the library
+        cannot, ValueError for other ids."""
 
 
 @runtime_checkable
 class SharesFeatures(Protocol):
-    """A session that may get features from shared passes: `Forward.features` for scored rows;
-    `on_prefilled` gets those of other rows when they are committed."""
+    """A session that may have features of shared passes: of scored rows in `Forward.features`, of
+    others by `on_prefilled` when they are committed."""
 
     @property
     def shares_features(self) -> bool:
-        """Return whether shared passes return all features that it collects now."""
+        """Return whether shared passes return all features collected now."""
 
 
 def require_layers(layers: Sequence[int], num_layers: int) -> None:
-    """Check the ids given to `collect_features`. Raises ValueError."""
+    """Raises ValueError for ids that `collect_features` must refuse."""
     if list(layers) != sorted(set(layers)) or (layers and not 0 <= layers[0] <= layers[-1]):
         raise ValueError(f"features {list(layers)} are not in ascending order")
     if layers and layers[-1] > num_layers:
@@ -65,7 +64,7 @@ def collects_alone(session: object) -> bool:
 
 
 def require_none_alone(sessions: Iterable[object]) -> None:
-    """Check that all sessions may share a pass. Raises SessionError."""
+    """Raises SessionError if a session must not share a pass."""
     if any(map(collects_alone, sessions)):
         raise SessionError(
             "a conversation whose features are collected shares no pass",
@@ -78,11 +77,10 @@ class SharesKeysValues(Protocol):
     """A session whose keys and values another network may attend to."""
 
     def share_keys_values(self, layers: Sequence[int]) -> None:
-        """Choose the layers to share from now on, each with keys and values of its own; empty (the
-        initial state): none. Raises UnsupportedModelError where the library cannot return them for
-        this model."""
+        """Share these layers' own keys and values from now on; none at first. Raises
+        UnsupportedModelError where the library cannot."""
 
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return a layer's keys (rotated) and values of the committed tokens, [kv_heads, length,
-        head_dim] floats each, valid until the next call to the session. None where tokens were read
-        before sharing began."""
+        """Return a layer's keys (rotated) and values of committed tokens, floats [kv_heads, length,
+        head_dim], valid until the session's next call; None if tokens were read before sharing
+        began."""

@@ -13,7 +13,7 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import LayerKind
 
-# A row's likeliest tokens that transitions rescore. Rescoring all would read a matrix as long as
+# Likeliest tokens of a row that transitions rescore. Rescoring all would read a matrix as long as
 # the vocabulary for each draft token.
 SHORTLIST = 512
 
@@ -28,9 +28,8 @@ class FollowsBy(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """DSpark's Markov head: which tokens are likelier after which. The product of two rows is added
-    to a logit: one for the previous token, maybe transformed by `joined`, and one for the scored
-    token. joined: weight [out, in] and bias [out]."""
+    """DSpark's Markov head: adds to a logit the product of two rows, the previous token's (maybe
+    transformed by `joined`) and the scored token's. joined: weight [out, in] and bias [out]."""
 
     kind: FollowsBy
     rank: int
@@ -39,16 +38,16 @@ class Transitions:
     joined: tuple[np.ndarray, np.ndarray] | None = None
 
     def scoring(self, token_ids: np.ndarray) -> Transitions:
-        """Restrict transitions that score all tokens to these: [tokens] int64."""
+        """Restrict scoring to these tokens: [tokens] int64."""
         rows = self.scored
         return replace(self, scored=lambda places: rows(token_ids[places]))
 
 
 @dataclass(frozen=True, eq=False)
 class Confidence:
-    """Estimates a draft token's acceptance probability by logistic regression."""
+    """Estimates acceptance by logistic regression."""
 
-    weight: np.ndarray  # [hidden_size (+ rank)]: for the state and the previous token's row
+    weight: np.ndarray  # [hidden_size (+ rank)]: state and previous token's row
     bias: float
 
 
@@ -61,8 +60,8 @@ class AssistantLayer(NamedTuple):
 
 
 class Centroids(NamedTuple):
-    """Restrict scoring to the tokens of the clusters whose centroids score highest. ordering:
-    [clusters, tokens of each] int64, the target's tokens."""
+    """Scores only tokens of the clusters whose centroids score highest. ordering: [clusters, tokens
+    of each] int64, the target's tokens."""
 
     weight: np.ndarray  # [clusters, hidden_size] float32
     ordering: np.ndarray
@@ -87,12 +86,12 @@ class AssistantHead:
     drafted_by: ClassVar = "assistant"
 
     path: Path
-    config: ModelConfig  # of its own layers; vocab_size and context_length are the target's
+    config: ModelConfig  # of its layers; vocab_size and context_length are the target's
     target_size: int  # the target's hidden_size
     embedding_scale: float  # factor of the target's embedding
     layers: tuple[AssistantLayer, ...]
     tensors: Mapping[str, np.ndarray]
-    # Reads rows of its output matrix [vocab, hidden_size] float32.
+    # Reads rows of its output matrix, [rows, hidden_size] float32.
     output_rows: Callable[[np.ndarray], np.ndarray] | None = None
     centroids: Centroids | None = None
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all
@@ -109,7 +108,7 @@ class AssistantHead:
         return self.config.vocab_size if self.token_ids is None else len(self.token_ids)
 
     def scoring(self, token_ids: np.ndarray) -> AssistantHead:
-        """Return a head that scores only these tokens: [tokens] int64."""
+        """Restrict scoring to these tokens: [tokens] int64."""
         return replace(self, token_ids=token_ids)
 
 
@@ -125,8 +124,8 @@ class TargetTables(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class HeadMatrix:
-    """A matrix [out, in] of a head. parts: read its rows in order, [rows, in] float32 each. bias:
-    [out]. is_output: it produces logits."""
+    """A head's matrix [out, in]. parts: read its rows in order, [rows, in] float32. bias: [out].
+    is_output: makes logits."""
 
     parts: tuple[Callable[[], np.ndarray], ...]
     bias: np.ndarray | None = None
@@ -134,13 +133,13 @@ class HeadMatrix:
 
 
 FLOAT_BITS = 32
-WEIGHTS_FILE = "weights.bin"  # the weights' file name within graphs of heads
+WEIGHTS_FILE = "weights.bin"  # as graphs of heads refer to it
 
 
 @dataclass(frozen=True, eq=False)
 class StoredStep:
-    """A head's step as an exporter stores it: a serialized graph, and its matrices apart, as the
-    path of a WEIGHTS_FILE or the content of one."""
+    """A head's exported step: a serialized graph, and its matrices, as the path of a WEIGHTS_FILE
+    or its content."""
 
     graph: bytes
     weights: Path | bytes
@@ -150,9 +149,9 @@ class StoredStep:
 class EntryRows:
     """Input of one pass of an EAGLE head's layers; row i writes cache slot `start + i`."""
 
-    embedded: np.ndarray  # [rows, hidden_size] float32: embeddings of the tokens
+    embedded: np.ndarray  # [rows, hidden_size] float32, of tokens
     found: np.ndarray  # [known, features_size] float32: target features of some rows
-    states: np.ndarray  # [rows - known, hidden_size] float32: the head's own states for the others
+    states: np.ndarray  # [rows - known, hidden_size] float32: the head's own, for the others
     order: np.ndarray  # [rows] int: each row's index into `found` followed by `states`
     positions: np.ndarray  # [rows] int
     start: int
@@ -160,16 +159,15 @@ class EntryRows:
     scored: np.ndarray  # [scored] int: the rows to score, at least one
 
 
-# Runs all layers of an EAGLE head on one KV cache. It writes the entries and returns, both float32,
-# the states that the next rows continue from [rows, hidden_size], and the logits of the scored rows
-# [scored, scored tokens].
+# Runs all layers of an EAGLE head on one cache: writes the entries, and returns float32 states to
+# continue from, [rows, hidden_size], and logits, [scored, scored tokens].
 EagleStep = Callable[[EntryRows], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
-    """Scores of independent heads: logits, the likeliest tokens in falling order, and their
-    probabilities (softmax of the logits)."""
+    """Scores of independent heads; the likeliest tokens in falling order, with their
+    probabilities."""
 
     logits: np.ndarray  # [heads, scored tokens] float32
     likeliest: np.ndarray  # [heads, some] int64, indices of scored tokens
@@ -177,25 +175,24 @@ class HeadScores:
     states: np.ndarray | None = None  # [heads, hidden_size] before scoring, where requested
 
 
-# Runs Medusa heads on one state [hidden_size] float32. Argument two: the heads to score, in order.
+# Runs Medusa heads on a state [hidden_size] float32; takes the heads to score, in order.
 MedusaStep = Callable[[np.ndarray, Sequence[int]], HeadScores]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockRows:
-    """The block that a DFlash head drafts, and the tokens before it that need cache entries, from
-    slot `start` on."""
+    """A block that a DFlash head drafts, and the tokens before it to cache, from slot `start`
+    on."""
 
     embedded: np.ndarray  # [block, hidden_size] float32: pending token and masks
     found: np.ndarray  # [known, features_size] float32: target features of those tokens
     position: int  # in the text, of the first of those tokens
     start: int
-    num_seen: int  # the most entries before the block that it sees, the last ones
+    num_seen: int  # most entries before the block that it sees, the last ones
     scored: range  # rows of the block
 
 
-# Runs all layers of a DFlash head on one cache: writes entries of known tokens and scores rows of
-# the block.
+# Runs all layers of a DFlash head on one cache: caches known tokens, scores rows of the block.
 BlockStep = Callable[[BlockRows], HeadScores]
 
 
@@ -204,25 +201,23 @@ class ComputesHeads(Protocol):
     """A runtime that runs heads' steps stored by an exporter."""
 
     def open_head(self, stored: StoredStep, head: TrainedHead, threads: int | None) -> Any:
-        """Return a MedusaStep, or for other heads an object whose `bound_to(cache)` returns an
-        EagleStep or a BlockStep. cache: [layers, 2, kv_heads, slots, head_dim] float32, finite; the
-        step writes keys and values in place. threads: None: one. Raises ModelFileError for what it
-        cannot read."""
+        """Return a MedusaStep; for other heads an object whose `bound_to(cache)` returns an
+        EagleStep or BlockStep. cache: [layers, 2, kv_heads, slots, head_dim] float32, finite; steps
+        write keys and values in place. threads: None: one. Raises ModelFileError."""
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedRows:
-    """Input of rows whose token and features are unknown, to draft several tokens in one pass
-    (P-EAGLE)."""
+    """Input for unknown tokens and features, to draft several tokens in one pass (P-EAGLE)."""
 
     token: int  # in the target's vocabulary
     features: np.ndarray  # [features_size] float32, in place of the target's
-    count: int  # tokens scored in one pass, the pending token's row included
+    count: int  # tokens scored in one pass, including the pending token's row
 
 
 @dataclass(frozen=True)
 class HeadExperts:
-    """Experts, and a gated shared MLP, in place of a head's MLPs (Qwen Team 2026, Qwen 3.5)."""
+    """Experts and a gated shared MLP in place of MLPs (Qwen Team 2026, Qwen 3.5)."""
 
     count: int
     used: int  # by each row
@@ -231,9 +226,9 @@ class HeadExperts:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayersHead:
-    """A head with decoder layers of its own. config: of these layers, with the target's vocab_size
-    and context_length. tensors: float32, reread at each access if the mapping does so; matrices
-    [out, in]."""
+    """A head with decoder layers of its own. config: of these, with the target's vocab_size and
+    context_length. tensors: float32, reread at each access if the mapping does so; matrices [out,
+    in]."""
 
     path: Path
     config: ModelConfig
@@ -241,19 +236,18 @@ class LayersHead:
     feature_size: int  # the target's hidden_size
     tensors: Mapping[str, np.ndarray]
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all
-    # Reads rows [rows, hidden_size] of its own embedding without reading all of it.
+    # Reads rows [rows, hidden_size] of its own embedding alone.
     embed_rows: Callable[[np.ndarray], np.ndarray] | None = None
-    # Reads rows of its own output matrix, by index of the scored token.
+    # Reads rows of its own output matrix, by index of scored token.
     head_rows: Callable[[np.ndarray], np.ndarray] | None = None
 
     def scoring(self, token_ids: np.ndarray) -> Self:
-        """Restrict a head that scores all tokens to these: [tokens] int64."""
+        """Restrict scoring to these tokens: [tokens] int64."""
         rows = self.head_rows
         own = None if rows is None else lambda places: rows(token_ids[places])
         return replace(self, token_ids=token_ids, head_rows=own)
 
     def described(self, kind: str, num_drafts: int) -> str:
-        """Describe on one line what it reads, drafts in a pass and scores."""
         inputs = ", ".join(map(str, self.feature_layers))
         drafts = f"drafts {num_drafts} tokens a pass, " if num_drafts > 1 else ""
         vocab_size = self.config.vocab_size
@@ -282,16 +276,16 @@ class EagleHead(LayersHead):
     drafted_by: ClassVar = "eagle"
 
     kind: str  # published name, such as "EAGLE-3"
-    # fc joins embedding and feature (EAGLE-1). Else fc joins features, and the first layer's
-    # attention reads embedding and feature concatenated (EAGLE-3).
+    # fc joins embedding and feature (EAGLE-1); else fc joins features, and the first attention
+    # reads embedding and feature concatenated (EAGLE-3).
     joins_embedding: bool = False
-    # Embedding and feature are normed before fc joins them, and so is the first layer's input.
+    # Embedding and feature are normed before fc, and so is the first layer's input.
     norms_inputs: bool = False
     adds_to_normed: bool = False  # the first layer's residual is the normed feature
     returns_normed: bool = False  # the next row continues from the last state after the norm
     window: int | None = None  # most tokens that a row sees; None: all that are kept
     experts: HeadExperts | None = None
-    masks: MaskedRows | None = None  # of a head that scores several tokens in one pass
+    masks: MaskedRows | None = None  # to score several tokens in one pass
 
     def __str__(self) -> str:
         return self.described(self.kind, 1 if self.masks is None else self.masks.count)
@@ -299,11 +293,11 @@ class EagleHead(LayersHead):
 
 @dataclass(frozen=True, eq=False)
 class MedusaHead:
-    """Medusa-1 heads (Cai et al. 2024). Each predicts one token from the target's final state, the
-    first head the token after the next one, later heads further ahead.
+    """Medusa-1 heads (Cai et al. 2024): from the target's final state, the first predicts the token
+    after the next one, later ones further ahead.
 
-    blocks: for each head, weight [hidden_size, hidden_size] and bias of each residual block.
-    outputs: each head's output matrix [scored tokens, hidden_size], or one that all share.
+    blocks: each head's residual blocks, weight [hidden_size, hidden_size] and bias. outputs: each
+    head's output matrix [scored tokens, hidden_size], or a shared one.
     """
 
     drafted_by: ClassVar = "medusa"
@@ -325,10 +319,9 @@ class MedusaHead:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DFlashHead(LayersHead):
-    """A head that drafts a block of tokens in one pass (DFlash, by z-lab). Its layers read the
-    pending token followed by mask tokens; each row sees the whole block and the target's features
-    of all earlier tokens. DSpark (DeepSeek) adds transitions between draft tokens and a confidence
-    that they are accepted.
+    """Drafts a block in one pass (DFlash, by z-lab). Its layers read the pending token and mask
+    tokens, which see the whole block and the target's features of earlier tokens. DSpark (DeepSeek)
+    adds transitions between draft tokens and confidence in their acceptance.
 
     tensors: `EagleHead`'s fc.weight, norm, optional [embed] and [head], those of layers, all with
     input_norm and (q|k)_norm, and context_norm of fc's output, for all layers.
@@ -338,8 +331,8 @@ class DFlashHead(LayersHead):
 
     block_size: int  # tokens, the pending one first
     mask_token: int  # in the target's vocabulary
-    # Each row scores the token after its own, so the pending token's row drafts too. Else each row
-    # scores the token at its own place.
+    # Each row scores the token after its own, so the pending token's row drafts too; else the token
+    # at its own place.
     scores_next: bool = False
     transitions: Transitions | None = None
     confidence: Confidence | None = None
@@ -351,7 +344,7 @@ class DFlashHead(LayersHead):
 
     @property
     def keeps_states(self) -> bool:
-        """Return whether drafting needs rows' states as well as logits."""
+        """Return whether drafting needs rows' states."""
         by = self.transitions and self.transitions.kind
         return self.confidence is not None or by not in (None, FollowsBy.TOKEN)
 
@@ -367,5 +360,5 @@ class DFlashHead(LayersHead):
 TrainedHead = EagleHead | MedusaHead | DFlashHead | AssistantHead
 
 # Opens a head as `ComputesHeads` does, given its matrices by name: K.B for block B of Medusa head
-# K, and output.K, or output.0 for all; other heads' drafters choose the names.
+# K, and output.K, or output.0 for all; for others as their drafters name them.
 HeadBackend = Callable[[TrainedHead, Mapping[str, HeadMatrix]], Any]

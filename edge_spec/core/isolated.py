@@ -1,8 +1,6 @@
-"""Work that may crash or hang, such as starting a driver, in a process of its own.
-
-The process ends soon after ours, however ours ends, because we hold the other end of its standard
-input, a pipe. Not on Windows, where a library may wait for an input that is being read.
-"""
+"""Work that may crash or hang, such as starting a driver, in a separate process. It ends soon after
+ours, however ours ends, because its standard input is our pipe. Not on Windows, where a library may
+wait for an input that is being read."""
 
 from __future__ import annotations
 
@@ -22,15 +20,15 @@ from typing import IO, Any
 
 _MARK = "edge-spec answers: "  # marks the answer, since libraries may print too
 _TOLD = "edge-spec has done: "
-_TICK_S = 0.5  # an interrupt is noticed within this time on every system
-_END_S = 10.0  # for a library to shut down in, after the answer
-_EXIT_S = 1.0  # for a process to exit by itself, after its last line
-_MAX_LINE = 200  # characters kept of each of a library's last two lines
+_TICK_S = 0.5  # within which every system notices an interrupt
+_END_S = 10.0  # for a library to shut down after the answer
+_EXIT_S = 1.0  # for a process to exit after its last line
+_MAX_LINE = 200  # characters of each of a library's last two lines
 
 
 class IsolatedError(Exception):
-    """The work failed, crashed or took too long; `str()` is a one-line reason. printed: the
-    standard error of work that failed."""
+    """The work failed, crashed or took too long; `str()` says why, on one line. printed: its
+    standard error."""
 
     def __init__(self, reason: str, printed: str = "") -> None:
         super().__init__(reason)
@@ -42,7 +40,7 @@ class NoAnswerError(IsolatedError):
 
 
 class Lifeline:
-    """Kills the processes started through it when it is closed."""
+    """Kills the processes started through it when closed."""
 
     def __init__(self) -> None:
         self._ends = () if sys.platform == "win32" else os.pipe()
@@ -61,7 +59,7 @@ class Lifeline:
         return self._ended
 
     def end(self) -> None:
-        """Kill all processes and refuse new ones. Any thread may call it."""
+        """Kill all processes; later `start` calls raise. Any thread may call it."""
         with self._lock:
             if self._ended:
                 return
@@ -77,7 +75,7 @@ class Lifeline:
         environment: Mapping[str, str],
         errors: IO[bytes] | int = subprocess.DEVNULL,
     ) -> subprocess.Popen[str]:
-        """Start a process. errors: its standard error. Raises IsolatedError after `end`."""
+        """errors: the standard error. Raises IsolatedError after `end`."""
         with self._lock:
             if self._ended:
                 raise IsolatedError("it is not wanted any more")
@@ -102,11 +100,9 @@ def isolated(
     lifeline: Lifeline | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Any:
-    """Return the result of `work`, a module-level function, as JSON keeps it. Raises IsolatedError.
-
-    lifeline: ends the processes of several calls. on_step: called in this thread with what the work
-    passes to `tell`; an exception from it ends the work.
-    """
+    """Return the result of `work`, a module-level function, as JSON. Raises IsolatedError.
+    lifeline: ends several calls' processes. on_step: receives in this thread what the work passes
+    to `tell`; if it raises, the work ends."""
     with ExitStack() as opened:
         held = lifeline or opened.enter_context(Lifeline())
         found, errors, status = _run(work, arguments, timeout_s, held, on_step)
@@ -119,7 +115,7 @@ def isolated(
 
 
 def tell(fraction: float) -> None:
-    """Report progress, 0 to 1, from within isolated work."""
+    """Report progress, 0 to 1, from isolated work."""
     print(f"\n{_TOLD}{fraction:.4f}", flush=True)
 
 
@@ -130,7 +126,7 @@ def _run(
     lifeline: Lifeline,
     on_step: Callable[[float], None] | None,
 ) -> tuple[str | None, str, int]:
-    """Return the work's answer, standard error and exit status. Raises NoAnswerError."""
+    """Return answer, standard error and exit status. Raises NoAnswerError."""
     code = (
         f"from {work.__module__} import {work.__qualname__} as work; "
         "from edge_spec.core.isolated import answer; answer(work)"
@@ -163,7 +159,7 @@ def _read(stream: IO[str], lines: Queue[str | None]) -> None:
 def _answer_in(
     lines: Queue[str | None], timeout_s: float, on_step: Callable[[float], None] | None
 ) -> str | None:
-    """Return the answer among the lines, which None ends. Raises NoAnswerError."""
+    """Return the answer among lines that None ends. Raises NoAnswerError."""
     end_s = time.monotonic() + timeout_s
     found = None
     while True:
@@ -184,7 +180,7 @@ def _answer_in(
 
 
 def answer(work: Callable[..., Any]) -> None:
-    """Run the work in the other process and print its outcome; a later crash is harmless."""
+    """Run the work in the other process and print its outcome; it may crash afterwards."""
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     if sys.platform != "win32":
         Thread(target=_end_with_parent, daemon=True).start()

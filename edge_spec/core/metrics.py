@@ -1,4 +1,4 @@
-"""Every statistic of a generation, defined once, under the field's usual names."""
+"""Every statistic of a generation, defined once, under the field's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MIN_PLAIN_ROUNDS = 3
 class PlainReason(StrEnum):
     """Why a round was not speculative."""
 
-    OFF = "off"  # no drafter was requested
+    OFF = "off"
     NO_CANDIDATE = "no_candidate"
     BELOW_BREAK_EVEN = "below_break_even"
     COOLDOWN = "cooldown"
@@ -32,10 +32,10 @@ class PlainReason(StrEnum):
 class NoOverlap(StrEnum):
     """Why a draft model did not draft while the target verified."""
 
-    OFF = "off"  # not requested
+    OFF = "off"
     SAME_DEVICE = "same_device"  # both models run on it
     EXACT = "exact"  # plain steps decide near ties
-    SLOWER = "slower"  # as measured
+    SLOWER = "slower"
     COMPARISON = "comparison"  # to measure it
 
 
@@ -53,24 +53,24 @@ class RoundStats:
     num_rows: int  # of the tree; the pass itself may be padded
     num_draft_tokens: int
     num_accepted: int
-    num_tokens: int  # committed to the text: accepted ones, and the recovered, bonus or plain one
+    num_tokens: int  # committed: accepted ones, and the recovered, bonus or plain one
     plain_reason: PlainReason | None
     near_ties: int
-    draft_s: float  # drafters: propose and observe
-    forward_s: float  # the target's pass
+    draft_s: float  # propose and observe
+    forward_s: float
     total_s: float
     by_drafter: Mapping[str, DraftCounts] = field(default_factory=dict)
     tokens: tuple[int, ...] = ()  # committed ones
-    anticipated: bool = False  # drafted while the target verified the previous round
+    anticipated: bool = False  # drafted while the target verified the round before
     overlapped: bool = False  # a draft ran during verification
     no_overlap: NoOverlap | None = None  # why none ran, where one could have
-    charged_s: float | None = None  # of a shared pass: the part charged for its rows
+    charged_s: float | None = None  # of a shared pass: its rows' part
     num_sharing: int = 1  # conversations in that pass
     accepted_by: tuple[str, ...] = ()  # for each accepted token: its drafters, joined by "+"
 
     def first_tokens(self, count: int) -> RoundStats:
-        """Return the round as if the text had ended after `count` of its tokens, as a stop string
-        makes it. Later draft tokens count as verified but not accepted."""
+        """Return the round as if the text had ended after `count` tokens, as by a stop string;
+        later draft tokens count as verified, not accepted."""
         if count >= self.num_tokens:
             return self
         lost = Counter(name for names in self.accepted_by[count:] for name in names.split("+"))
@@ -87,8 +87,8 @@ class RoundStats:
         )
 
     def as_charged(self) -> RoundStats:
-        """Return the round as if its charged part were the whole pass. In a shared pass, one more
-        row slows all conversations, so it pays only at their common rate."""
+        """Return the round as if its charged part were the whole pass. One more row slows all
+        conversations in a shared pass, so it pays only at their common rate."""
         if self.charged_s is None or self.forward_s <= 0:
             return self
         # Threads also wait for each other outside passes, in the same proportion.
@@ -98,8 +98,8 @@ class RoundStats:
 
 
 class PlainRate:
-    """Durations of a session's recent plain rounds, without drafting: the baseline of every
-    speedup. plain_width: rows in a plain step's pass, which draft tokens may fill."""
+    """Durations of a session's recent plain rounds: the baseline of every speedup. plain_width:
+    rows in a plain step's pass, which draft tokens may fill."""
 
     def __init__(self, plain_width: int = 1) -> None:
         self._plain_width = plain_width
@@ -111,17 +111,16 @@ class PlainRate:
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """Durations, oldest first."""
+        """Oldest first."""
         return tuple(self._seconds)
 
     def restore(self, seconds: Iterable[float]) -> None:
-        """Take over another session's measurements."""
         self._seconds.clear()
         self._seconds.extend(seconds)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Return the plain rate; None before a few plain rounds were measured."""
+        """Return None before a few plain rounds were measured."""
         if len(self._seconds) < _MIN_PLAIN_ROUNDS:
             return None
         seconds = median(self._seconds)
@@ -210,7 +209,7 @@ class Stats:
 
     @property
     def overhead_ms(self) -> float:
-        """Time in rounds outside drafting and the target's passes."""
+        """Time outside drafting and the target's passes."""
         return self.predicted_ms - self.draft_ms - self.verify_ms
 
     @property
@@ -222,7 +221,6 @@ class Stats:
 
     @property
     def fastest_plain_per_second(self) -> float | None:
-        """Return the rate of the fastest plain steps, padded or not."""
         return self.plain_per_second and self.plain_per_second * self.plain_cost
 
     @property
@@ -245,7 +243,7 @@ class Stats:
 
 _TIMES = ("prompt_ms", "ttft_ms", "predicted_ms", "draft_ms", "verify_ms", "overhead_ms")
 _ROUNDED = (*_TIMES, "predicted_per_second")  # to microseconds
-# The statistics of `to_dict`, in its order.
+# In the order of `to_dict`.
 _TOLD = (
     *("prompt_n", "cached_n", "prompt_ms", "ttft_ms", "predicted_n", "predicted_ms"),
     *("predicted_per_second", "draft_n", "draft_n_accepted", "acceptance_rate"),

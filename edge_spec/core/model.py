@@ -21,24 +21,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScoredTokens:
-    """A subset of a vocabulary. ids: [tokens] int32 as bytes, ascending, without duplicates."""
+    """Part of a vocabulary. ids: [tokens] int32 as bytes, ascending, no duplicates."""
 
     ids: bytes
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> ScoredTokens:
-        """Build the subset from ids in any order."""
         return cls(np.array(sorted(set(ids)), np.int32).tobytes())
 
     def __len__(self) -> int:
         return len(self.ids) // np.dtype(np.int32).itemsize
 
     def __str__(self) -> str:
-        """Return a text that differs between different subsets."""
+        """Return a text that identifies the subset."""
         return f"{len(self)} tokens {hashlib.sha256(self.ids).hexdigest()[:12]}"
 
 
-# Names in numpy of the dtypes allowed in the state of a session or a drafter.
+# Dtypes allowed in the state of a session or drafter.
 StateType = Literal["<f2", "<f4", "<f8", "<i4", "<i8", "|u1"]
 STATE_TYPES: tuple[str, ...] = get_args(StateType)
 # hints, which every runtime accepts
@@ -49,30 +48,30 @@ _WISHES = ("takes_turns", "prefers_cpu", "may_hold_less", "scored_tokens")
 class Capabilities:
     """What a model's sessions can do, checked when an engine is built."""
 
-    max_rows: int  # rows that one forward accepts
-    trees: bool  # whether rows may branch
-    rollback: bool  # whether the KV cache can be rewound to any length
-    hidden_states: bool  # whether Forward.hidden is filled
-    settled_tokens: int = 0  # from this context length on, the choice of kernels stays the same
-    rounds_activations: bool = False  # to 8 bits, which may amplify a difference in a last bit
-    # Rows of one pass that can be dropped without reading text again; None: all of them.
+    max_rows: int  # in one forward
+    trees: bool  # rows may branch
+    rollback: bool  # the KV cache can be rewound to any length
+    hidden_states: bool  # Forward.hidden is filled
+    settled_tokens: int = 0  # from this context length on, kernels stay the same
+    rounds_activations: bool = False  # to 8 bits, which may amplify a last-bit difference
+    # Rows of a pass that can be dropped without rereading text; None: all.
     rollback_rows: int | None = None
-    # Whether a row's bits depend on its text alone, whatever else is in its pass, in the cache or
-    # in earlier passes. This follows from how the kernels compute, not from measurement.
+    # A row's bits depend on its text alone, whatever else is in the pass, in the cache or in
+    # earlier passes. This follows from the kernels' code, not from measurement.
     invariant_rows: bool = False
     kernels: str | None = None  # those that replace the library's own, or why none do, on one line
 
     @property
     def verified_rows(self) -> int:
-        """Return the most rows of a pass if all but the first may be dropped."""
+        """Return the most rows of a pass of which all but the first may be dropped."""
         bound = self.rollback_rows
         return self.max_rows if bound is None else min(self.max_rows, bound + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """Result of one pass over a tree. The arrays may be the library's memory: they are valid until
-    the session's next pass or close."""
+    """Result of a pass over a tree. The arrays, maybe the library's memory, are valid until the
+    session's next pass or close."""
 
     logits: np.ndarray  # [rows, vocab] float32
     hidden: np.ndarray | None = None  # [rows, hidden_size] float32, after the final norm
@@ -80,18 +79,19 @@ class Forward:
 
 
 class Session(Protocol):
-    """One KV cache. Calls return when their work is done, on any device, because callers time them."""
+    """One KV cache. Calls return when their work is done on the device, because callers time
+    them."""
 
     @property
     def length(self) -> int:
         """Number of committed tokens."""
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Commit `tokens` without returning logits. Raises ContextFullError."""
+        """Commit `tokens` without logits. Raises ContextFullError."""
 
     def forward(self, tree: TokenTree) -> Forward:
-        """Score every row given the committed tokens and the row's ancestors; commit nothing.
-        Raises ContextFullError if the rows do not fit."""
+        """Score each row given the committed tokens and its ancestors; commit nothing. Raises
+        ContextFullError."""
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep these rows of the last forward, a path from row 0, and drop the others."""
@@ -109,26 +109,25 @@ class SkippingSession(Session, Protocol):
     skipped: frozenset[int]  # 2 * layer: its attention; 2 * layer + 1: its MLP; may be changed
 
     def influence(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return [2 * layers] float: each sublayer's 1 - cosine similarity of input and output, the
-        mean over `tokens` after the committed ones (block influence: Men et al. 2024, ShortGPT).
-        Commits nothing."""
+        """Return [2 * layers] float: each sublayer's 1 - cosine similarity of input and output,
+        mean over `tokens` (block influence: Men et al. 2024, ShortGPT). Commits nothing."""
 
 
 @runtime_checkable
 class HasWays(Protocol):
-    """A model that can be computed in several ways, whose logits differ in their last bits."""
+    """A model with several ways of computing, whose logits differ in their last bits."""
 
     @property
     def ways(self) -> Sequence[str]:
-        """Names of the ways, fastest first; only one if the user chose it."""
+        """Names, fastest first; only one if the user chose it."""
 
     @property
     def likeliest_way(self) -> str:
-        """The way most likely to score a row alike in all passes, as far as known in advance."""
+        """The way most likely to score a row alike in all passes, as far as known."""
 
     @property
     def way(self) -> str:
-        """The way that sessions opened from now on use."""
+        """The way of sessions opened from now on."""
 
     def choose_way(self, name: str) -> None: ...
 
@@ -136,50 +135,50 @@ class HasWays(Protocol):
 @runtime_checkable
 class SelfDrafting(Protocol):
     """A session whose model can also run in part on the same KV cache. A part's committed tokens
-    follow this session's and are overwritten when it goes on; whatever this session commits, the
+    follow this session's, and are overwritten when it continues; what this session commits, the
     part has committed too."""
 
     def open_exit(self, num_layers: int) -> Session:
-        """Open a session of the first `num_layers` layers, final norm and output matrix. Raises
-        UsageError if the model was exported without this exit."""
+        """Run the first `num_layers` layers, final norm and output matrix. Raises UsageError if the
+        model was exported without this exit."""
 
     def open_skipping(self, skipped: frozenset[int]) -> SkippingSession:
-        """Open a session without the sublayers `skipped`. Raises UsageError as `open_exit` does."""
+        """Run all but the sublayers `skipped`. Raises as `open_exit` does."""
 
 
 @runtime_checkable
 class Restorable(Protocol):
-    """A session whose cache can be saved in a snapshot, and restored into another session of the
-    same model that was opened alike."""
+    """A session whose cache can be saved, and restored into another session of the same model that
+    was opened alike."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """Copy what the committed tokens wrote, of STATE_TYPES; empty if impossible. Call between
+        """Copy the committed tokens' state, of STATE_TYPES; empty if impossible. Call between
         rounds: it drops uncommitted rows."""
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Replace all committed tokens, so that logits equal those of the saved session. Raises
-        ValueError, changing nothing, if this is not a state of `length` tokens."""
+        ValueError, changing nothing, unless this is a state of `length` tokens."""
 
 
 @runtime_checkable
 class KeepsPlaces(Protocol):
-    """A session that rereads text after a rollback, except to places that it was asked to keep."""
+    """A session that rereads text after a rollback, except to kept places."""
 
     def keep_place(self) -> None:
-        """Keep what a rollback to here needs. Call between passes. When memory for places runs out,
-        places never used are dropped first."""
+        """Keep what a rollback to here needs. Call between passes. Short of memory, it drops places
+        never used first."""
 
     def place_before(self, length: int) -> int:
-        """Return the longest length, at most this one, that `rollback` reaches without rereading."""
+        """Return the longest length, at most this, that `rollback` reaches without rereading."""
 
 
 def place_before(session: Session, length: int) -> int:
-    """Return `length` where a session can roll back anywhere, else as `KeepsPlaces` does."""
+    """Return `length`, or what `KeepsPlaces` returns."""
     return session.place_before(length) if isinstance(session, KeepsPlaces) else length
 
 
 def keep_place(session: Session) -> None:
-    """Keep this place if the session supports it."""
+    """Keep this place if the session can."""
     if isinstance(session, KeepsPlaces):
         session.keep_place()
 
@@ -213,7 +212,7 @@ def require_state(
     length: int,
     context_length: int,
 ) -> None:
-    """Check a state before restoring it. expected: shapes and dtypes. Raises ValueError."""
+    """Raises ValueError unless the state has the expected shapes and dtypes."""
     if not 0 <= length <= context_length:
         raise ValueError(f"{length} tokens for a context of {context_length}")
     if state.keys() != expected.keys():
@@ -228,7 +227,7 @@ def require_state(
 
 
 class Model(Protocol):
-    """Loaded weights, shared by the model's sessions."""
+    """Loaded weights, shared by its sessions."""
 
     config: ModelConfig
     capabilities: Capabilities
@@ -240,26 +239,27 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """How to load a model. None leaves the choice to the runtime."""
+    """How to load a model. None: the runtime chooses."""
 
     threads: int | None = None
     providers: tuple[str, ...] = ()  # devices in order of preference, such as "cuda", "cpu"
     context_length: int | None = None  # tokens; None: what the model was trained for
-    gpu_layers: int | None = None  # layers off the CPU; None: as many as fit
+    gpu_layers: int | None = None  # off the CPU; None: as many as fit
     kv_type: str | None = None  # of cached keys and values, such as "f16"
-    mmap: bool | None = None  # whether weights stay in their file, shared with other processes
+    mmap: bool | None = None  # weights stay in their file, shared with other processes
     flash_attention: bool | None = None
-    takes_turns: bool = False  # other models run in turn: threads must not spin while waiting
-    prefers_cpu: bool = False  # unless a device is named, even if others are faster
-    may_hold_less: bool = False  # cache below context_length allowed, where its size is fixed
-    # For a draft model: other tokens may read -infinity if that makes passes faster. A runtime that
-    # cannot leave them out scores all.
+    takes_turns: bool = False  # with other models, which waiting threads would slow down
+    prefers_cpu: bool = False  # unless a device is named
+    # cache shorter than context_length allowed, where its size is fixed
+    may_hold_less: bool = False
+    # For a draft: other tokens may read -infinity if that is faster. A runtime that cannot leave
+    # them out scores all.
     scored_tokens: ScoredTokens | None = None
     # host:port of each; their devices are added
     rpc_servers: tuple[str, ...] = field(default=(), metadata={"option": "rpc"})
 
     def require_only(self, runtime: str, *known: str) -> None:
-        """Raises UsageError if an option is set that the runtime does not know."""
+        """Raises UsageError for an option that the runtime does not know."""
         for option in fields(self):
             if (
                 option.name not in (*known, *_WISHES)
@@ -289,30 +289,30 @@ class Runtime:
         raise NotImplementedError
 
     def require_runnable(self, source: Any) -> None:
-        """Refuse a model by its header. source: the input of `open`, weights unread. Raises
+        """Refuse a model by its header. source: as for `open`, weights unread. Raises
         UnsupportedModelError, MissingDependencyError."""
 
     def require_devices(self, providers: Sequence[str]) -> None:
-        """Refuse devices before a model is converted for them. Raises UsageError for an unknown
-        name, DeviceError, MissingDependencyError."""
+        """Refuse devices before a conversion for them. Raises UsageError for an unknown name,
+        DeviceError, MissingDependencyError."""
 
     def compute(self, providers: Sequence[str]) -> str | None:
-        """Return the `ExportOptions.compute` for a conversion for these devices. Raises UsageError,
-        DeviceError for devices that `open` would refuse."""
+        """Return `ExportOptions.compute` for these devices. Raises UsageError, DeviceError as
+        `open` would."""
         return None
 
     def kernels(self) -> str:
-        """Name the kernels that replace the library's own, differently for each build of them.
-        Quick, and raises nothing, since it is called before a model is opened."""
+        """Name the kernels that replace the library's own; each build has another name. Quick, and
+        raises nothing: called before a model is opened."""
         return ""
 
     @property
     def opens_beside(self) -> bool:
-        """Return whether `open` mostly runs without the interpreter lock, so other threads can run."""
+        """Return whether `open` mostly runs without the interpreter lock."""
         return False
 
     def open_tokenizer(self, source: ModelInfo) -> TextCodec | None:
-        """Return the library's tokenizer, for files that `tokenizers` cannot handle faithfully."""
+        """Return the library's tokenizer, for files that `tokenizers` handles badly."""
         return None
 
 
@@ -327,5 +327,4 @@ class TellsNodePlacement(Protocol):
     """A model whose library reports which device took which operators."""
 
     def node_placement(self) -> Mapping[str, Mapping[str, int]]:
-        """Count operators, such as "MatMulNBits", for each provider, such as
-        "CUDAExecutionProvider"."""
+        """Count operators, such as "MatMulNBits", by provider, such as "CUDAExecutionProvider"."""

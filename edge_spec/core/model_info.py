@@ -31,19 +31,19 @@ class TensorRows(Tensors, Protocol):
     """Weights that can be read row by row."""
 
     def float32_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return [len(rows), columns] of a matrix. rows: indices, int64."""
+        """Return [len(rows), columns]. rows: int64."""
 
 
 @runtime_checkable
 class SharesTables(Protocol):
-    """A published model whose embedding and output matrix, at least, can be read."""
+    """A published model with at least a readable embedding and output matrix."""
 
     def shared_tables(self) -> TensorRows:
         """Raises ModelFileError if they are missing."""
 
 
 class ModelInfo(Protocol):
-    """What a published model says of itself, known before its weights are read."""
+    """A published model's description, known before its weights are read."""
 
     path: Path
     config: ModelConfig
@@ -65,17 +65,17 @@ class ModelInfo(Protocol):
 
 
 def is_plain(source: ModelInfo) -> bool:
-    """Return whether every library runs and every exporter writes it: a Llama, readable as a whole."""
+    """Return whether all runtimes and exporters take it: a Llama, readable as a whole."""
     return isinstance(source, TensorRows) and not source.config.features()
 
 
 @runtime_checkable
 class DigestedTokenizer(Protocol):
-    """A `ModelInfo` whose tokenizer is slow to build and therefore cached."""
+    """A `ModelInfo` whose tokenizer is slow to build, so it is cached."""
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """Hexadecimal digest that changes with `tokenizer_json`'s result. None: building is fast."""
+        """Hexadecimal; changes with `tokenizer_json`'s result. None: building is fast."""
 
 
 class Checkpoint(ModelInfo, TensorRows, Protocol):

@@ -33,7 +33,7 @@ class HeadSizes(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """How heads are rotated: by which frequencies, and how many elements."""
+    """How heads are rotated: frequencies, and number of elements."""
 
     rope: Rope
     size: int
@@ -48,7 +48,7 @@ class LayerKind:
     """The attention of some layers, or the convolution in its place."""
 
     rope: Rope | None  # None: no rotation (NoPE)
-    # positions that a row sees, the last ones, its own included; None: all
+    # last positions that a row sees, its own included; None: all
     window: int | None = None
     _: KW_ONLY
     # Rows that a short convolution reads, its own included (Liquid AI 2025, LFM2); None: attention.
@@ -80,8 +80,8 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class LayerEmbeddings:
-    """Per-layer embeddings: each layer adds a token's embedding from its own table, plus a
-    projection of the token's main embedding (Google 2025, Gemma 3n)."""
+    """Each layer adds an embedding of the token from its own table, plus a projection of the
+    token's main embedding (Google 2025, Gemma 3n)."""
 
     size: int  # elements for one layer
     scale: float  # factor of the table's rows,
@@ -91,11 +91,11 @@ class LayerEmbeddings:
 
 @dataclass(frozen=True)
 class Encoder:
-    """The encoder of an encoder-decoder, whose output every decoder layer attends to. Sizes of
-    heads, MLPs and embeddings are the decoder's."""
+    """An encoder whose output every decoder layer attends to. Sizes of heads, MLPs and embeddings
+    are the decoder's."""
 
     num_layers: int
-    start_id: int  # begins every answer; the source ends before its first occurrence
+    start_id: int  # begins every answer, and ends the source at its first occurrence
     ends_source: bool = False  # it also ends the source: the answer begins with the second one
     forced_id: int | None = None  # the answer's second token, whatever the logits
 
@@ -111,32 +111,32 @@ class Encoder:
 
     @property
     def beginning(self) -> tuple[int, ...]:
-        """Return the fixed tokens at the beginning of every answer."""
+        """Fixed tokens at the beginning of every answer."""
         return (self.start_id,) if self.forced_id is None else (self.start_id, self.forced_id)
 
 
 SWISH_SLOPE = 1.702  # of clamped experts (OpenAI 2025, gpt-oss)
-LEAST_SUM = 1e-6  # added to the sum of sigmoids when it normalizes them
+LEAST_SUM = 1e-6  # added to a sum of sigmoids that normalizes them
 
 
 @dataclass(frozen=True)
 class Experts:
-    """How a mixture of experts weights its experts, and how these are built."""
+    """How experts are weighted and built."""
 
     normalized: bool = True  # the weights of a token's experts sum to 1
     biases: bool = False  # on the router and all matrices
-    # Bound of gate and up. With it, the gate's swish uses SWISH_SLOPE, and 1 is added to up.
+    # Bound of gate and up; then the gate's swish uses SWISH_SLOPE, and 1 is added to up.
     clamp: float | None = None
     _: KW_ONLY
-    # Weights are sigmoids of router scores, else a softmax. With choice_bias, each expert's bias is
-    # added only for choosing experts (DeepSeek-AI 2024).
+    # Weights are sigmoids of router scores, else a softmax. choice_bias: a bias of each expert,
+    # only for choosing (DeepSeek-AI 2024).
     sigmoid: bool = False
     choice_bias: bool = False
     scale: float = 1.0  # factor of the weights
     dense_layers: int = 0  # first layers with an MLP instead of experts,
     dense_size: int = 0  # of this width
-    # Each layer also has an MLP of `dense_size`, and the outputs are summed. MLP, experts and
-    # router have norms of their own; the router reads the stream itself (Google 2026, Gemma 4).
+    # Each layer also has an MLP of `dense_size`; the outputs are summed. MLP, experts and router
+    # have their own norms; the router reads the stream itself (Google 2026, Gemma 4).
     beside_mlp: bool = False
     score_scale: float = 1.0  # factor of router scores
     expert_scales: bool = False  # each expert's weight has a factor of its own
@@ -144,16 +144,16 @@ class Experts:
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Attention biases by distance. Distances share buckets that widen with distance (Raffel et al.
-    2020, T5, section 2.1); each head has a bias for each bucket."""
+    """Biases by distance. Distances share buckets that widen with distance (Raffel et al. 2020, T5,
+    section 2.1); each head has a bias for each bucket."""
 
     num_buckets: int
     max_distance: int  # tokens; farther ones share the last bucket
 
     def buckets(self, both_ways: bool) -> np.ndarray:
-        """Return [2 * max_distance + 1] int64: the bucket for each offset of key minus query,
-        -max_distance ... max_distance. both_ways: for an encoder, where later keys use half of the
-        buckets; a decoder's rows do not see them."""
+        """Return [2 * max_distance + 1] int64: buckets of key minus query, -max_distance ...
+        max_distance. both_ways: for an encoder, where later keys use half of the buckets; a decoder
+        does not see them."""
         after = np.arange(-self.max_distance, self.max_distance + 1)
         if not both_ways:
             return self._near_to_far(np.maximum(-after, 0), self.num_buckets)
@@ -162,8 +162,8 @@ class RelativePositions:
         return found
 
     def _near_to_far(self, distances: np.ndarray, num_buckets: int) -> np.ndarray:
-        """Map distances to buckets: exact in the first half, then logarithmic. Round as float32, as
-        in training, since some distances are on an edge."""
+        """Exact buckets for the first half, then logarithmic ones. Float32 rounding as in training:
+        some distances are on an edge."""
         exact = num_buckets // 2
         ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(exact)
         steps = np.log(ratios) / np.float32(math.log(self.max_distance / exact))

@@ -1,4 +1,4 @@
-"""Options that are one of a few words, and the default bound on draft tokens."""
+"""Options with few values, and the default bound on draft tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JacobiInit(StrEnum):
 
     RANDOM = "random"  # any token of the text, as in Fu et al. 2024
     REPEAT_LAST = "repeat-last"
-    NGRAM = "ngram"  # what followed the last two tokens, or the last one, earlier
+    NGRAM = "ngram"  # what followed the last two tokens, or the last one, before
 
 
 def parse_mode(kind: type[_Mode], text: str, flag: str) -> _Mode:

@@ -1,4 +1,4 @@
-"""Sampling recommended by a model's makers, combined with what the user asks for."""
+"""Sampling as a model's makers recommend it and the user asks for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_spec.errors import UsageError
 
 # For a model without recommendations.
 DEFAULT_SAMPLING = SamplingParams(temperature=0.7, top_p=0.95, min_p=0.05)
-# Also the largest values that the server's API accepts, since its page sends these.
+# The server's API has the same bounds, since its page sends these values.
 _LARGEST = {
     "temperature": 2.0,
     "top_k": 2.0**31 - 1,
@@ -31,19 +31,15 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class RecommendedSampling:
-    """Recommended sampling for conversations, keyed by fields of SamplingParams; temperature 0
-    means greedy."""
+    """Recommended values by fields of SamplingParams; temperature 0: greedy."""
 
     stated: Mapping[str, float] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()  # recommended but out of range
 
     def with_asked(self, asked: Mapping[str, Any]) -> SamplingParams:
-        """Override the recommendation with a user's values, one by one.
-
-        Recommended values without a temperature are meant for 1. If the user asks for temperature
-        0, all recommended values are ignored. asked: keyed by fields of SamplingParams; None: not
-        asked. Raises UsageError.
-        """
+        """Override the recommendation with a user's values. Recommended values without a
+        temperature are meant for 1; a requested temperature 0 ignores them all. asked: by fields of
+        SamplingParams; None: not asked. Raises UsageError."""
         given = {name: value for name, value in asked.items() if value is not None}
         if given.get("temperature") == 0:
             return SamplingParams(**given)
@@ -57,8 +53,8 @@ NOTHING_STATED = RecommendedSampling()
 
 
 def recommended_sampling(stated: Mapping[str, Any]) -> RecommendedSampling:
-    """Keep the usable recommendations; others go to `ignored`. stated: keyed by fields of
-    SamplingParams; None and other names are skipped."""
+    """Keep the usable recommendations; others go to `ignored`. stated: by fields of SamplingParams;
+    None and other names are skipped."""
     usable: dict[str, Any] = {}
     ignored: tuple[str, ...] = ()
     for name in _LARGEST:
@@ -74,7 +70,7 @@ def recommended_sampling(stated: Mapping[str, Any]) -> RecommendedSampling:
 
 
 def _number(name: str, value: Any) -> float | None:
-    """Return the value, or None if it is not a number within its range."""
+    """Return None unless the value is a number within its range."""
     if isinstance(value, float) and name == "top_k" and value.is_integer():
         value = int(value)
     try:

@@ -11,9 +11,9 @@ import numpy as np
 class RopeScaling:
     """How rotary frequencies differ from theta ** (-2i / rotary_dim).
 
-    `linear` divides all by `factor`. `llama3` divides only slow ones and blends in between (Llama
-    3.1, "The Llama 3 Herd of Models", 2024, section 3.4.2). `factors` divides each by its own
-    entry, as GGUF files store it. cos and sin are multiplied by `magnitude`.
+    `linear` divides all by `factor`; `llama3` divides slow ones and blends in between (Llama 3.1,
+    "The Llama 3 Herd of Models", 2024, section 3.4.2); `factors` divides each by its entry, as in
+    GGUF files. cos and sin are multiplied by `magnitude`.
     """
 
     kind: str  # "linear" | "llama3" | "factors"
@@ -26,7 +26,6 @@ class RopeScaling:
     magnitude: float = 1.0
 
     def divisors(self, frequencies: np.ndarray) -> np.ndarray:
-        """Return the divisor of each unscaled frequency."""
         if self.kind == "linear":
             return np.full_like(frequencies, self.factor)
         if self.kind == "factors":
@@ -46,13 +45,13 @@ class Rope:
     scaling: RopeScaling | None = None
 
     def unscaled(self, rotary_dim: int) -> np.ndarray:
-        """Return [rotary_dim / 2] float64, radians a position for each pair, before scaling."""
+        """Return [rotary_dim / 2] float64, radians a position, before scaling."""
         exponents = -np.arange(0, rotary_dim, 2) / rotary_dim
         frequencies: np.ndarray = np.power(self.theta, exponents)
         return frequencies
 
     def frequencies(self, rotary_dim: int) -> np.ndarray:
-        """Return [rotary_dim / 2] float64, radians a position for each pair."""
+        """Return [rotary_dim / 2] float64, radians a position."""
         frequencies = self.unscaled(rotary_dim)
         if self.scaling is not None:
             frequencies /= self.scaling.divisors(frequencies)

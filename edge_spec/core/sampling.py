@@ -21,24 +21,24 @@ class Constraint(Protocol):
     """Limits one answer's tokens, such as a grammar does. Used by one thread at a time."""
 
     def allowed(self, path: Sequence[int]) -> np.ndarray:
-        """Return [vocab] bool: tokens allowed after the output and `path`; all, if `path` itself is
-        not allowed, since nothing after it is ever written."""
+        """Return [vocab] bool: tokens allowed after the output and `path`; all if `path` is not
+        allowed, since nothing after it is written."""
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """Count how many of `tokens`, in sequence, are allowed after the output."""
+        """Count how many of `tokens`, in sequence, may follow the output."""
 
     def forced(self) -> list[int]:
-        """Return tokens that spell the required continuation; the text may use other tokens for it."""
+        """Return tokens that spell the required continuation, though others may spell it too."""
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Append tokens to the output."""
 
 
 def permitted(tree: TokenTree, constraint: Constraint) -> TokenTree:
-    """Drop draft tokens that the constraint forbids, and their descendants.
+    """Drop draft tokens that the constraint forbids, with their descendants.
 
-    Sampled rows stay, because dropping one for its value would change the distribution. Trees with
-    required rows stay too: their drafter learns from the scores of these.
+    Sampled rows stay, because dropping one for its value would change the distribution; so do trees
+    with required rows, from whose scores their drafter learns.
     """
     if len(tree) == 1 or tree.required or any(probs is not None for probs in tree.draft_probs):
         return tree
@@ -54,7 +54,7 @@ def permitted(tree: TokenTree, constraint: Constraint) -> TokenTree:
 
 
 class Score(NamedTuple):
-    """A token's probability by the model itself, before penalties and grammar."""
+    """A token's probability before penalties and grammar."""
 
     logprob: float  # natural logarithm
     alternatives: tuple[tuple[int, float], ...]  # likeliest first
@@ -67,7 +67,7 @@ def score_of(logits: np.ndarray, token: int, num_alternatives: int) -> Score:
     logprobs -= np.log(np.exp(logprobs).sum())
     count = min(num_alternatives, len(logprobs))
     least = np.partition(logprobs, -count)[-count] if count else np.inf
-    likeliest = np.flatnonzero(logprobs >= least)  # ascending, with more than `count` if some tie
+    likeliest = np.flatnonzero(logprobs >= least)  # ascending; more than `count` if some tie
     likeliest = likeliest[np.argsort(-logprobs[likeliest], kind="stable")][:count]
     alternatives = tuple((int(each), float(logprobs[each])) for each in likeliest)
     return Score(float(logprobs[token]), alternatives)
@@ -75,24 +75,23 @@ def score_of(logits: np.ndarray, token: int, num_alternatives: int) -> Score:
 
 class TokenChoice(NamedTuple):
     token: int
-    near_tie: bool  # greedy: another token was within the model's numeric noise
+    near_tie: bool  # greedy: another token was within numeric noise
 
 
 class Sampler:
-    """Chooses the tokens of one generation; owns the penalties' history and the random draws.
+    """Chooses one generation's tokens; owns the penalties' history and the random draws.
 
-    Each position has a race: the token with the smallest E / probability wins, E being an
-    exponential number for this token and position. This samples from the probabilities. Two models
-    with similar probabilities mostly choose the same token, so a draft in the same race drafts well
-    without affecting the target's choices (Daliri et al. 2024, Coupling without Communication and
-    Drafter-Invariant Speculative Decoding).
+    Each position is a race won by the smallest E / probability, E being an exponential number for
+    this token and position, which samples from the probabilities. Models with similar probabilities
+    mostly choose the same token, so a draft in the same race drafts well without affecting the
+    target's choices (Daliri et al. 2024, Coupling without Communication and Drafter-Invariant
+    Speculative Decoding).
 
-    `tie_margin`: logit margin below which a choice may depend on the number of rows scored together
-    (Numerics.tie_margin); 0 if none can. `sampled_drafts`: whether drafts may be sampled
-    independently. More of them are accepted, but the text then differs from plain decoding with the
-    same numbers, though its distribution does not; by default allowed unless a seed asks for a
-    reproducible text. `constraint`: allows only its tokens. `num_alternatives`: how many `score`
-    lists; None: do not score.
+    `tie_margin`: logit margin within which a choice may depend on the number of rows scored
+    together (Numerics.tie_margin); 0 if none can. `sampled_drafts`: drafts may be sampled
+    independently. More of them are accepted, but the text, though of the same distribution, is not
+    that of plain decoding with the same numbers; allowed by default unless a seed asks for a
+    reproducible text. `num_alternatives`: how many `score` lists; None: do not score.
     """
 
     def __init__(
@@ -119,7 +118,6 @@ class Sampler:
         self._output: Counter[int] = Counter()
 
     def observe(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the output."""
         if self.constraint is not None:
             tokens = list(tokens)
             self.constraint.observe(tokens)
@@ -129,15 +127,13 @@ class Sampler:
                 self._output[token] += 1
 
     def choose(self, logits: np.ndarray, path: Sequence[int]) -> TokenChoice:
-        """Return the token after the output and `path`, the row's own draft tokens.
-
-        logits: [vocab] float32, not modified. Like `probs` and `preference`, raises SessionError if
-        logits are not finite numbers or allow no token.
-        """
+        """Return the token after the output and `path`, the row's own draft tokens. logits: [vocab]
+        float32, not modified. Like `probs` and `preference`, raises SessionError unless logits are
+        finite and allow a token."""
         if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:
-            token = int(logits.argmax())  # the index of a NaN, if there is one
+            token = int(logits.argmax())  # index of a NaN, if any
             _require_number(logits[token])
             if not self.tie_margin:
                 return TokenChoice(token, near_tie=False)
@@ -161,12 +157,12 @@ class Sampler:
 
     @property
     def prefers_by_logits(self) -> bool:
-        """Return whether `preference` is always exp of the unprocessed logits."""
+        """Return whether `preference` is always exp of the given logits."""
         return self._raw and self.params.greedy
 
     def preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
-        """Return [vocab] weights that are largest for `choose`'s token and show how close others
-        came: exp of the logits if greedy, else inverse finish times in the race."""
+        """Return [vocab] weights, largest for `choose`'s token, that show how close others came:
+        exp of logits if greedy, else inverse finish times."""
         if not self._raw:
             logits = self._processed(logits, path)
         if self.params.greedy:
@@ -180,7 +176,6 @@ class Sampler:
         return preference
 
     def score(self, logits: np.ndarray, token: int) -> Score | None:
-        """Score the written token given the model's logits, [vocab] float32."""
         count = self.num_alternatives
         return None if count is None else score_of(logits, token, count)
 
@@ -195,7 +190,7 @@ class Sampler:
         return pick(probabilities, self.uniform(purpose))
 
     def _race(self, tokens: np.ndarray, probabilities: np.ndarray, depth: int) -> np.ndarray:
-        """Return [tokens] float64: when each token finishes; infinity at probability 0."""
+        """Return [tokens] float64 finish times; infinity at probability 0."""
         finish = exponential(self._draws.at(self.num_chosen + depth), tokens)
         with np.errstate(divide="ignore", over="ignore"):  # probability near or equal to 0
             finish /= probabilities
@@ -227,11 +222,8 @@ class Sampler:
 
 
 def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Return [vocab] float64 probabilities after temperature, top-k, top-p and min-p.
-
-    top-k and top-p keep all tokens that tie with the last one kept, so the result does not depend
-    on the order of equal logits.
-    """
+    """Return [vocab] float64 probabilities after temperature, top-k, top-p and min-p. top-k and
+    top-p keep all ties with the last token kept, so the order of equal logits does not matter."""
     tokens, kept = _kept(logits, params)
     if len(kept) == len(logits):
         return kept
@@ -241,8 +233,7 @@ def target_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def _kept(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens that top-k, top-p and min-p keep, ascending, and their float64
-    probabilities."""
+    """Return the kept tokens, ascending, and their float64 probabilities."""
     tokens = np.arange(len(logits))
     peak = logits.max()
     _require_number(peak)
@@ -275,8 +266,8 @@ def _require_number(peak: float) -> None:
 
 
 def _least_of_nucleus(probabilities: np.ndarray, top_p: float) -> float:
-    """Return the smallest probability within the nucleus: the largest ones that sum to `top_p`."""
-    # All probabilities below this sum to less than half of 1 - top_p.
+    """Return the smallest of the largest probabilities that sum to `top_p`."""
+    # Probabilities below this sum to less than half of 1 - top_p.
     negligible = (1 - top_p) / (2 * len(probabilities))
     smallest, mass = float(probabilities.max()), 0.0
     while mass <= top_p and smallest > negligible:  # so that few need sorting

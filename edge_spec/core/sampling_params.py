@@ -1,4 +1,4 @@
-"""Parameters of sampling, with checks of their ranges."""
+"""Sampling parameters and their ranges."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SamplingParams:
             value = getattr(self, name)
             try:
                 valid = not isinstance(value, bool) and is_valid(value)
-            except (AttributeError, TypeError):  # wrong type
+            except (AttributeError, TypeError):
                 valid = False
             if not valid:
                 raise UsageError(f"{name} is {value!r}", remedy=f"It has to be {expected}.")
@@ -82,5 +82,5 @@ class SamplingParams:
 
     @property
     def raw(self) -> bool:
-        """Return whether logits are used as the model gave them."""
+        """Return whether logits are used unchanged."""
         return not (self.penalized or self.logit_bias)

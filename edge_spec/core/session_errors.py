@@ -1,4 +1,4 @@
-"""Translate a target's failures into EdgeSpecError."""
+"""Turn a target's failures into EdgeSpecError."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 class TranslatedErrors:
-    """Turns exceptions of the target's runtime within the block into SessionError, or
-    DeviceMemoryError where memory ran out. EdgeSpecError and `known` pass unchanged."""
+    """Turns a runtime's exceptions in the block into SessionError, or DeviceMemoryError where
+    memory ran out. EdgeSpecError and `known` pass unchanged."""
 
     def __init__(self, *known: type[Exception]) -> None:
         self._known: tuple[type[Exception], ...] = (EdgeSpecError, *known)
@@ -47,7 +47,7 @@ translate_errors = TranslatedErrors()
 
 
 def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
-    """Raises SessionError unless logits are [num_rows, vocab_size]; None: any vocabulary size."""
+    """Raises SessionError unless logits are [num_rows, vocab_size]; None: any size."""
     shape = out.logits.shape
     if shape != (num_rows, vocab_size or shape[-1]):
         raise SessionError(
@@ -57,8 +57,8 @@ def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
 
 
 def roll_back(session: Session, length: int) -> int:
-    """Roll back to `length` tokens, to the last kept place before, or to 0 where a sliding window
-    lost what they need. Return the tokens left. Raises SessionError."""
+    """Roll back to `length`, to the last kept place before, or to 0 where a sliding window lost
+    tokens. Return the tokens left. Raises SessionError."""
     try:
         with translate_errors:
             session.rollback(place_before(session, length))
@@ -69,7 +69,7 @@ def roll_back(session: Session, length: int) -> int:
 
 
 def close_quietly(session: Session) -> None:
-    """Close a session that may have failed and may fail again here."""
+    """Close a session that may have failed."""
     try:
         session.close()
     except Exception as error:

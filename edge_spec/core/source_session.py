@@ -1,8 +1,5 @@
-"""The session of an encoder-decoder.
-
-Its users see one text, `source </s> start answer...`. Source tokens wait until the source ends;
-then the encoder reads them all, and the answer's positions begin at 0.
-"""
+"""The session of an encoder-decoder. Users see one text, `source </s> start answer...`. When the
+source ends, the encoder reads it at once, and the answer's positions begin at 0."""
 
 from __future__ import annotations
 
@@ -32,24 +29,24 @@ class DecoderSession(Session, Protocol):
 class SourceSession:
     """A `Session` of source and answer.
 
-    The source ends before the first start token, or when a row is scored before one came. An empty
-    source is read as the start token alone. A changed source is encoded again as a whole, because
-    an encoder reads in both directions; a rollback into the answer keeps the encoding.
+    The source ends before the first start token, or when a row is scored without one; an empty
+    source is read as the start token. A changed source is encoded anew, as an encoder reads in both
+    directions; a rollback into the answer keeps the encoding.
 
-    A source that ends like the previous one, such as with `</s>`, is encoded at once, as part of
-    reading the prompt. Otherwise the answer's first pass would take many times as long as later
-    ones and distort the decisions about drafting, which rest on pass durations.
+    A source that ends like the previous one, such as with `</s>`, is encoded while the prompt is
+    read. Otherwise the answer's first pass would take many times as long as others, and drafting is
+    decided by durations.
     """
 
     def __init__(self, decoder: DecoderSession, encoder: Encoder, context_length: int) -> None:
-        """context_length: tokens of source and answer together."""
+        """context_length: of source and answer together."""
         self._decoder = decoder
         self._description = encoder
         self._context_length = context_length
         self._source: list[int] = []
         self._has_ended = False  # the answer has begun
         self._encoded: list[int] | None = None  # the source that the decoder attends to
-        self._last: int | None = None  # last token of the previous source
+        self._last: int | None = None  # last token of the source before
 
     @property
     def length(self) -> int:
@@ -90,7 +87,7 @@ class SourceSession:
             self._has_ended = False
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the decoder's state and "source" [tokens] int32, which is encoded again later."""
+        """Return the decoder's state and "source" [tokens] int32, which is encoded again."""
         return {**self._decoder.state(), SOURCE: np.array(self._source, np.int32)}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -108,7 +105,6 @@ class SourceSession:
         self._decoder.close()
 
     def _encode(self) -> None:
-        """Encode the source, if it changed, before a pass of the decoder."""
         if self._encoded != self._source:
             self._encoded = None  # also if this raises
             self._decoder.attend_to(self._source or [self._description.start_id])

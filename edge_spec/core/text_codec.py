@@ -15,27 +15,26 @@ class TextPieces(Protocol):
 
 
 class TextCodec(Protocol):
-    """Text to tokens and back: `Tokenizer`, or a runtime's own for its files."""
+    """`Tokenizer`, or a runtime's own for its files."""
 
     def encode(self, text: str) -> list[int]:
-        """Encode text, reading all added tokens that it spells, special ones included."""
+        """Encode text with all added tokens that it spells, special ones included."""
 
     def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
-        """Like `encode`, but read no token of `control` that includes a given character; there it
-        is plain text. given: indices of characters, ascending."""
+        """Like `encode`, but leave tokens of `control` that include a given character as plain
+        text. given: indices of characters, ascending."""
 
     def added_tokens(self) -> Mapping[str, tuple[int, bool]]:
-        """Return added tokens, read as one token wherever a text spells them: text to (id, is
-        special)."""
+        """Return tokens that any text can spell, by text: id, and whether special."""
 
     @property
     def reads_variants(self) -> bool:
-        """Return whether added tokens have other spellings, such as in other case."""
+        """Return whether added tokens have other spellings, such as other case."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def piece(self, token: int) -> bytes:
-        """Return a token's bytes within a text, maybe part of a character; b"" if special."""
+        """Return a token's bytes, maybe part of a character; b"" if special."""
 
     def stream(self) -> TextPieces: ...
 
@@ -44,6 +43,6 @@ class TextCodec(Protocol):
     def token_id(self, text: str) -> int | None: ...
 
     def special_text(self, token: int) -> str:
-        """Return a special token's text, which decoding omits; "" for other tokens."""
+        """Return a special token's text, which decoding omits; "" for others."""
 
     def vocabulary(self) -> dict[str, int]: ...

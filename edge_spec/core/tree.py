@@ -1,8 +1,5 @@
-"""Draft tokens as a tree, the form of every drafter's proposal, and the verdict on it.
-
-Rows of a tree are adjacent in the cache, so a row's parent, which a short convolution reads, need
-not be the row before it.
-"""
+"""Draft tokens as a tree, the form of all proposals, and the verdict on it. Rows are adjacent in
+the cache, so a row's parent, which a short convolution reads, need not be the row before it."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _CERTAIN = np.ones(1, np.float32)
 
 
 class Siblings(StrEnum):
-    """How a row's sampled children were drawn, which decides how they are verified."""
+    """How a row's sampled children were drawn, and so how to verify them."""
 
     WITHOUT_REPLACEMENT = "without-replacement"  # Chen et al. 2024, Sequoia
     WITH_REPLACEMENT = "with-replacement"  # Miao et al. 2024, SpecInfer
@@ -81,7 +78,7 @@ class TokenTree:
         drafter: str = "",
         required: bool = False,
     ) -> TokenTree:
-        """Return the pending token followed by `tokens`, each the only child of the previous one."""
+        """Return the pending token with `tokens` as a chain below."""
         if not len(tokens):  # plain rounds
             return cls(np.array([pending], np.int32), _NO_PARENT, _CERTAIN, proposed_by=("",))
         rows = 1 + len(tokens)
@@ -98,7 +95,7 @@ class TokenTree:
 
     @cached_property
     def depths(self) -> np.ndarray:
-        """Return [rows] int32, each row's distance from row 0."""
+        """Return [rows] int32, distances from row 0."""
         rows = len(self.tokens)
         depths = np.arange(rows, dtype=np.int32)
         if not self.is_chain:
@@ -138,10 +135,10 @@ class TokenTree:
         return any(self.draft_probs[child] is not None for child in self.children(row))
 
     def sampled_chain(self, row: int) -> list[int]:
-        """Return the sampled rows below `row` while each is the only child of the previous one.
+        """Return the sampled rows below `row` while each is an only child.
 
-        A row whose siblings were dropped ends the chain: dropping them may depend on its token, and
-        a chain's rule must be right on average over all tokens.
+        A row whose siblings were dropped ends the chain: that may depend on its token, and a
+        chain's rule must be right on average over all tokens.
         """
         chain: list[int] = []
         children = self.children(row)
@@ -162,7 +159,7 @@ class TokenTree:
         return tuple(len(self.children(parent)) == 1 if parent >= 0 else True for parent in parents)
 
     def path(self, row: int) -> list[int]:
-        """Return the rows from row 0 to `row`, both included."""
+        """Return the rows from row 0 to `row`, inclusive."""
         path = [row]
         while path[-1] != 0:
             path.append(int(self.parents[path[-1]]))
@@ -182,7 +179,7 @@ class TokenTree:
 
     @cached_property
     def reach(self) -> np.ndarray:
-        """Return [rows] float64, the estimated probability that a row and its ancestors are
+        """Return [rows] float64: estimated probability that a row and its ancestors are
         accepted."""
         reach: list[float] = self.confidence.tolist()
         reach[0] = 1.0
@@ -192,8 +189,7 @@ class TokenTree:
         return np.array(reach)
 
     def followed(self, text: Iterable[int]) -> Iterator[tuple[int, bool]]:
-        """Yield the rows that `text`, following the pending token, decides, and whether each is
-        right: the children of the rows that the text passes through."""
+        """Yield each row that `text`, after the pending token, decides, and whether it is right."""
         if self.is_chain:  # most rounds
             for child, (candidate, token) in enumerate(
                 zip(self.tokens[1:].tolist(), text, strict=False), start=1
@@ -211,7 +207,7 @@ class TokenTree:
             row = self.child(row, token)
 
     def padded(self, rows: int) -> TokenTree:
-        """Return this tree with a chain of dummy tokens below its last row, up to `rows` rows."""
+        """Return a tree of `rows` rows, with a chain of dummy tokens below the last."""
         extra = rows - len(self)
         if extra <= 0:
             return self
@@ -222,8 +218,7 @@ class TokenTree:
         )
 
     def prepend(self, tokens: Sequence[int]) -> TokenTree:
-        """Return this tree below a chain of `tokens`, without draft_probs, drafters and
-        requirements."""
+        """Return this tree below a chain of `tokens`; no row is sampled, proposed or required."""
         if not tokens:
             return self
         before = len(tokens)
@@ -235,13 +230,12 @@ class TokenTree:
 
     @property
     def leading_chain(self) -> int:
-        """Count the rows, from row 0 on, that are each the child of the previous one."""
+        """Count the leading rows that form a chain."""
         if self.is_chain:
             return len(self)
         return int(np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))[0])
 
     def first_rows(self, rows: int) -> TokenTree:
-        """Return the tree of the first `rows` rows."""
         if rows >= len(self):
             return self
         return TokenTree(
@@ -256,7 +250,7 @@ class TokenTree:
         )
 
     def select(self, rows: Sequence[int]) -> TokenTree:
-        """Return the tree of these rows in this order, each after its parent."""
+        """Return the tree of these rows, in order, each after its parent."""
         if list(rows) == list(range(len(self))):
             return self
         index = np.array(rows, np.int64)
@@ -276,21 +270,18 @@ class TokenTree:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of one round: the tokens that follow the pending one.
-
-    `accepted_rows` is the path of right draft tokens. `tokens` are theirs plus one of the target's
-    choice, unless the text was cut before it.
-    """
+    """Outcome of one round. `accepted_rows` is the path of right draft tokens; `tokens` are theirs
+    plus one of the target's choice, unless the text was cut before it."""
 
     tokens: tuple[int, ...]
     accepted_rows: tuple[int, ...]
-    exhausted: bool  # the path ended because drafts ran out, not at a wrong one
+    exhausted: bool  # drafts ran out, none was wrong
     near_ties: int = 0
-    first_tie: int | None = None  # index in `tokens` of the first near tie
+    first_tie: int | None = None  # index in `tokens`
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Rows to commit: the pending one and those of all tokens but the last."""
+        """Rows to commit: the pending one, and all tokens' but the last."""
         return (0, *self.accepted_rows)[: len(self.tokens)]
 
     @property
@@ -309,8 +300,8 @@ class Verdict:
 
 
 def chain_first(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> TokenTree:
-    """Select the best chain while its reach is at least `min_reach`, followed by other required
-    rows; `num_rows` at most."""
+    """Select the best chain while its reach is at least `min_reach`, then other required rows; at
+    most `num_rows`."""
     reach: list[float] = tree.reach.tolist()
     if tree.is_chain and not tree.required:  # most rounds
         return tree.first_rows(min(num_rows, sum(chance >= min_reach for chance in reach)))
@@ -325,9 +316,8 @@ def chain_first(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> Token
 
 
 def likeliest(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> TokenTree:
-    """Select the `num_rows` rows most likely to be accepted, with a reach of at least `min_reach`.
-    Required rows come first, however unlikely. K_SEQ siblings are kept or dropped together, by the
-    least likely."""
+    """Select the `num_rows` likeliest rows with a reach of at least `min_reach`, required ones
+    first. K_SEQ siblings are kept or dropped together, by the least likely."""
     if tree.siblings is Siblings.K_SEQ and tree.draft_probs and not tree.is_chain:
         return tree.select(sorted(_likeliest_groups(tree, num_rows, min_reach)))
     reach = tree.reach
@@ -335,17 +325,17 @@ def likeliest(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> TokenTr
         return tree.first_rows(min(num_rows, int((reach >= min_reach).sum())))
     wanted = np.array(tree.required or (False,) * len(tree))
     wanted[0] = True
-    # Stable, and no row is likelier than its parent, so parents precede children.
+    # Stable; no row is likelier than its parent, so parents come first.
     order = np.lexsort((-reach, ~wanted))
     rows = [int(row) for row in order if wanted[row] or reach[row] >= min_reach]
     return tree.select(sorted(rows[:num_rows]))
 
 
 def _likeliest_groups(tree: TokenTree, num_rows: int, min_reach: float) -> list[int]:
-    """Return rows whose siblings are all kept. Whether a group is kept never depends on its own
-    tokens: what may depend on them, its descendants, comes later."""
+    """Return rows with all their siblings. Whether a group is kept does not depend on its own
+    tokens: descendants, which may, come later."""
     reach: list[float] = tree.reach.tolist()
-    least: dict[int, float] = {}  # lowest reach among a row's children and the groups on the way
+    least: dict[int, float] = {}  # lowest reach among a row's children and groups above
     for row, parent in enumerate(tree.parents.tolist()):
         below = tree.children(row)
         if below:
@@ -363,12 +353,9 @@ NOTHING = -1  # before the text's beginning
 
 
 def preceding(parents: np.ndarray, start: int, count: int) -> np.ndarray:
-    """Return [count, rows] int64: the cache index of each row's predecessor, of that one's, and so
-    on; NOTHING before the text.
-
-    parents: [rows] int of the pass, -1: the last cached token. start: number of cached tokens,
-    which the rows of the pass follow.
-    """
+    """Return [count, rows] int64: cache indices of each row's predecessor, of that one's, and so
+    on; NOTHING before the text. parents: [rows] int of the pass; -1: the last cached token. start:
+    cached tokens, which the rows follow."""
     found = np.empty((count, len(parents)), np.int64)
     row = np.asarray(parents, np.int64)
     for distance in range(count):
@@ -383,8 +370,7 @@ def chain_parents(rows: int) -> np.ndarray:
 
 
 def parents_seen(sees: np.ndarray) -> np.ndarray:
-    """Return [rows] int64 parents for `sees` [rows, rows] bool, each row's path including itself;
-    the parent is the last earlier row that a row sees."""
+    """Return [rows] int64: parents from `sees` [rows, rows] bool, each row's path with itself."""
     before = np.tril(sees, -1)
     last = len(sees) - 1 - np.argmax(before[:, ::-1], axis=1)
     return np.where(before.any(axis=1), last, -1)

@@ -1,4 +1,4 @@
-"""Threads that wait for their turn: the wait counts neither as hanging nor as slow."""
+"""Threads that wait for their turn, which counts neither as hanging nor as slow."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def add_wait(seconds: float) -> None:
 
 
 def own_clock() -> float:
-    """Return a clock in seconds that stops while this thread waits for its turn."""
+    """Return seconds of a clock that stops while this thread waits for its turn."""
     return time.perf_counter() - float(getattr(_own, "waited_s", 0.0))

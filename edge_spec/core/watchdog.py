@@ -1,8 +1,8 @@
 """Passes in a separate thread, so that one that hangs does not block the text: a draft's always,
 the target's if a time-out was set.
 
-A pass that hangs in a library cannot be ended from outside. After a limit its caller gets a
-HungError, and the session is not used again. Its memory is lost until the pass ends, if ever.
+A hanging pass cannot be ended from outside. After a limit the caller gets a HungError, and the
+session is not used again; its memory is lost until the pass ends, if ever.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from edge_spec.errors import HungError
 _Result = TypeVar("_Result")
 
 LEAST_S = 2.0  # lower bound of a pass's limit
-FIRST_S = 60.0  # limit of the first pass of a width, when libraries prepare
-TIMES = 50  # limit relative to the usual duration of the width
+FIRST_S = 60.0  # limit of a width's first pass, when libraries prepare
+TIMES = 50  # limit relative to the width's usual duration
 _SLICES = 10  # parts in which a limit is waited for
-_CHUNK = 256  # tokens of a prompt in one call, so that the limit need not cover a long prompt
+_CHUNK = 256  # tokens of a prompt in one call, to bound its duration
 
 _log = logging.getLogger(__name__)
 
 
 class WatchedModel:
-    """Wraps a model so that its sessions give up on passes that hang.
+    """A model whose sessions give up on passes that hang.
 
-    A pass's limit is `times` the usual duration of its width, at least `least_s`; for the first of
-    a width, `first_s`. remedy: of the HungError. `close` closes the model unless a pass still runs.
+    A pass's limit is `times` the usual duration of its width, at least `least_s`; for a width's
+    first, `first_s`. remedy: of the HungError. `close` leaves the model open if a pass hangs.
     """
 
     def __init__(
@@ -85,8 +85,7 @@ class WatchedModel:
 
 
 class WatchedSession:
-    """Wraps a session. A pass that hangs raises HungError, as does every later call. Only passes
-    are watched."""
+    """Wraps a session. A pass that hangs raises HungError, and so does every later call."""
 
     def __init__(
         self, session: Session, least_s: float, first_s: float, times: float, remedy: str
@@ -96,13 +95,13 @@ class WatchedSession:
         self._first_s = first_s
         self._times = times
         self._worker = _Worker(remedy)
-        self._usual: dict[tuple[str, int], tuple[int, float]] = {}  # (passes, mean seconds)
-        # by call and number of rows
+        # by call and rows: passes, mean seconds
+        self._usual: dict[tuple[str, int], tuple[int, float]] = {}
         self.is_in_use = True
 
     @property
     def hangs(self) -> bool:
-        """Return whether a pass that was given up on, or the close after it, still runs."""
+        """Return whether an abandoned pass, or the close after it, still runs."""
         return self._worker.given_up is not None and self._worker.is_busy
 
     @property
@@ -133,8 +132,8 @@ class WatchedSession:
         return place_before(self._session, length)
 
     def close(self) -> None:
-        """Close after a pass that an interrupt left behind. After a pass that was given up on, its
-        thread closes the session once it ends."""
+        """Close after a pass that an interrupt left; an abandoned pass's thread closes the session
+        when it ends."""
         try:
             self._worker.require_idle()
         except HungError:
@@ -189,7 +188,7 @@ class _Featured(_Restorable):
 
 
 class _Worker:
-    """A thread that does one thing at a time for one other thread."""
+    """A thread that does one thing at a time for another thread."""
 
     def __init__(self, remedy: str) -> None:
         self.given_up: str | None = None  # why no more work is accepted
@@ -198,8 +197,8 @@ class _Worker:
         self._asked: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._result: Any = None
         self._error: BaseException | None = None
-        # The caller counts what began, this thread what ended, so an interrupt between two lines of
-        # the caller can never make running work look finished.
+        # The caller counts what began, this thread what ended, so an interrupted caller never takes
+        # running work for finished.
         self._num_begun = self._num_ended = 0
         self._done = Lock()  # used as a signal: the fastest kind
         self._done.acquire()
@@ -210,13 +209,13 @@ class _Worker:
         return self._num_ended != self._num_begun
 
     def call(self, work: Callable[[], _Result], limit_s: float) -> _Result:
-        """Return or raise the work's outcome. Raises HungError if it takes longer than `limit_s`,
-        and on every later call."""
+        """Return or raise the work's outcome. Raises HungError after `limit_s`, and on later
+        calls."""
         self.require_idle()
         if self._thread is None:
             self._thread = Thread(target=self._run, name="edge-spec-pass", daemon=True)
             self._thread.start()
-        self._done.acquire(blocking=False)  # a signal that an interrupt kept from being consumed
+        self._done.acquire(blocking=False)  # left by an interrupt
         self._result = self._error = None  # likewise
         self._limit_s = limit_s
         self._num_begun += 1
@@ -228,14 +227,13 @@ class _Worker:
         return cast(_Result, result)
 
     def require_idle(self) -> None:
-        """Wait for work that an interrupt left behind. Raises HungError."""
+        """Wait for work that an interrupt left. Raises HungError."""
         if self.given_up is not None:
             raise HungError(self.given_up, remedy=self._remedy)
         self._wait()
 
     def end(self, last: Callable[[], object] | None = None) -> None:
-        """End the thread after its current work, even if given up on, and after `last`. No call may
-        follow."""
+        """End the thread after its current work and `last`. No call may follow."""
         if self._thread is None:
             return
         self._thread = None
@@ -245,13 +243,13 @@ class _Worker:
         self._asked.put(None)
 
     def _wait(self) -> None:
-        # While the process is stopped (Ctrl-Z, a debugger), the pass does not run either. That
-        # costs only one slice; the others still follow.
+        # While the process is stopped (Ctrl-Z, a debugger), the pass stops too; that ends only one
+        # slice.
         num_waited = 0
         while num_waited < _SLICES:
             if not self.is_busy:
                 return
-            # The signal may be the previous pass's, which comes after its count.
+            # The signal may be the previous pass's, given after its count.
             self._done.acquire(timeout=self._limit_s / _SLICES)
             num_waited += not self._waits_for_its_turn()
         if not self.is_busy:
@@ -270,6 +268,6 @@ class _Worker:
                 self._error = error
             del work
             self._num_ended += 1
-            if self._done.locked():  # nobody waits for work that was given up on
+            if self._done.locked():  # nobody waits for abandoned work
                 self._done.release()
         self._result = self._error = None

@@ -1,8 +1,7 @@
 """`edge_spec.load`: from a model's name and a user's options to an engine.
 
-`plans_for` lists plans, best first. `open_engine` prepares and opens the first, or the next one if
-that fails. The package is not called `load`, because importing a module `edge_spec.load` would
-replace the function `edge_spec.load`.
+`plans_for` lists plans, best first; `open_engine` opens the first that works. The package is not
+called `load`, because importing `edge_spec.load` would replace the function of that name.
 """
 
 from __future__ import annotations
@@ -77,9 +76,9 @@ def load_asked(
     needs_chat: bool = False,
     learning: StartLearning | None = None,
 ) -> Engine:
-    """Open an engine; a drafter trained here for the model is used unless others were requested.
-    keeps_answers: for later runs. Raises as `load_engine` does, what `screen` and `learning` raise,
-    and UnsupportedModelError for a missing chat template that is needed."""
+    """Open an engine; a drafter trained here is used unless others were requested. keeps_answers:
+    for later runs. Raises as `load_engine` does, what `screen` and `learning` raise, and
+    UnsupportedModelError without a required chat template."""
     source = Source(model, progress)
     ways = partial(plans_for, source, asked, keeps_answers=keeps_answers)
     plans = ways(uses_trained=learning is None)
@@ -89,12 +88,12 @@ def load_asked(
         if not plans[0].is_own:
             raise
         engine = open_engine(ways(uses_trained=False), learning, screen, needs_chat)
-        tell_untrained(source, error)  # only now is it clear that the target is not at fault
+        tell_untrained(source, error)  # only now: the target is not at fault
         return engine
 
 
 def load_engine(model: str, options: LoadOptions, progress: Progress) -> Engine:
-    """Open an engine. Raises an EdgeSpecError that names what is missing or wrong."""
+    """Raises an EdgeSpecError that names what is missing or wrong."""
     return open_engine(plan_engine(Source(model, progress), options))
 
 
@@ -104,8 +103,7 @@ def open_engine(
     screen: Screen | None = None,
     needs_chat: bool = False,
 ) -> Engine:
-    """Open the first plan that works, in order; log one line on runtimes that failed. Raises as
-    `load_asked` does."""
+    """Open the first plan that works; log runtimes that failed. Raises as `load_asked` does."""
     refusals: tuple[Refusal, ...] = ()
     while True:
         plan, left = choose_plan(plans, refusals)
@@ -131,8 +129,8 @@ def open_engine(
 def _prepared(
     plan: EnginePlan, left: Sequence[EnginePlan], needs_chat: bool, makes_room: bool
 ) -> PreparedEngine:
-    """Prepare a plan. Raises TargetRefusedError if memory is short or a measured choice of device
-    is gone: another plan may work."""
+    """Raises TargetRefusedError if memory is short or a device of measurements is gone: another
+    plan may work."""
     try:
         if left and left[0].target.how.providers != plan.target.how.providers:
             plan.target.require_devices()
@@ -147,8 +145,8 @@ def _prepared(
 def _others(
     left: Sequence[EnginePlan], failed: EnginePlan, error: EdgeSpecError
 ) -> list[EnginePlan]:
-    """Return the plans to try after a failed target. Short memory alone does not justify a
-    conversion for another runtime."""
+    """Return the plans after a failed target. Short memory does not justify a conversion for
+    another runtime."""
     tried = failed.target.name, failed.target.how
     others = [each for each in left if (each.target.name, each.target.how) != tried]
     if isinstance(error, DeviceMemoryError):
@@ -159,11 +157,11 @@ def _others(
 def _with_arguments(
     arguments: Callable[_Arguments, LoadArguments],
 ) -> Callable[[Callable[[LoadArguments], Engine]], Callable[_Arguments, Engine]]:
-    """Give a function the arguments of LoadArguments, for type checkers, `help` and its docstring."""
+    """Give a function LoadArguments' arguments, for type checkers, `help` and its docstring."""
 
     def decorate(opening: Callable[[LoadArguments], Engine]) -> Callable[_Arguments, Engine]:
         options = declared_options(AskedOptions)
-        # Types of the fields, without the command line's additions.
+        # Fields' types, without the command line's additions.
         types = {name: each.type for name, each in options.items()}
         known = inspect.signature(LoadArguments).parameters.values()
         signature = inspect.Signature(
@@ -193,8 +191,7 @@ def _with_arguments(
 
 
 def _unknown(name: str) -> UsageError:
-    """Return the refusal of an unknown argument, with a suggestion; users often write options as on
-    the command line."""
+    """Refuse an unknown argument with a suggestion; users write options as on the command line."""
     options = declared_options(AskedOptions)
     flags = {each.flag.removeprefix("--"): known for known, each in options.items()}
     names = [*options, "model", "progress", *ANSWER_NAMES]
@@ -224,11 +221,11 @@ def load(asked: LoadArguments) -> Engine:
 
 @dataclass(frozen=True)
 class ModelOnDemand:
-    """A model that is opened on request, and may be closed and opened again.
+    """A model that is opened on request, and may be closed and reopened.
 
     name: in lists and answers; aliases: also accepted in requests. open: takes `report` (None: show
     progress to whoever started the program) and `screen`, which receives the models before their
-    weights are read; raises an EdgeSpecError, and what these two raise.
+    weights are read; raises an EdgeSpecError, and what these raise.
     """
 
     name: str
@@ -237,8 +234,8 @@ class ModelOnDemand:
 
 
 def options_of_others(asked: AskedOptions) -> AskedOptions:
-    """Return the options for all models but the first if a command names several: a named draft and
-    early exit's layers belong to one model."""
+    """Return the options of further models of a command: a named draft and early exit's layers
+    belong to the first."""
     asked = replace(asked, exit_layer=None)
     if not set(asked.named_drafts or ()) - {"auto", "none"}:
         return asked

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 STORED_VERSION = 6  # raise it when exporters store a step differently
-# Width from which matrices have 4 bits and several threads. In a narrower head's step, bytes are
-# not what costs, so 8 bits and one thread take hardly longer.
+# Width from which matrices have 4 bits and several threads. Below it bytes are not the cost of a
+# step, so 8 bits and one thread take hardly longer.
 WIDE = 768
 _MOST_THREADS = 4  # for one product: more wait for memory and each other
 _GRAPH_FILE = "step.onnx"
@@ -79,9 +79,8 @@ def open_trained_head(
     *,
     keeps: bool = True,
 ) -> HeadNetwork:
-    """Open a head's network. threads: of the target. keeps: cache what is built. Raises as
-    `runtimes.open_head` and `head_backend` do, and UsageError for a target without the weights that
-    the head shares."""
+    """threads: of the target. keeps: cache what is built. Raises as `runtimes.open_head` and
+    `head_backend` do, and UsageError for a target without tables that the head shares."""
     head = runtimes.open_head(path, target.config)
     who = f"the head {path} shares"
     network: HeadNetwork
@@ -114,8 +113,8 @@ class _NoTables:
 
 
 def _with_fewer_tokens(head: _Scoring, target: PreparedModel) -> _Scoring:
-    """Restrict a head that scores a whole large vocabulary to likely tokens: drafting others gains
-    less than it costs, and the target still writes them."""
+    """Restrict a head to likely tokens of a large vocabulary: drafting others gains less than it
+    costs."""
     if head.token_ids is not None or (isinstance(head, AssistantHead) and head.centroids):
         return head
     likely = frequent_tokens(target.vocabulary(), target.config.vocab_size)
@@ -123,8 +122,7 @@ def _with_fewer_tokens(head: _Scoring, target: PreparedModel) -> _Scoring:
 
 
 def reported_acceptance(path: Path) -> tuple[float, ...]:
-    """Return the acceptance at each position that `edge-spec distill` measured; () if there is
-    none."""
+    """Return the acceptance by position that `edge-spec distill` measured, or ()."""
     try:
         chances = tuple(float(each) for each in training_report(path)["acceptance"])
     except (ValueError, TypeError, KeyError):
@@ -133,8 +131,8 @@ def reported_acceptance(path: Path) -> tuple[float, ...]:
 
 
 def open_tables(source: Source, who: str) -> TensorRows:
-    """Open the embedding and output matrix, even of a GGUF file that only a library can run, else
-    all weights. Raises as `open_weights` does."""
+    """Open embedding and output matrix, even of a GGUF file that only a library can run. Raises as
+    `open_weights` does."""
     try:
         return open_weights(source, who)
     except UsageError:
@@ -160,7 +158,7 @@ def open_weights(source: Source, who: str) -> Checkpoint:
 def head_backend(
     head: Path, target: str, hidden_size: int, threads: int | None = None, keeps: bool = True
 ) -> HeadBackend:
-    """target: identifies the model whose tables a head may share. threads: of a wide head, whose
+    """target: identity of the model whose tables a head may share. threads: of a wide head, whose
     products are worth dividing; None: automatic. keeps: cache what is built. Raises
     MissingDependencyError without onnxruntime."""
     runtime: object = runtimes.load_runtime(_RUNTIME)
@@ -174,9 +172,8 @@ def head_backend(
 
 @dataclass(frozen=True)
 class StoredBackend:
-    """Runs an exporter's stored step in a runtime. bits: of matrices, or FLOAT_BITS; output
-    matrices score the likeliest tokens with at least 8. cached: directory for the step; None: do
-    not keep it."""
+    """Runs exported steps in a runtime. bits: of matrices, or FLOAT_BITS; output matrices have at
+    least 8. cached: directory for the step; None: do not keep it."""
 
     runtime: ComputesHeads
     bits: int
@@ -187,7 +184,7 @@ class StoredBackend:
         return self.runtime.open_head(self._stored(head, matrices), head, self.threads)
 
     def _stored(self, head: TrainedHead, matrices: Mapping[str, HeadMatrix]) -> StoredStep:
-        """Store a step; an unwritable cache only costs time and memory."""
+        """An unwritable cache costs only time and memory."""
 
         def write(weights: BinaryIO) -> bytes:
             return runtimes.step_graph(head, matrices, self.bits, weights)

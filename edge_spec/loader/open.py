@@ -1,11 +1,10 @@
-"""Prepare a plan, open its models, and compose an engine around them.
+"""Prepare a plan, open its models, and compose an engine.
 
 Preparing converts what no runtime reads directly, reads headers, and checks that all models fit.
-Weights are read afterwards, the target's last, so options and drafters refuse before that.
+Weights follow, the target's last, so options and drafters refuse before that.
 
-A library that kills the process while it opens a model cannot be caught. So a mark is left while a
-model is opening; if the next start finds one of a dead process, it first opens the model in a
-separate process.
+A library that kills the process while it opens a model cannot be caught. A mark is left meanwhile;
+if the next start finds one of a dead process, it first opens the model in a separate process.
 """
 
 from __future__ import annotations
@@ -84,14 +83,14 @@ if TYPE_CHECKING:
     from edge_spec.drafters.draft.draft_model import Draft
 
 _TRIAL_S = 300.0  # to open a model in
-# Largest file to open concurrently with other work: a refusal meanwhile waits about a second.
+# Largest file to open concurrently: a refusal meanwhile waits about a second.
 _MOST_BYTES = 2_500_000_000
-_ROOM = 2  # times the file's size that must be free, since nothing is closed first to make room
+_ROOM = 2  # times such a file must be free, as nothing is closed first
 _log = logging.getLogger(__name__)
 
 
 class TargetRefusedError(Exception):
-    """The runtime cannot run the target, for a reason that need not apply to others."""
+    """The runtime cannot run the target; another one may."""
 
     def __init__(self, error: EdgeSpecError) -> None:
         super().__init__(str(error))
@@ -117,7 +116,7 @@ class PreparedEngine:
 
     @property
     def context_length(self) -> int:
-        """Tokens that the target accepts, including a few that its runtime reserves."""
+        """Tokens that the target accepts, with the few that its runtime reserves."""
         own = self.target.config.context_length
         return min(own, self.options.context_length or own)
 
@@ -125,8 +124,8 @@ class PreparedEngine:
 def prepare_engine(
     plan: EnginePlan, needs_chat: bool = False, makes_room: bool = False
 ) -> PreparedEngine:
-    """Convert what has to be, and check that the models fit. needs_chat: do not convert a target
-    without a valid chat template. makes_room: as in `require_fit`. Raises an EdgeSpecError:
+    """Convert what has to be, and check that the models fit. needs_chat: convert no target without
+    a valid chat template. makes_room: as in `require_fit`. Raises an EdgeSpecError:
     DeviceMemoryError if memory is short, UsageError if a draft's draft has other tokens."""
     options, progress = plan.options, plan.source.progress
     identity = plan.source.identity
@@ -146,8 +145,8 @@ def prepare_engine(
 
 
 def _translating(target: PreparedModel, options: LoadOptions) -> PreparedModel:
-    """Apply the requested languages. Raises UsageError, also for a translator without a language to
-    answer in."""
+    """Apply the requested languages. Raises UsageError, also for a translator without a target
+    language."""
     languages = options.source_language, options.target_language
     if target.config.encoder is None and languages == (None, None):
         return target
@@ -182,7 +181,6 @@ def _require_worth_converting(needs_chat: bool, head: Path | None, model: Any) -
 def _prepared_drafts(
     target: PreparedModel, plans: tuple[ModelPlan, ...], progress: Progress
 ) -> Iterator[PreparedModel]:
-    """Yield each draft in its cheapest form."""
     above = None
     for each in plans:
         draft = each.prepare(progress, before_conversion=require_room_to_convert)
@@ -194,8 +192,8 @@ def _prepared_drafts(
 
 
 def _require_same_kind(target: PreparedModel, draft: PreparedModel) -> None:
-    """Raises UsageError if only one of them has an encoder, or their sources end differently: the
-    same text would mean something else to each."""
+    """Raises UsageError if only one has an encoder, or sources end differently: a text would mean
+    different things to them."""
     found = [
         each.config.encoder and (each.config.encoder.beginning, each.config.encoder.ends_source)
         for each in (target, draft)
@@ -211,9 +209,9 @@ def _require_same_kind(target: PreparedModel, draft: PreparedModel) -> None:
 
 
 def begin_opening(prepared: PreparedEngine, opened: ExitStack) -> Callable[[], Model]:
-    """Start opening the target: a quick one at once, in a thread, while its text is prepared.
-    Return a function that waits for the model and raises as `open_target` does. opened: closes the
-    model, even if nobody waited."""
+    """Start opening the target, a quick one at once in a thread, while its text is prepared. Return
+    a function that waits for it and raises as `open_target` does. opened: closes the model, even if
+    nobody waited."""
 
     def open_now() -> Model:
         model = open_target(prepared)
@@ -235,7 +233,6 @@ def begin_opening(prepared: PreparedEngine, opened: ExitStack) -> Callable[[], M
 
 
 def _opens_beside(prepared: PreparedEngine) -> bool:
-    """Return whether to open the target concurrently."""
     runtime = prepared.target.runtime
     if not runtime.opens_beside or _is_left(_mark(prepared)):
         return False
@@ -244,7 +241,7 @@ def _opens_beside(prepared: PreparedEngine) -> bool:
 
 
 def open_target(prepared: PreparedEngine) -> Model:
-    """Raises ModelFileError for a file that changed since its runtime was chosen, and
+    """Raises ModelFileError for a file that changed since its runtime was chosen,
     TargetRefusedError if another runtime may work."""
     _require_unchanged(prepared)
     try:
@@ -277,7 +274,7 @@ def _mark(prepared: PreparedEngine) -> Path:
 
 @contextmanager
 def _marked(mark: Path) -> Iterator[None]:
-    """Leave a mark during the block; a failure to write it only costs the mark."""
+    """Mark the process during the block; failing to write the mark does no harm."""
     with suppress(OSError):
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text(str(os.getpid()), encoding="ascii")
@@ -304,8 +301,8 @@ def _try_apart(prepared: PreparedEngine) -> None:
 
 
 def _is_left(mark: Path) -> bool:
-    """Return whether the mark's process is dead. Always False on Windows, where probing a process
-    may end it."""
+    """Return whether the mark's process is dead; never on Windows, where probing a process may end
+    it."""
     if sys.platform == "win32":
         return False
     try:
@@ -318,7 +315,7 @@ def _is_left(mark: Path) -> bool:
 
 
 def open_described(place: str) -> None:
-    """Open a model in the other process. Raises an EdgeSpecError."""
+    """Open a model in the other process."""
     candidate = candidate_of(place)
     candidate.prepared.open(candidate.options).close()
 
@@ -339,7 +336,7 @@ class OpenModels:
 def open_models(
     prepared: PreparedEngine, open_target: Callable[[], Model], opened: ExitStack
 ) -> OpenModels:
-    """Open all models and drafters, which `opened` closes. Raises an EdgeSpecError, and
+    """Open all models and drafters, which `opened` closes. Raises an EdgeSpecError,
     TargetRefusedError if another runtime may run the target."""
     options, target = prepared.options, prepared.target
     key = profile_key(prepared.source, target, options.runtime_options)
@@ -424,8 +421,8 @@ def _drafter_context(prepared: PreparedEngine, drafts: Sequence[Draft]) -> Draft
 
 
 def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:
-    """Refuse what the model cannot do, so that nothing fails in the middle of a text. Raises
-    UsageError, UnsupportedModelError."""
+    """Refuse now what would fail in the middle of a text. Raises UsageError,
+    UnsupportedModelError."""
     max_rows = model.capabilities.verified_rows
     if options.draft_n_max is not None and options.draft_n_max >= max_rows:
         raise UsageError(
@@ -445,15 +442,14 @@ def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptio
         )
 
 
-# Starts a learner for open models. Raises an EdgeSpecError if nothing can be learnt from them.
+# Starts a learner for open models. Raises an EdgeSpecError if nothing can be learnt.
 StartLearning = Callable[[OpenModels], Learner]
 
 
 def compose_engine(
     models: OpenModels, opened: ExitStack, learning: StartLearning | None = None
 ) -> Engine:
-    """Compose the engine. opened: closes what was started if the rest fails. learning: from
-    answers, if requested."""
+    """opened: closes what was started if the rest fails. learning: from answers, if requested."""
     prepared, key, model = models.prepared, models.key, models.target
     target, options = prepared.target, prepared.options
     rows = rows_key(key, model.config)

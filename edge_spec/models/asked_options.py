@@ -1,8 +1,8 @@
 """The single declaration of each option for opening a model.
 
-It yields the arguments of `edge_spec.load`, the command line's options and the table in
-docs/cli.md; the loader reads its fields. Values of wrong types are refused, and misspelled names
-get a suggestion. Import nothing heavy here: every `--help` does.
+It makes the arguments of `edge_spec.load`, the command line's options and the table in docs/cli.md;
+the loader reads its fields. Wrong types are refused, misspelled names get a suggestion. Import
+nothing heavy here: every `--help` does.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ MODEL_HELP = (
     "A GGUF file, a Hugging Face directory, a bundle or pair bundle, hf:org/name[:file], or "
     "smollm2."
 )
-_OPTION = "option"  # key in a field's metadata
+_OPTION = "option"
 
 
 @dataclass(frozen=True)
 class Option:
-    """Description of an option, a dataclass field, and who supports it."""
+    """An option's description and support; a dataclass field."""
 
     help: str  # for `--help`, `load`'s docstring and docs/cli.md
     panel: str | None = None  # of `--help`; None: the unnamed one
@@ -58,9 +58,9 @@ class Option:
     read_as: Any = None  # type on the command line, if not the field's
     more: str = ""  # added in docs/cli.md, as Markdown
     runtimes: tuple[str, ...] = ()  # the only ones that support it
-    # A refusal names the first of these drafters of ours. Who uses the option
+    # Our drafters that use it; a refusal names the first. `DrafterTraits.options` decides whether
+    # it is used; if not, it is refused.
     drafters: tuple[str, ...] = ()
-    # is decided by `DrafterTraits.options`; if nobody does, it is refused
     in_auto: bool = False  # --drafter auto uses it too
     name: str = ""  # this and the following come from the field: see `declared_options`
     type: Any = None
@@ -72,7 +72,6 @@ class Option:
 
     @property
     def is_in_seconds(self) -> bool:
-        """Return whether it is in seconds, as its field's suffix says."""
         return self.name.endswith("_s")
 
     @property
@@ -84,7 +83,6 @@ class Option:
         return self.read_as(self.default) if is_choice else self.default
 
     def from_command_line(self, value: Any) -> Any:
-        """Convert a value read on the command line to the field's value."""
         if value is None:
             return self.default
         return tuple(value) if isinstance(value, list) else value
@@ -110,7 +108,7 @@ rare_option = partial(option, panel="Advanced")
 
 @cache
 def declared_options(group: type) -> Mapping[str, Option]:
-    """Return the group's options by name, in field order; other fields are skipped."""
+    """Return the group's options by name, in field order."""
     hints = get_type_hints(group)
     found = {}
     for each in fields(group):
@@ -139,7 +137,7 @@ def _is_of(value: Any, taken: Any) -> bool:
     origin = get_origin(taken)
     if origin in (Union, UnionType):
         return any(_is_of(value, each) for each in get_args(taken))
-    if origin is Sequence:  # a string is a sequence of characters, but never meant as one
+    if origin is Sequence:  # a string is a sequence too, but never meant as one
         (item,) = get_args(taken)
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         return is_list and all(_is_of(each, item) for each in value)
@@ -150,8 +148,8 @@ def _is_of(value: Any, taken: Any) -> bool:
 
 
 def meant(name: str, names: Iterable[str], others: Mapping[str, str]) -> str | None:
-    """Return the name meant by an unknown one: a different spelling, a key of `others`, or the
-    closest match; None if nothing is close."""
+    """Return the name that is meant: another spelling, a key of `others`, or the closest match;
+    None if nothing is close."""
     plain = _plain(name)
     known = {_plain(each): each for each in names}
     every = {_plain(other): each for other, each in others.items()} | known
@@ -340,8 +338,8 @@ class AskedOptions:
 
     @property
     def named_drafts(self) -> tuple[str, ...] | None:
-        """Return the drafts as given, each drafting for the previous one, the first for the target;
-        None if not given."""
+        """Return the drafts as given, the first for the target, each further one for the one
+        before; None if not given."""
         if self.draft is None:
             return None
         return (self.draft,) if isinstance(self.draft, str) else tuple(self.draft)

@@ -75,7 +75,7 @@ _Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
 
 
 class Stated(BaseModel):
-    """Base of what manifests contain."""
+    """Base of manifests' parts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -86,11 +86,8 @@ class FileEntry(Stated):
 
 
 class CompiledFor(Stated):
-    """The part of a manifest that binds a bundle to one NPU.
-
-    versions: of the compiler's parts, by name. outside: for each function, operators left to the
-    CPU, counted by name.
-    """
+    """Binds a bundle to one NPU. versions: of the compiler's parts, by name. outside: for each
+    function, operators left to the CPU, counted by name."""
 
     soc: str = Field(pattern=r"^[A-Z0-9]{1,20}$")
     htp_arch: int = Field(ge=1, le=999)
@@ -131,7 +128,7 @@ class Manifest(Stated):
 
     @property
     def weights(self) -> str:
-        """Return the key by which kernels are chosen: a whole cache has others, with other costs."""
+        """Return what kernels are chosen by: a whole cache has others, with other costs."""
         return self.quantization + (" stacked" if self.kv_cache == "whole" else "")
 
 
@@ -168,7 +165,7 @@ class Member(Stated):
 
 
 class VocabularyProof(Stated):
-    """Proof that the draft's tokens are the target's, by digests of `Vocabulary`."""
+    """Digests by `Vocabulary`, proving that the draft's tokens are the target's."""
 
     target_sha256: _Digest
     target_size: int
@@ -208,14 +205,13 @@ class PairManifest(Stated):
         return self
 
     def members(self) -> Iterator[tuple[str, Member]]:
-        """Yield each role with its model."""
         yield ROLES[0], self.target
         if self.draft is not None:
             yield ROLES[1], self.draft
 
     @property
     def files(self) -> dict[str, FileEntry]:
-        """Return all listed files by path in the pair bundle."""
+        """All listed files by path in the pair bundle."""
         listed = {TOKENIZER: self.tokenizer}
         for _, member in self.members():
             for variant in member.variants:
@@ -228,7 +224,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def read_listing(directory: Path, kind: type[_Manifest]) -> _Manifest:
-    """Read a manifest without looking at its files or the model's architecture. Raises BundleError."""
+    """Read a manifest; its files and architecture are not checked. Raises BundleError."""
     return read_model(directory / kind.file_name, kind, kind.remedy)
 
 
@@ -254,8 +250,8 @@ def _invalid(path: Path, error: ValidationError, remedy: str) -> BundleError:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read manifest.json and check its architecture, without looking at the files. Raises
-    BundleError, and UsageError for a path that is not UTF-8."""
+    """Read manifest.json and check its architecture, not its files. Raises BundleError, and
+    UsageError for a path that is not UTF-8."""
     require_readable(directory)
     path, manifest = directory / MANIFEST, read_listing(directory, Manifest)
     try:
@@ -274,7 +270,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _find_problem(manifest: Manifest) -> str | None:
-    """Return why no model can match this manifest; None: one can. A runtime checks the tensors."""
+    """Return why no model can match this manifest; a runtime checks the tensors."""
     config = ModelConfig.from_dict(manifest.architecture)
     for name, largest in _MAX_COUNTS.items():
         least = 0 if name in _MAY_BE_NONE else 1
@@ -296,7 +292,7 @@ def _find_problem(manifest: Manifest) -> str | None:
 
 
 def require_readable(path: Path, user: str = "a bundle") -> None:
-    """Raises UsageError for a path that is not UTF-8, which JSON and libraries cannot name."""
+    """Raises UsageError for a path that is not UTF-8: JSON and libraries cannot name it."""
     if readable(str(path.absolute())) != str(path.absolute()):
         raise UsageError(
             f"{path} is no path in UTF-8, as {user} needs", remedy="Choose another name."
@@ -304,7 +300,7 @@ def require_readable(path: Path, user: str = "a bundle") -> None:
 
 
 def regular_size(path: Path) -> int:
-    """Return the size in bytes. Raises OSError unless it is a file or a link to one: others may be
+    """Return the size in bytes. Raises OSError unless it is a file or a link to one; others may be
     endless."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -313,8 +309,8 @@ def regular_size(path: Path) -> int:
 
 
 def is_below(name: str) -> bool:
-    """Return whether this is a plain relative path on every system: without root, drive, device,
-    upward step or a part that a system would read as another name."""
+    """Return whether this is a plain relative path on every system: no root, drive, device, step
+    upwards, or part that a system would rename."""
     return all(
         part
         and part[-1] not in ". "  # Windows drops them
@@ -335,8 +331,8 @@ def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
 
 
 def check_file(directory: Path, name: str, entry: FileEntry, hashed: bool = True) -> None:
-    """Raises BundleError unless the file is below the directory, no link and as in `entry`; with
-    `hashed` False its content is not read."""
+    """Raises BundleError unless the file is below the directory, no link and as in `entry`. hashed:
+    read its content."""
     file = directory / name
     if not is_below(name):
         problem = f"{directory} lists a file outside itself: {name[:_SHOWN]}"
@@ -354,8 +350,7 @@ def check_file(directory: Path, name: str, entry: FileEntry, hashed: bool = True
 
 
 def find_foreign(directory: Path, manifest: Manifest | PairManifest | None) -> list[str]:
-    """Return files and links that are neither listed nor added later. manifest: None: nothing is
-    listed."""
+    """Return files and links that are neither listed nor added later."""
     known = {manifest.file_name, *manifest.files} if manifest else set()
     if isinstance(manifest, Manifest):
         known.add(PARTS_FILE)
@@ -379,7 +374,7 @@ def may_replace(out: Path, kind: type[_Manifest]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """An opened bundle with a valid manifest and the files that it lists."""
+    """An opened bundle, valid and with the files it lists."""
 
     path: Path
     manifest: Manifest
@@ -393,7 +388,7 @@ class Bundle:
         return sum(entry.num_bytes for entry in self.manifest.files.values())
 
     def file(self, name: str) -> Path:
-        """Raises BundleError for a file that the manifest does not list."""
+        """Raises BundleError for an unlisted file."""
         if name not in self.manifest.files:
             raise BundleError(f"{self.path} has no file {name}", remedy=EXPORT_AGAIN)
         return self.path / name
@@ -414,7 +409,7 @@ def open_bundle(path: Path, hashed: bool = True) -> Bundle:
 def write_manifest(
     path: Path, hashed: Mapping[str, FileEntry] | None = None, **fields: object
 ) -> Manifest:
-    """Write the manifest of the files below `path`. hashed: the result of `list_files`, if known."""
+    """Write the manifest of the files below `path`. hashed: from `list_files`, if known."""
     files = list_files(path, path) if hashed is None else hashed
     manifest = Manifest.model_validate(
         {**fields, "files": files, "tokenizer_sha256": files[TOKENIZER].sha256}
@@ -429,7 +424,7 @@ def write_listing(directory: Path, manifest: Manifest | PairManifest) -> None:
 
 
 def add_file(bundle: Bundle, name: str, content: bytes) -> Bundle:
-    """Add or replace a file. The bundle stays valid if interrupted at any moment."""
+    """Add or replace a file. The bundle stays valid at any interruption."""
     others = {other: entry for other, entry in bundle.manifest.files.items() if other != name}
     write_listing(bundle.path, bundle.manifest.model_copy(update={"files": others}))
     with atomic_file(bundle.path / name) as work:
@@ -459,7 +454,7 @@ class PairMember:
 
     @property
     def identity(self) -> str:
-        """Identify the model's files; a copy on another device has the same identity."""
+        """Identify the model's files, also as a copy on another device."""
         files = [
             (name, entry.sha256) for v in self.member.variants for name, entry in v.files.items()
         ]
@@ -467,14 +462,14 @@ class PairMember:
 
     @property
     def draft(self) -> Path | None:
-        """Return the path of this model's draft; None for a draft or if there is none."""
+        """Return the path of this model's draft, if any."""
         if self.role == ROLES[1] or self.pair.draft is None:
             return None
         return self.directory / ROLES[1]
 
     def path(self, format: str) -> Path:
-        """Return the path of the variant in this format. Its files, or its manifest, are checked
-        against pair.json. Raises UsageError if there is none, BundleError."""
+        """Return the path of the variant in this format, checked against pair.json (its files, or
+        its manifest). Raises UsageError if there is none, BundleError."""
         formats = self.member.formats
         if format not in formats:
             raise UsageError(
@@ -499,8 +494,8 @@ def is_in_pair(path: Path) -> bool:
 
 
 def find_member(path: Path) -> PairMember | None:
-    """Return the model that a path in a pair bundle names: the bundle itself its target, target/
-    and draft/ one of the two; None for other paths. Raises BundleError for an invalid pair.json."""
+    """Return the model that a path in a pair bundle names (the bundle: its target); None for other
+    paths. Raises BundleError for an invalid pair.json."""
     if is_pair(path):
         return PairMember(path, ROLES[0], read_listing(path, PairManifest))
     if path.name in ROLES and is_pair(path.parent):

@@ -18,8 +18,8 @@ _WRITING_MACOS, _RUNNING_MACOS = 26, 27
 
 
 def require_writing() -> None:
-    """Refuse a system or library version that cannot write programs. Imports nothing. Raises
-    DeviceError, MissingDependencyError."""
+    """Raises DeviceError, MissingDependencyError where programs cannot be written. Imports
+    nothing."""
     problem = _system_problem(_WRITING_MACOS)
     if problem is not None:
         raise DeviceError(f"Core AI writes no programs here: {problem}", remedy=_ELSEWHERE)
@@ -27,7 +27,7 @@ def require_writing() -> None:
 
 
 def require_running() -> None:
-    """Refuse a system or library version that cannot run programs, with the same errors."""
+    """Raises DeviceError, MissingDependencyError where programs cannot be run."""
     problem = running_problem()
     if problem is not None:
         raise DeviceError(f"Core AI runs no programs here: {problem}", remedy=_ELSEWHERE)

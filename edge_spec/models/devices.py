@@ -1,5 +1,5 @@
-"""Devices of the installed runtimes, memory of models and of this machine before anything is
-loaded, and where a library will run a model's operations (`edge-spec devices --model`)."""
+"""Devices of the installed runtimes, memory of models and this machine before loading, and where a
+library will run a model's operations (`edge-spec devices --model`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 
-# assumed context in use: a cache grows with its text, and few texts fill a long context
+# of context in use: a cache grows with its text, and few texts fill a long context
 PLANNED_TOKENS = 4096
 # glibc's, which reuses freed memory last.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
@@ -36,10 +36,10 @@ UNKNOWN = "unknown"  # device not reported by the library
 class Memory:
     """Resident bytes of one model with one session.
 
-    weights: including the library's copies; cache: keys and values; work: buffers for the widest
-    passes; library: its code and tables, once for all its models; mapped_twice: the part of weights
-    that stays mapped alongside a copy in use, and is dropped under memory pressure; on_devices: in
-    devices' own memory, by device, not part of the other numbers.
+    weights: with the library's copies; work: buffers for the widest passes; library: code and
+    tables, once for all its models; mapped_twice: the part of weights mapped alongside a copy in
+    use, dropped under memory pressure; on_devices: in devices' own memory, not in the other
+    numbers.
     """
 
     weights: int
@@ -56,28 +56,28 @@ class Memory:
 
 @runtime_checkable
 class Sizing(Protocol):
-    """A runtime that can forecast its models' main memory."""
+    """A runtime that can forecast its models' memory."""
 
     def memory(self, source: Any, options: RuntimeOptions, num_tokens: int | None = None) -> Memory:
-        """Return what `open` and one session will keep resident, loading nothing. source: as for
-        `open`; num_tokens: context in use, None: all of it."""
+        """Return what `open` and one session will keep resident; loads nothing. num_tokens: of
+        context in use; None: all."""
 
 
 def context_tokens(limit: int, options: RuntimeOptions, num_tokens: int | None) -> tuple[int, int]:
-    """Return the context that sessions get of the model's `limit`, and how much of it is in use."""
+    """Return the sessions' context for the model's `limit`, and how much of it is in use."""
     length = limit if options.context_length is None else min(options.context_length, limit)
     return length, length if num_tokens is None else min(num_tokens, length)
 
 
 def resident_bytes() -> int | None:
-    """Return this process's resident memory, mapped files included; None if unknown."""
+    """Return this process's resident memory with mapped files; None if unknown."""
     if not _STATM.exists():
         return None
     return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_bytes() -> int | None:
-    """Return the main memory still available, within a container's limit; None if unknown."""
+    """Return the available main memory, within a container's limit; None if unknown."""
     free = _meminfo("MemAvailable")
     rooms = [limit - used for limit, used in _limits()]
     return None if free is None else max(0, min([free, *rooms]))
@@ -90,8 +90,8 @@ def total_bytes() -> int | None:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Yield limit and use of each control group (version 2) of this process. Cached files do not
-    count as use: they are dropped under memory pressure."""
+    """Yield limit and use of each control group (version 2) of this process; cached files do not
+    count, as memory pressure drops them."""
     lines = GROUP.read_text("utf-8", "replace").splitlines() if GROUP.exists() else []
     for line in lines:
         if not line.startswith("0::"):
@@ -118,25 +118,22 @@ def _meminfo(name: str) -> int | None:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Format as "412 MB", from 10,000 MB on as "12.3 GB"; decimal units, as for files."""
+    """Format as "412 MB", from 10,000 MB on as "12.3 GB" (decimal units)."""
     if num_bytes >= 10_000_000_000:
         return f"{num_bytes / 1e9:,.1f} GB"
     return f"{num_bytes / 1e6:,.0f} MB"
 
 
 def return_freed() -> None:
-    """Return freed memory to the system if the allocator keeps it."""
+    """Return freed memory that the allocator keeps to the system."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 @dataclass(frozen=True)
 class Device:
-    """A place where a runtime can run a model; without a name, why the runtime itself cannot run.
-
-    name: for `--device`. kind, sizes: None if unknown. shares_memory: uses main memory, as
-    integrated GPUs do.
-    """
+    """A place where a runtime can run a model; without a name, why the runtime cannot run. name:
+    for `--device`. shares_memory: uses main memory, as integrated GPUs do."""
 
     runtime: str
     name: str | None
@@ -155,19 +152,18 @@ class DeviceListing(Protocol):
     """A runtime that can list its devices."""
 
     def devices(self, options: RuntimeOptions) -> Sequence[Device]:
-        """Return all devices within reach, broken ones with their fault, without loading a model.
-        Irrelevant `options` are ignored. Raises MissingDependencyError."""
+        """Return all devices within reach, broken ones with their fault. Loads no model, ignores
+        irrelevant `options`. Raises MissingDependencyError."""
 
 
 def processor(runtime: str) -> Device:
-    """Return the CPU, for a runtime whose library does not describe it."""
+    """The CPU, for a runtime whose library does not describe it."""
     return Device(runtime, "cpu", CPU, "the processor", total_bytes(), free_bytes())
 
 
 def list_devices(rpc_servers: Sequence[str] = ()) -> list[Device]:
-    """List the devices of every runtime, in order of names, including runtimes with a missing
-    library. Each is asked in a process of its own, so that a driver that crashes or hangs is an
-    entry with a fault."""
+    """List all runtimes' devices, by name of the runtime, including missing libraries. Each is
+    asked in a separate process, so a driver that crashes or hangs is an entry with a fault."""
     runtimes = entry_points.names("runtimes")
     # Closed in this order: an interrupt does not wait for the processes.
     with ThreadPoolExecutor() as pool, Lifeline() as lifeline:
@@ -197,11 +193,9 @@ def devices_of(runtime: str, *rpc_servers: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class FunctionPlacement:
-    """Operations of one function of a model, without constants, largest counts first.
-
-    shares: of the estimated cost, summing to 1; empty if the library reports no costs. fallbacks:
-    by kind, operations that the requested device cannot run.
-    """
+    """Operations of one function, without constants, largest counts first. shares: of the estimated
+    cost, summing to 1; empty if unknown. fallbacks: by kind, operations that the requested device
+    cannot run."""
 
     function: str
     operations: Mapping[str, int]  # by device
@@ -218,8 +212,7 @@ class Placing(Protocol):
 
 
 def placements_of(bundle: Bundle) -> Sequence[FunctionPlacement]:
-    """Ask the first installed runtime that reads the bundle and can tell. Raises UsageError if
-    there is none."""
+    """Ask the first runtime that reads the bundle and can tell. Raises UsageError if none can."""
     format = bundle.manifest.format
     for name in entry_points.names("runtimes"):
         try:

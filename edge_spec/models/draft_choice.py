@@ -1,9 +1,8 @@
 """`--draft auto`: a drafter that `distill` trained here, else a smaller local model with the
-target's tokens; and the cheapest form of a draft.
+target's tokens; and a draft's cheapest form.
 
-A draft token costs the time to read the draft's weights. Since drafts are verified, a 4-bit copy
-and an output matrix of common tokens change no text. Measurements on a Qwen2.5-Coder pair:
-docs/drafters.md.
+A draft token costs the reading of the draft's weights. Drafts are verified, so 4-bit weights and
+logits of common tokens only change no text. Measurements on a Qwen2.5-Coder pair: docs/drafters.md.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import frequent_tokens, same_vocabulary
 
 AUTO = "auto"
-# Of the target's parameters: a draft takes a step for each draft token.
+# Of the target's parameters: each draft token costs a step.
 LARGEST_SHARE = 0.5
 _log = logging.getLogger(__name__)
 DIRECTORY = "drafters"  # of trained ones, in the cache
 _REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
-# BPE numbers tokens in merge order, commonest first. With Qwen, this many cover all but one in ten
-# thousand tokens of an answer in English or code. 65,536 and 32,768 miss 2 and 6 in a hundred,
+# BPE numbers tokens in merge order, commonest first. With Qwen, so many cover all but one in ten
+# thousand tokens of an answer in English or code; 65,536 and 32,768 miss 2 and 6 in a hundred,
 # which costs more than shorter matrices save.
 COMMON_TOKENS = 98_304
-# tokens of each script, such as Chinese, most of which many vocabularies number late
+# tokens of each script, such as Chinese, which many vocabularies number late
 _OF_WRITING = 2048
 _LEAST_SAVED = 1.2  # least ratio of a file's size to its copy's
 _FOUR_BITS = 4.5 / 8  # bytes of a weight, with scales
-_LEAST_BYTES = 100_000_000  # of a draft to copy: passes of smaller ones spend their time elsewhere
+_LEAST_BYTES = 100_000_000  # of a draft to copy; passes of smaller ones are not bound by bytes
 _MOST_BYTES = 4_000_000_000  # of all copies in the cache
 
 
@@ -65,8 +64,8 @@ class Described:
 
 
 def describe(path: Path) -> Described:
-    """Describe a bundle, GGUF file or Hugging Face directory without reading weights or hashing.
-    Raises an EdgeSpecError if its shape or tokens are unknown."""
+    """Describe a bundle, GGUF file or Hugging Face directory; reads no weights, hashes nothing.
+    Raises an EdgeSpecError if shape or tokens are unknown."""
     if is_bundle(path):
         bundle = open_bundle(path, hashed=False)
         return Described(bundle.config, text_of_bundle(bundle).tokenizer.vocabulary())
@@ -77,10 +76,9 @@ def describe(path: Path) -> Described:
 def chosen_drafts(
     source: Source, asked: AskedOptions, *, uses_trained: bool = True
 ) -> tuple[str, ...]:
-    """Return the drafts to use: those named, where "none" is dropped and "auto" replaced by a local
-    one that fits; if none is named, a pair bundle's, if the requested drafters can use it.
-    uses_trained: "auto" may choose a trained drafter. Raises as `Source.member` does, and
-    UsageError for "auto" with other names."""
+    """Return the drafts: those named, "auto" replaced by a local one that fits, "none" dropped;
+    else a pair bundle's, if the requested drafters use one. uses_trained: for "auto". Raises as
+    `Source.member` does, and UsageError for "auto" with other names."""
     named = asked.named_drafts
     if named is not None and AUTO in named:
         if len(named) > 1:
@@ -104,9 +102,8 @@ def chosen_drafts(
 
 
 def named_options(source: Source, asked: AskedOptions, keeps_answers: bool) -> LoadOptions:
-    """Return checked options that name the drafts. "auto" here means a smaller model;
-    `trained_options` covers drafters trained here. keeps_answers: for later runs. Raises an
-    EdgeSpecError."""
+    """Return checked options with named drafts. "auto" is a smaller model here; `trained_options`
+    finds trained drafters. keeps_answers: for later runs. Raises an EdgeSpecError."""
     said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
     drafts = chosen_drafts(source, asked, uses_trained=False)
     heads = {name: path for name in drafts if (path := head_path(name, source))}
@@ -118,8 +115,8 @@ def named_options(source: Source, asked: AskedOptions, keeps_answers: bool) -> L
 
 
 def trained_options(source: Source, asked: AskedOptions) -> AskedOptions | None:
-    """Return options with the drafter trained here for the model; None if none pays or other
-    drafters were requested. Raises as `Source.path` does."""
+    """Return options with the drafter trained here; None if none pays or others were requested.
+    Raises as `Source.path` does."""
     is_free = asked.draft is None and asked.drafter == "auto"
     if not is_free and asked.named_drafts != (AUTO,):
         return None
@@ -128,8 +125,8 @@ def trained_options(source: Source, asked: AskedOptions) -> AskedOptions | None:
 
 
 def head_path(name: str, target: Source) -> Path | None:
-    """Return the path of the trained head of this name, fetched if on the hub; None for a model.
-    Raises as `Source.path` does for the hub."""
+    """Return the path of a trained head, fetched if on the hub; None for a model. Raises as
+    `Source.path` does for the hub."""
     path = Source(name, target.progress).path if is_on_hub(name) else expanded(Path(name))
     is_targets = path.is_file() and target.is_fetched and path.samefile(target.path)
     return path if runtimes.is_head(path, is_targets) else None
@@ -137,8 +134,8 @@ def head_path(name: str, target: Source) -> Path | None:
 
 def suggest_draft(target: Source) -> str | None:
     """Return the smallest cached model with the target's tokens and at most LARGEST_SHARE of its
-    size, or a pair bundle's draft. If nothing fits, log one line and return None. Raises as
-    `Source.path` does."""
+    size, or a pair bundle's draft; if none fits, log that and return None. Raises as `Source.path`
+    does."""
     if target.member is not None:
         return None if target.member.draft is None else str(target.member.draft)
     try:
@@ -181,7 +178,7 @@ def place_of(source: Source, kind: str) -> Path:
 
 
 def trained_drafter(source: Source) -> Path | None:
-    """Return the model's trained drafter with the best forecast; None if none pays. Raises as
+    """Return the trained drafter with the best forecast; None if none pays. Raises as
     `Source.identity` does."""
     folder = cache_directory() / DIRECTORY
     if not folder.is_dir():  # the usual case: the model is not read
@@ -195,8 +192,8 @@ def trained_drafter(source: Source) -> Path | None:
 
 
 def training_report(path: Path) -> Mapping[str, Any]:
-    """Return the report of `edge-spec distill` on a drafter, a first expectation only; empty if it
-    cannot be read."""
+    """Return `edge-spec distill`'s report on a drafter, a first expectation only; empty if
+    unreadable."""
     with suppress(OSError, ValueError, RecursionError):
         with (path / _REPORT).open("rb") as file:
             found = json.loads(file.read(_LARGEST_REPORT))
@@ -216,9 +213,8 @@ def _forecast(path: Path) -> float | None:
 def cheapest(
     draft: PreparedModel, source: Source, progress: Progress, makes: bool = True
 ) -> PreparedModel:
-    """Return the draft in its fastest form: its 4-bit copy in the cache, and logits of common
-    tokens only. Applies only with our kernels, since others were not compared. makes: create a
-    missing copy."""
+    """Return the fastest form of a draft: its 4-bit copy from the cache, scoring common tokens
+    only. Only with our kernels; others were not compared. makes: make a missing copy."""
     if draft.runtime.reads != "gguf" or not runtimes.own_kernels(draft.runtime.name):
         return draft
     small = _in_four_bits(draft, source, progress, makes)
@@ -228,7 +224,7 @@ def cheapest(
 def _in_four_bits(
     draft: PreparedModel, source: Source, progress: Progress, makes: bool
 ) -> PreparedModel:
-    """Return the 4-bit copy, or the draft itself if that saves little or fails."""
+    """Return the draft itself if that saves little or fails."""
     info: ModelInfo = draft.source
     if not (draft.as_it_is and _is_large(info)):
         return draft
@@ -246,7 +242,7 @@ def _in_four_bits(
     try:
         make_once(kept, lambda: kept if kept.is_file() else None, make, waiting)
         with suppress(OSError):
-            kept.touch()  # the last one to go
+            kept.touch()  # evicted last
         copied = runtimes.open_model_info(kept)
     except (EdgeSpecError, OSError) as error:
         _log.warning("the draft %s stays as it is: %s", draft.name, error)
@@ -255,8 +251,8 @@ def _in_four_bits(
 
 
 def _common_tokens(draft: PreparedModel) -> ScoredTokens | None:
-    """Return the tokens that a draft needs to score, including those that text never spells; None
-    if these are most."""
+    """Return the tokens that a draft needs to score, with those that text never spells; None if
+    these are most."""
     size = draft.config.vocab_size
     likely = frequent_tokens(draft.vocabulary(), size, COMMON_TOKENS, _OF_WRITING)
     if likely is None:

@@ -1,5 +1,4 @@
-"""References `hf:org/name[@revision][:file]`: parse them, choose the files, and know a model's
-draft."""
+"""`hf:org/name[@revision][:file]`: parse it, choose files, and know a model's draft."""
 
 from __future__ import annotations
 
@@ -31,15 +30,15 @@ _SHARD = re.compile(r"model-\d{5}-of-(\d{5})\.safetensors")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 _NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # GGUF files without a model
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# Choice among several GGUF files. Q4_0 is what all runtimes here run or convert unchanged, Q8_0 is
-# nearly lossless; the rest by how common they are.
+# Of several GGUF files: Q4_0 is what all runtimes here run or convert unchanged, Q8_0 nearly
+# lossless; the rest by how common they are.
 _PREFERRED = (
     *("Q4_0", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q4_1", "Q5_0", "Q5_1"),
     *("Q4_K_S", "Q5_K_S", "F16", "BF16", "F32"),
 )
 _MOST_LISTED = 12  # files in a remedy
 
-# Repository of a target -> of its draft: the family's smallest instruct model from the same
+# Repository of a target -> its draft's: the family's smallest instruct model from the same
 # publisher, in the same form (safetensors or GGUF). Only a suggestion: the downloaded files show
 # whether the tokens match.
 _LLAMA = r"(?:Meta-)?Llama-3\.(?:1-8B|1-70B|2-3B|3-70B)-Instruct"
@@ -59,7 +58,7 @@ _DRAFTS = (
 
 
 def known_draft(repository: str) -> str | None:
-    """Return the repository of a model's draft; None if none is known."""
+    """Return the repository of a model's draft, if known."""
     for target, draft in _DRAFTS:
         match = re.fullmatch(target, repository, re.IGNORECASE)
         if match is not None:
@@ -75,7 +74,7 @@ class HubReference:
 
     @classmethod
     def parse(cls, model: str) -> HubReference:
-        """Parse a model's name. No part of the result leads out of its folder. Raises UsageError."""
+        """Parse a model's name; no part leads out of its folder. Raises UsageError."""
         match = _REFERENCE.fullmatch(model)
         if match is None or "--" in match[1] or ".." in match[1]:
             raise UsageError(
@@ -113,15 +112,14 @@ def is_gguf(name: str) -> bool:
 
 
 def has_to_be_head(names: Collection[str]) -> bool:
-    """Return whether these files lack a tokenizer, which only a trained head may; config.json
-    decides."""
+    """Return whether a tokenizer is missing, as only a trained head's may; config.json decides."""
     return CONFIG in names and TOKENIZER not in names
 
 
 def choose(reference: HubReference, names: Collection[str]) -> tuple[str, ...]:
-    """Choose from `names`, with "/" between folders, the files that belong together: those of a
-    Hugging Face directory if there are safetensors, else one GGUF file. Raises UsageError if the
-    choice is unclear, UnsupportedModelError if none is readable."""
+    """Choose the files that belong together: a Hugging Face directory's if there are safetensors,
+    else one GGUF file. names: with "/" between folders. Raises UsageError if unclear,
+    UnsupportedModelError if none is readable."""
     if reference.file is not None:
         if reference.file not in names:
             raise UsageError(

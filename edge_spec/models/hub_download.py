@@ -1,14 +1,13 @@
 """List, download and find models of the Hugging Face hub.
 
-Files are kept in huggingface_hub's cache, in its documented layout, and so shared with other
-programs:
+Files are shared with other programs in huggingface_hub's cache, in its documented layout:
 
     models--org--name/blobs/DIGEST             a file's content
     models--org--name/snapshots/COMMIT/FILE    a link to it
     models--org--name/refs/REVISION            the commit that a branch or tag was last seen at
 
-The library makes the requests. Its `hf_hub_download` is not used: it returns cached files without
-comparing their hash, and newer versions restart interrupted downloads.
+The library makes the requests, but not with `hf_hub_download`, which returns cached files without
+comparing their hash and, in newer versions, restarts interrupted downloads.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from edge_spec.models.hub import (
 )
 from edge_spec.storage.atomic import as_storage_error, atomic_file, locked, sha256_file, sync
 
-MAX_SMALL_BYTES = 100_000_000  # of a file other than weights: several times any real one's
+MAX_SMALL_BYTES = 100_000_000  # of a file other than weights, several times any real one
 MAX_FILE_BYTES = 50_000_000_000  # the hub serves no larger file over plain HTTP
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -66,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnreachableError(DownloadError):
-    """The hub cannot be asked now; the cache can still be used."""
+    """The hub cannot be reached now; the cache still can."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class RemoteFile:
 
     @property
     def is_large(self) -> bool:
-        """Return whether it is stored outside Git, so that its SHA-256 is known."""
+        """Return whether it is stored outside Git, with a known SHA-256."""
         return len(self.digest) == 64
 
 
@@ -97,7 +96,7 @@ def library() -> Any:
 
 def list_files(reference: HubReference) -> tuple[str, Files]:
     """Return a repository's commit and files, in one request with the user's token (HF_TOKEN or a
-    login's), if any. Raises DownloadError; UnreachableError if the network or the hub fails."""
+    login's). Raises DownloadError; UnreachableError if network or hub fail."""
     hub = library()
     if hub.constants.HF_HUB_OFFLINE:
         raise UnreachableError(
@@ -209,8 +208,8 @@ class HubModel:
 
     @cached_property
     def identity(self) -> str:
-        """Identify the files' content, whatever revision was requested. In a cache without links it
-        changes with the commit, too."""
+        """Identify the files' content, whatever the revision; in a cache without links also the
+        commit."""
         contents = [
             (name, path.resolve().name if path.is_symlink() else self.commit)
             for name, path in sorted(self.files.items())
@@ -227,7 +226,7 @@ def _folder(reference: HubReference) -> Path:
 
 
 def find_cached(reference: HubReference) -> HubModel | None:
-    """Return the model if the cache has all its files, else None."""
+    """Return the model if the cache has all files, else None."""
     commit, ref = reference.revision, _folder(reference) / "refs" / reference.revision
     if not _COMMIT.fullmatch(commit):
         commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else ""
@@ -245,7 +244,7 @@ def find_cached(reference: HubReference) -> HubModel | None:
 
 
 def list_cached() -> list[HubModel]:
-    """Return all readable models in the cache, for each branch and tag."""
+    """Return all readable cached models, by branch and tag."""
     references = (
         HubReference("/".join(ref.parent.parent.name.split("--", 2)[1:]), ref.name)
         for ref in sorted(_cache_root().glob("models--*--*/refs/*"))
@@ -254,9 +253,9 @@ def list_cached() -> list[HubModel]:
 
 
 def pull(reference: HubReference, progress: Progress) -> HubModel:
-    """Download the hub's current version of the model. If the hub cannot be reached, log one line
-    and return the cached one. Raises DownloadError, UsageError if the choice of file is unclear,
-    UnsupportedModelError for a repository without a readable model."""
+    """Download the hub's current version; if the hub cannot be reached, log that and return the
+    cached one. Raises DownloadError, UsageError for an unclear file, UnsupportedModelError if none
+    is readable."""
     try:
         commit, listed = list_files(reference)
     except UnreachableError as error:
@@ -277,7 +276,7 @@ def pull(reference: HubReference, progress: Progress) -> HubModel:
                 f"{reference} has no {TOKENIZER}",
                 remedy="Choose a repository that has one, or a GGUF file of the model.",
             )
-    # Small descriptions first: without permission, they fail before the weights.
+    # Small descriptions first: without permission they fail before the weights.
     fetch_blobs(reference, commit, files, progress)
     # Without config.json a directory is no model, so it comes last.
     for name in sorted(files, key=lambda name: name == CONFIG):
@@ -301,8 +300,8 @@ def check_sizes(reference: HubReference, files: Files) -> None:
 
 
 def fetch_blobs(reference: HubReference, commit: str, files: Files, say: Progress) -> None:
-    """Fetch missing contents of these files, verified by the hub's hashes. The next call resumes
-    large files after an interrupt. Raises DownloadError."""
+    """Fetch what is missing of these files, verified by the hub's hashes. Large files resume after
+    an interrupt. Raises DownloadError."""
     downloads = [_Download(reference, commit, name, file) for name, file in files.items()]
     missing = [download for download in downloads if not download.is_here()]
     if not missing:
@@ -342,12 +341,11 @@ class _Download:
 
     @cached_property
     def partial(self) -> Path:
-        """Also where older versions of huggingface_hub keep an unfinished download."""
+        """The name that older versions of huggingface_hub use, too."""
         return self.blob.with_name(f"{self.file.digest}.incomplete")
 
     def is_here(self) -> bool:
-        """Return whether the cache has the file, as a blob or, on systems without links, in the
-        snapshot."""
+        """Return whether the cache has it, as a blob or, without links, in the snapshot."""
         linked = _folder(self.reference) / "snapshots" / self.commit / self.name
         return any(
             path.is_file() and path.stat().st_size == self.file.num_bytes
@@ -355,13 +353,13 @@ class _Download:
         )
 
     def num_arrived(self) -> int:
-        """Return the bytes to resume from; 0 for small files, which may be sent compressed."""
+        """Return the bytes to resume from; 0 for small files, which may come compressed."""
         size = self.partial.stat().st_size if self.partial.is_file() else 0
         return size if self.file.is_large and size <= self.file.num_bytes else 0
 
     def run(self, say: Callable[[int], None]) -> None:
-        """Fetch the file unless another process did. say: receives the number of bytes so far.
-        Raises DownloadError."""
+        """Fetch the file unless another process did. say: receives the bytes so far. Raises
+        DownloadError."""
         self.blob.parent.mkdir(parents=True, exist_ok=True)
         waits = partial(_log.warning, "waiting for another process that fetches %s", self.reference)
         # huggingface_hub's lock; without one, the hash detects concurrent writes.

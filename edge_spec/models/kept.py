@@ -1,5 +1,5 @@
-"""Cache directories that are made once, such as a bundle compiled for a device. Each is used while
-it is complete and has the wanted key, else made again."""
+"""Cache directories made once, such as a compiled bundle, and used while complete and of the wanted
+key."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class _Entry(Stated):
 class KeptDirectory:
     """A directory that is made once.
 
-    key: everything, as JSON, that its files depend on and its name does not show. A damaged
-    directory, or one with another key, such as an older driver's, is removed when found. begins,
-    waits: called before making it, and before waiting for another process.
+    key: all, as JSON, that its files depend on and its name does not show. A damaged directory, or
+    one with another key, such as an older driver's, is removed. begins, waits: called before making
+    it, and before waiting for another process.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class KeptDirectory:
     waits: Callable[[], None] = lambda: None
 
     def get(self, fill: Callable[[Path], None]) -> Path:
-        """Return the directory, filled by `fill` now or earlier, by one process at a time. Raises
+        """Return the directory, filled by `fill` now or before, in one process at a time. Raises
         StorageError, and what `fill` raises; nothing is kept then."""
         if self.path.is_dir() and self._problem() is None:
             return self.path  # also where locking is impossible
@@ -68,12 +68,10 @@ class KeptDirectory:
         return self.path
 
     def drop(self, why: object) -> None:
-        """Remove the directory and log why."""
         _log.warning("%s is removed: %s", self.path, " ".join(str(why).split()))
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _problem(self) -> str | None:
-        """Return why the directory cannot be used; None: it can."""
         try:
             entry = read_model(self.path / ENTRY, _Entry, _REMEDY)
             for name, file in entry.files.items():
@@ -86,9 +84,9 @@ class KeptDirectory:
 
 
 def compiled_bundle(bundle: Bundle, device: str, key: Mapping[str, Any]) -> KeptDirectory:
-    """Return where a bundle's compiled form is kept for one kind of device, such as "coreml". key:
-    what it depends on besides the bundle, as JSON. Its files are verified, because OpenVINO accepts
-    a graph with a flipped byte."""
+    """Return where a bundle's compiled form is kept for a kind of device, such as "coreml". key:
+    what it depends on besides the bundle, as JSON. Files are verified: OpenVINO accepts a graph
+    with a flipped byte."""
     digest = sha256_file(bundle.path / MANIFEST)
     return KeptDirectory(
         cache_directory() / "compiled" / f"{digest[:16]}-{device}",

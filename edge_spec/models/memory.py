@@ -1,5 +1,5 @@
-"""Forecast, before weights are read, the memory of a target with its drafts, whether it fits this
-machine, and what would fit."""
+"""Forecast, before weights are read, the memory of a target and its drafts, and whether they
+fit."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from edge_spec.models.options import LoadOptions
 SWITCH = "EDGE_SPEC_MEMORY"  # environment variable; "ignore" opens models that do not fit
 MAIN = ""  # label of main memory
 _OVERRIDE = f"{SWITCH}=ignore in the environment opens it all the same."
-_LEAST_BITS = 4  # of a weight, as exporters write models that need conversion
+_LEAST_BITS = 4  # of a weight, as exporters write
 _LEAST_TOKENS = 512  # shortest context worth offering
 _STEP_TOKENS = 256
 
-# Bytes by label: MAIN, or a device with its own memory, such as "llamacpp cuda0". A device that two
-# runtimes use is counted for each.
+# Bytes by label: MAIN, or a device with its own memory, such as "llamacpp cuda0", counted for each
+# runtime that uses it.
 Bytes = Mapping[str, int]
 
 
@@ -49,7 +49,7 @@ class ListsMemory(Protocol):
 
 def shortage(needs: Bytes, there: Bytes, free: str = " free") -> str | None:
     """Describe what is too small: "500 MB of 400 MB free", or "6,000 MB of 4,000 MB free on
-    llamacpp cuda0"; None if all fits or nothing is known."""
+    llamacpp cuda0"; None if all fits or is unknown."""
     for label, needed in needs.items():
         if needed > there.get(label, needed):
             on = f" on {label}" if label else ""
@@ -65,14 +65,14 @@ def by_label(devices: Iterable[Device]) -> dict[str, Device]:
 
 
 def _label(runtime: str, name: str) -> str:
-    """Add the number that a kind's first device may omit."""
+    """Add the number that a kind's first device may lack."""
     name = name.lower()
     return f"{runtime} {name}" if name[-1:].isdigit() else f"{runtime} {name}0"
 
 
 def room(main: int | None, devices: Mapping[str, Device], in_all: bool = False) -> dict[str, int]:
-    """Return the known room in main memory (`main`) and in devices' own. in_all: devices' total
-    memory instead of what is free."""
+    """Return the known room in main memory and devices' own. in_all: devices' total, not what is
+    free."""
     found = {} if main is None else {MAIN: main}
     for label, each in devices.items():
         num_bytes = each.total_bytes if in_all else each.free_bytes
@@ -93,8 +93,8 @@ class ModelMemory:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Memory of models that are open together. free: main memory before opening them, None if
-    unknown; devices: those whose own memory they may use, by label."""
+    """Memory of models that are open together. free: main memory before that, None if unknown;
+    devices: by label."""
 
     models: tuple[ModelMemory, ...]
     free: int | None = None
@@ -126,12 +126,12 @@ class Forecast:
 
     @property
     def needed(self) -> int:
-        """Return the part of `total` without which passes would reread the disk."""
+        """Return the part of `total` without which passes reread the disk."""
         return self.total - sum(model.memory.mapped_twice for model in self.models)
 
     @property
     def fits(self) -> bool:
-        """Return whether all of it is free; True if unknown."""
+        """Return whether all fits; True if unknown."""
         return shortage(self.needs, room(self.free, self.devices)) is None
 
     def __str__(self) -> str:
@@ -158,11 +158,8 @@ def forecast(
     options: LoadOptions,
     num_tokens: int | None = None,
 ) -> Forecast | None:
-    """Forecast the memory of models without loading anything; None if a runtime cannot.
-
-    num_tokens: of text; None: the target's whole context. A draft follows the target's text,
-    however large its own context.
-    """
+    """Forecast the models' memory, loading nothing; None if a runtime cannot. num_tokens: of text;
+    None: the target's whole context, which drafts follow whatever their own."""
     limit = target.config.context_length
     if num_tokens is None:
         num_tokens = min(limit, options.context_length or limit)
@@ -189,14 +186,12 @@ def require_fit(
     options: LoadOptions,
     makes_room: bool = False,
 ) -> None:
-    """Refuse models that do not fit this machine. Raises DeviceMemoryError, which names the longest
-    context that fits.
+    """Refuse models that do not fit. Raises DeviceMemoryError with the longest context that fits.
 
-    Main memory is compared with all that the machine or container has, not only what is free. A
-    device's own is compared with what is free, since nothing there can be dropped or swapped; with
-    makes_room, as other models of this process may be closed first, with its total. A context that
-    was not requested counts as PLANNED_TOKENS, since a cache grows with its text. Passes where a
-    runtime or the system reports nothing.
+    Main memory counts in total (machine or container). A device's own counts as far as it is free,
+    since nothing there can be dropped or swapped; with makes_room in total, since other models of
+    this process may be closed first. A context that was not requested counts as PLANNED_TOKENS,
+    since a cache grows with its text. What is unknown passes.
     """
 
     def forecast_with(context: int) -> Forecast | None:
@@ -236,7 +231,7 @@ def require_fit(
 def forecast_here(
     target: PreparedModel, drafts: Sequence[PreparedModel], options: LoadOptions
 ) -> Forecast | None:
-    """Return the models' needs as `require_fit` counts them; None where it checks nothing."""
+    """Return the needs as `require_fit` counts them; None if it checks nothing."""
     if total_bytes() is None or _is_ignored():
         return None
     found = forecast(target, drafts, options, _counted_tokens(target, options))
@@ -244,8 +239,7 @@ def forecast_here(
 
 
 def fit_together(forecasts: Sequence[Forecast]) -> bool:
-    """Return whether models that are open together fit the memory of this machine or container;
-    True if unknown."""
+    """Return whether models open together fit the machine or container; True if unknown."""
     limit = total_bytes()
     together = Forecast(tuple(chain.from_iterable(each.models for each in forecasts)))
     return limit is None or together.needed <= limit
@@ -261,7 +255,7 @@ def _counted_tokens(target: PreparedModel, options: LoadOptions) -> int:
 
 
 def _is_counted(found: Forecast, options: LoadOptions) -> bool:
-    """Return whether all weights are in main memory, except those that a runtime places on devices."""
+    """Return whether all weights not placed on devices are in main memory."""
     wanted = [_how(options, i) for i in range(len(found.models))]
     return all(
         each.memory.on_devices
@@ -271,7 +265,7 @@ def _is_counted(found: Forecast, options: LoadOptions) -> bool:
 
 
 def require_room_to_convert(model: Any) -> None:
-    """Refuse a conversion whose result, at _LEAST_BITS a weight, could not run. model: as its
+    """Refuse a conversion whose result, at _LEAST_BITS a weight, could not run. model: as an
     exporter reads it; some have no known shape. Raises DeviceMemoryError."""
     limit, config = total_bytes(), getattr(model, "config", None)
     if limit is None or not isinstance(config, ModelConfig) or _is_ignored():
@@ -291,8 +285,8 @@ def _is_ignored() -> bool:
 
 
 def _longest(fits: Callable[[int], bool], most: int) -> int | None:
-    """Return the longest context below `most` that fits, in steps of _STEP_TOKENS; None if not even
-    _LEAST_TOKENS fit."""
+    """Return the longest fitting context below `most`, in steps of _STEP_TOKENS; None if below
+    _LEAST_TOKENS."""
     low, high = _LEAST_TOKENS // _STEP_TOKENS, (most - 1) // _STEP_TOKENS
     if high < low or not fits(low * _STEP_TOKENS):
         return None

@@ -1,7 +1,7 @@
-"""`ModelPlan`: where one model runs and in which form, judged from headers alone.
+"""`ModelPlan`: where one model runs and in which form, judged from headers.
 
-Nothing is converted and no weights are read until a plan is prepared; the conversion is then
-cached. `edge_spec.scheduler.engine_plan` chooses the best of several plans.
+Nothing is converted and no weights are read until a plan is prepared; the conversion is cached.
+`edge_spec.scheduler.engine_plan` chooses among plans.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edge_spec.storage.measurements import known_sha256
 from edge_spec.text.chat_format import ChatFormat
 
 _log = logging.getLogger(__name__)
-_MANY_ARCHITECTURES = "llamacpp"  # reads GGUF files of all architectures of its library
+_MANY_ARCHITECTURES = "llamacpp"  # reads all GGUF architectures of its library
 _NOTHING = RuntimeOptions()
 
 
@@ -47,27 +47,27 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model ready to be opened: its header is read, its weights are not."""
+    """A model ready to open: header read, weights unread."""
 
     name: str
     runtime: Runtime
     source: Any  # input of the runtime's `open`
     config: ModelConfig
     make_text: Callable[[], ChatFormat]
-    as_it_is: bool = False  # the runtime reads the very file that was named
-    scored_tokens: ScoredTokens | None = None  # of a draft that need not score all
+    as_it_is: bool = False  # the very file that was named
+    scored_tokens: ScoredTokens | None = None  # for a draft that need not score all
 
     @cached_property
     def text(self) -> ChatFormat:
-        """Return the tokenizer and chat format, built on first use: a large vocabulary takes a
-        third of a second. Raises ModelFileError, and UnsupportedModelError if neither we nor the
-        runtime can read the tokenizer."""
+        """Tokenizer and chat format, built on first use: a large vocabulary takes a third of a
+        second. Raises ModelFileError, and UnsupportedModelError if neither we nor the runtime can
+        read the tokenizer."""
         return self.make_text()
 
     @property
     def loss(self) -> float | None:
-        """Return the KL divergence from the original weights in nats a token, about the relative
-        loss of perplexity; None if unknown."""
+        """KL divergence from the original weights in nats a token, about the relative loss of
+        perplexity; None if unknown."""
         if isinstance(self.source, Bundle):
             return self.source.manifest.parity.get("kl_divergence")
         return 0.0 if self.as_it_is else None
@@ -82,12 +82,9 @@ class PreparedModel:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """One way to run a model.
-
-    export: how to convert it, if necessary. is_only: no other runtime is considered, as this one
-    was named or is the only one for the format. why: reason of the choice, "" if there was none.
-    refusals: of runtimes tried before. is_screened: the runtime accepted the file's header.
-    """
+    """One way to run a model. export: how to convert it. is_only: no other runtime is considered,
+    since this one was named or is the format's only one. why: reason of the choice, "" if there was
+    none. refusals: of runtimes tried before. is_screened: the runtime accepted the header."""
 
     source: Source
     name: str  # of the runtime
@@ -110,16 +107,16 @@ class ModelPlan:
 
     @cached_property
     def conversion(self) -> ExportOptions:
-        """Return how to convert the model for the devices. Raises UsageError, DeviceError for
-        devices that the runtime lacks."""
+        """How to convert the model for the devices. Raises UsageError, DeviceError for devices that
+        the runtime lacks."""
         return replace(self.export, compute=self.runtime.compute(self.how.providers))
 
     @cached_property
     def own(self) -> Path | None:
-        """Return the named path if it is opened unconverted, else None. Raises as `Source.at` does."""
+        """The named path if it is opened unconverted. Raises as `Source.at` does."""
         is_demo = self.source.is_demo
         if is_demo and self.format not in ("checkpoint", "gguf"):
-            return None  # the demo has no such format, which is known without fetching it
+            return None  # known without fetching the demo
         path = self.source.at(self.format)
         if self.format == "checkpoint" or (not is_demo and is_bundle(path)):
             return path
@@ -128,9 +125,9 @@ class ModelPlan:
 
     @cached_property
     def kept(self) -> Path:
-        """Return where the conversion is kept, existing or not."""
+        """Where the conversion is kept, existing or not."""
         cached = self.source.cached(self.format, self.conversion)
-        # A model's name may have dots, so the suffix is appended.
+        # Appended, as names of models may have dots.
         return cached.with_name(f"{cached.name}.gguf") if self.format == "gguf" else cached
 
     @property
@@ -142,8 +139,7 @@ class ModelPlan:
 
     @property
     def weights(self) -> str | None:
-        """Return the form of the weights, as in profiles; None if a conversion is missing or
-        unreadable."""
+        """Form of the weights, as in profiles; None if a conversion is missing or unreadable."""
         if not self.is_there:
             return None
         if self.runtime.reads == "gguf":
@@ -155,15 +151,14 @@ class ModelPlan:
         return None
 
     def require_devices(self) -> None:
-        """Raises UsageError, DeviceError, MissingDependencyError for missing devices, if the
-        runtime can tell without a model."""
+        """Raises UsageError, DeviceError, MissingDependencyError for missing devices, if known
+        without a model."""
         if self.how.providers:
             self.runtime.require_devices(self.how.providers)
 
     def screened(self) -> ModelPlan:
-        """Return the plan after a check of headers. Raises UnsupportedModelError,
-        MissingDependencyError if the runtime cannot run the model, ModelFileError for a damaged
-        file."""
+        """Check headers. Raises UnsupportedModelError, MissingDependencyError if the runtime cannot
+        run the model, ModelFileError for damage."""
         if self.runtime.reads == "gguf" and self.own is not None:
             info = self.source.header
             self.runtime.require_runnable(info)
@@ -173,7 +168,7 @@ class ModelPlan:
         return self
 
     def require_convertible(self) -> None:
-        """Raises what a conversion would raise, as far as headers show it."""
+        """Raises what a conversion would, as far as headers show."""
         exporter, model = runtimes.exporter_for(self.format, self.source.at(self.format))
         reads_itself = isinstance(exporter, ReadingExporter)
         if isinstance(exporter, ScreeningExporter):
@@ -185,9 +180,8 @@ class ModelPlan:
     def prepare(
         self, progress: Progress, before_conversion: Callable[[Any], None] | None = None
     ) -> PreparedModel:
-        """Convert the model if necessary, and open its header; log one line on runtimes that
-        refused it before. before_conversion: receives a model to convert, and may raise. Raises an
-        EdgeSpecError if the runtime cannot run the model."""
+        """Convert the model if necessary, and open its header; log runtimes that refused it.
+        before_conversion: receives a model to convert, and may raise. Raises an EdgeSpecError."""
         if self.refusals:
             _log.warning("%s", self)
         self.require_devices()
@@ -196,8 +190,8 @@ class ModelPlan:
         return self._of(self._open(self.own))
 
     def find(self) -> PreparedModel | None:
-        """Prepare a model only to look at it: convert, write and hash nothing. Return None if it
-        needs conversion, also because an earlier one is damaged."""
+        """Prepare for a look only: convert, write and hash nothing. Return None if a conversion is
+        missing or damaged."""
         if not self.is_there:
             return None
         try:
@@ -208,8 +202,8 @@ class ModelPlan:
             return None
 
     def _open(self, path: Path, hashed: bool = True) -> Bundle | ModelInfo:
-        """Open what the runtime reads, weights unread. hashed: verify a bundle's hashes. Raises
-        ModelFileError for damage, UnsupportedModelError, UsageError for another format."""
+        """Open with weights unread. hashed: verify a bundle. Raises ModelFileError for damage,
+        UnsupportedModelError, UsageError for another format."""
         if self.format == "checkpoint":
             return runtimes.open_checkpoint(path)
         if self.format != "gguf":
@@ -234,8 +228,7 @@ class ModelPlan:
     def _converted(
         self, progress: Progress, before_conversion: Callable[[Any], None] | None
     ) -> Bundle | ModelInfo:
-        """Return the kept conversion. If there is none, convert once, while other processes that
-        want it wait."""
+        """Return the conversion, made once while other processes wait."""
         kept = self.kept
 
         def find() -> Bundle | ModelInfo | None:
@@ -288,8 +281,8 @@ def ways_to_run(
     how: RuntimeOptions = _NOTHING,
     export: ExportOptions = ExportOptions(),  # noqa: B008
 ) -> list[ModelPlan]:
-    """List plans for the installed runtimes, the usual one first; only one plan if a runtime is
-    named or the format has only one. Loads none of them."""
+    """List plans for the installed runtimes, usual one first, or one plan if a runtime is named or
+    the format's only one. Loads none."""
     installed = runtimes.installed_runtimes()
     is_only = runtime != "auto" or source.formats is not None or not installed
     names = [runtime] if is_only else installed
@@ -301,12 +294,9 @@ def ways_to_run(
 def choose(
     plans: Sequence[ModelPlan], refusals: Sequence[Refusal] = ()
 ) -> tuple[ModelPlan, list[ModelPlan]]:
-    """Return the first plan whose runtime accepts the model's headers, and the plans after it.
-
-    refusals: of runtimes tried before. Raises UnsupportedModelError, MissingDependencyError if none
-    accepts, with the command that installs one that may; ModelFileError for a file that is damaged
-    for any reader.
-    """
+    """Return the first plan whose runtime accepts the headers, and the later ones. refusals: from
+    before. Raises UnsupportedModelError, MissingDependencyError with the command that may help;
+    ModelFileError for damage."""
     found = list(refusals)
     for i, plan in enumerate(plans):
         if plan.is_only:
@@ -327,14 +317,14 @@ def prepare_model(
     how: RuntimeOptions = _NOTHING,
     export: ExportOptions = ExportOptions(),  # noqa: B008
 ) -> PreparedModel:
-    """Choose a runtime in the usual order and prepare the model. Raises an EdgeSpecError if none
-    can run it."""
+    """Prepare the model for the first runtime that runs it, in the usual order. Raises an
+    EdgeSpecError."""
     chosen, _ = choose(ways_to_run(source, runtime, how, export))
     return chosen.prepare(progress)
 
 
 def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
-    """Merge refusals into one error that names what may help."""
+    """Merge refusals into one error that names a remedy."""
     if source.path.is_file():
         try:
             _ = source.header
@@ -370,5 +360,5 @@ def _digest_file(cached: Path) -> Path:
 
 
 def joined_types(weight_types: frozenset[str]) -> str:
-    """Return the types of a GGUF file's matrices, such as "Q4_K+Q6_K"; F32 norms are left out."""
+    """Return the types of a GGUF file's matrices, such as "Q4_K+Q6_K", without norms' F32."""
     return "+".join(sorted(weight_types - {"F32"} or weight_types))

@@ -1,8 +1,8 @@
-"""Build a model's text side: tokenizer, chat template and end tokens.
+"""Build a model's tokenizer, chat template and end tokens.
 
-Tokenizers built from a model file's metadata are cached, because one of 262,144 tokens takes
-seconds. Their name is a digest of their input (`DigestedTokenizer`), so one of another model,
-version or library is never used.
+Tokenizers built from metadata are cached, because one of 262,144 tokens takes seconds. They are
+named by a digest of their input (`DigestedTokenizer`), so another model's, version's or library's
+is never used.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def text_of_bundle(bundle: Bundle) -> ChatFormat:
-    """Build the text of a bundle. Raises ModelFileError for an unreadable or implausibly large
-    tokenizer."""
+    """Raises ModelFileError for an unreadable or oversized tokenizer."""
     manifest = bundle.manifest
     json = _read_tokenizer(bundle.file(TOKENIZER))
     return text_with(
@@ -49,7 +48,6 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
 
 
 def _read_tokenizer(file: Path) -> str:
-    """Raises ModelFileError, OSError."""
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ModelFileError(
             f"{file} is larger than {MAX_TOKENIZER_BYTES // 10**6} MB",
@@ -75,8 +73,8 @@ def _tokenizer(json: str, stated: Manifest | ModelInfo, config: ModelConfig) -> 
 
 
 def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) -> ChatFormat:
-    """Build the text of a model file. keeps: cache a tokenizer that is slow to build. Raises
-    UnsupportedModelError if neither we nor the runtime can read the tokenizer."""
+    """keeps: cache a tokenizer that is slow to build. Raises UnsupportedModelError if neither we
+    nor the runtime can read the tokenizer."""
     try:
         json = kept_tokenizer_json(published) if keeps else published.tokenizer_json()
         tokenizer: TextCodec = _tokenizer(json, published, published.config)
@@ -89,15 +87,15 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
 
 
 def text_with(tokenizer: TextCodec, published: Any, vocab_size: int, **own: Any) -> ChatFormat:
-    """Combine a tokenizer with a file's description of its text. published: a `ModelInfo`, or an
-    object with its fields of text, apart from those in `own`."""
+    """Combine a tokenizer with a description of its text. published: a `ModelInfo`, or its fields
+    of text except `own`."""
     said = {name: getattr(published, name) for name in _FIELDS if name not in own}
     return with_every_end(ChatFormat(tokenizer=tokenizer, **said, **own), vocab_size)
 
 
 def kept_tokenizer_json(published: ModelInfo) -> str:
     """Return `published.tokenizer_json()` through the cache. Raises as that does; an unwritable
-    cache only costs time."""
+    cache costs only time."""
     digest = published.tokenizer_digest if isinstance(published, DigestedTokenizer) else None
     if digest is None:
         return published.tokenizer_json()

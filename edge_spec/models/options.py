@@ -26,13 +26,13 @@ from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.storage.atomic import cache_directory, expanded
 
 _NPUS = ("npu", "qnn", "ane")  # a machine has at most one
-_ALL_GPUS = "gpu"  # in llama.cpp, all devices that are not processors; in others, the first one
+_ALL_GPUS = "gpu"  # in llama.cpp all devices but processors; in others the first one
 _NO_GPUS = {"cpu", "npu"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions(AskedOptions):
-    """All options, checked; `draft` names models, no longer "auto" or "none". Raises UsageError for
+    """Checked options; `draft` names models, no longer "auto" or "none". Raises UsageError for
     values out of range and contradictions."""
 
     quantization: str | None = None  # of a model that needs conversion
@@ -62,12 +62,10 @@ class LoadOptions(AskedOptions):
 
     @property
     def window(self) -> WindowSize | None:
-        """Return the lookahead window; None: the default."""
         return None if self.lookahead is None else WindowSize.parse(self.lookahead)
 
     @property
     def fill(self) -> JacobiInit | None:
-        """Return how Jacobi decoding guesses; None: the default."""
         return None if self.jacobi is None else parse_mode(JacobiInit, self.jacobi, "--jacobi")
 
     @property
@@ -84,13 +82,13 @@ class LoadOptions(AskedOptions):
 
     @property
     def drafts_elsewhere(self) -> bool:
-        """Return whether, judging by names, drafts run on a device that the target does not use."""
+        """Return whether, by their names, drafts use a device that the target does not."""
         targets = set(self.providers) or {"gpu" if self.num_gpu_layers or self.rpc else "cpu"}
         return bool(self.drafts) and not _share_chip(targets, self.draft_providers or ("cpu",))
 
     @property
     def overlap(self) -> DraftOverlap:
-        """Return whether the first draft continues while the target verifies; AUTO: if it pays."""
+        """Return whether the first draft continues during verification; AUTO: if it pays."""
         overlap = parse_mode(DraftOverlap, self.draft_overlap, "--draft-overlap")
         if overlap is DraftOverlap.AUTO and not self.drafts_elsewhere:
             return DraftOverlap.OFF
@@ -103,7 +101,6 @@ class LoadOptions(AskedOptions):
 
     @property
     def prompt_directory(self) -> Path | None:
-        """Return where long prompts are kept; None: nowhere."""
         if self.prompt_cache is None:
             return None
         if self.prompt_cache == "auto":
@@ -121,12 +118,11 @@ class LoadOptions(AskedOptions):
 
     @property
     def anticipates(self) -> bool:
-        """Return whether the first draft ever continues while the target verifies."""
         return self.overlap is not DraftOverlap.OFF
 
     @property
     def takes_turns(self) -> bool:
-        """Return whether other models, or parts of this one, run between its passes."""
+        """Return whether other models or parts run between its passes."""
         named = factory.traits_of(self.drafter).values()
         several = bool(self.drafts) or self.head is not None
         return several or any(traits.cost is Cost.PASS for traits in named)
@@ -167,7 +163,7 @@ _DROP_ONE = "Leave one of them out."
 
 
 def _problems(options: LoadOptions) -> Iterator[_Problem]:
-    """Yield problems; raises UsageError directly for values that cannot be parsed."""
+    """Raises UsageError for values that cannot be parsed."""
     window, most, directory = options.window, options.draft_n_max, options.prompt_directory
     _ = options.fill, options.overlap
     yield (
@@ -202,7 +198,7 @@ def _problems(options: LoadOptions) -> Iterator[_Problem]:
     )
     layers = options.num_gpu_layers
     yield (layers or 0) < 0, f"gpu-layers is {options.gpu_layers}", "It has to be 0 or more."
-    # Devices without work under the other options would silently do nothing.
+    # A device left without work would silently do nothing.
     servers = {Endpoint.parse(server) for server in options.rpc}
     yield len(servers) < len(options.rpc), "--rpc names a server twice", "Name each once."
     device = f"--device {','.join(options.providers)}"
@@ -214,7 +210,7 @@ def _problems(options: LoadOptions) -> Iterator[_Problem]:
 
 
 def _unused(options: LoadOptions) -> Iterator[_Problem]:
-    """Report options for drafters that were not requested: they would silently do nothing."""
+    """Options for other drafters would silently do nothing."""
     asked = factory.traits_of(options.drafter).values()
     auto = options.drafter.strip() == "auto"
     told = [("draft", "--draft", "draft-model", True), ("head", "--draft", "eagle", True)]
@@ -231,7 +227,7 @@ def _unused(options: LoadOptions) -> Iterator[_Problem]:
 
 
 def _draft_problems(options: LoadOptions) -> Iterator[_Problem]:
-    """Yield problems; raises UsageError directly if a drafter lacks its draft or head."""
+    """Raises UsageError for a drafter without its draft or head."""
     if options.drafts:
         has_both = options.head is not None
         yield has_both, f"the head {options.head} drafts without other drafts", _DROP_ONE
@@ -250,8 +246,8 @@ def _draft_problems(options: LoadOptions) -> Iterator[_Problem]:
 
 
 def _share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
-    """Return whether models on these devices, by names of any runtime, share a chip. Each interface
-    numbers GPUs its own way, so devices of two interfaces count as two chips."""
+    """Return whether models on these devices share a chip. Each interface numbers GPUs its own way,
+    so two interfaces count as two chips."""
     pairs = product(map(_chip, one), map(_chip, other))
     return any(
         a == b or (_ALL_GPUS in (a[0], b[0]) and not {a[0], b[0]} & _NO_GPUS) for a, b in pairs
@@ -259,8 +255,7 @@ def _share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
 
 
 def _chip(name: str) -> tuple[str, int]:
-    """Return the kind and number of a device: "cpu", "npu", "gpu", or a GPU's interface, such as
-    "cuda"."""
+    """Return kind and number: "cpu", "npu", "gpu", or a GPU's interface, such as "cuda"."""
     name = name.lower()
     base = name.rstrip("0123456789")
     kind = base.removesuffix(":")

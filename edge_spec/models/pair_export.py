@@ -1,6 +1,5 @@
-"""Compose a pair bundle from the installed exporters' output, in formats and quantizations chosen
-for a kind of device. Each choice names its reason: what reads the format, with a reference. None
-rests on an unmeasured rate."""
+"""Compose a pair bundle of exporters' output, in formats and quantizations for a kind of device.
+Each choice names its reason, with a reference; none rests on an unmeasured rate."""
 
 from __future__ import annotations
 
@@ -54,9 +53,8 @@ _OWN_OPTIONS = {"context_length": _FIXED, "hidden_states": _FIXED}
 
 @dataclass(frozen=True)
 class ExportChoice:
-    """One format. quantization, compute: None leaves them to the exporter. is_required: fail if the
-    exporter is not installed, as for a format requested by name. role: restricts the choice to this
-    model."""
+    """One format. quantization, compute: None: the exporter chooses. is_required: fail without its
+    exporter, as for a requested format. role: for this model only."""
 
     format: str
     quantization: str | None
@@ -68,11 +66,8 @@ class ExportChoice:
 
 @dataclass(frozen=True)
 class ExportChoices:
-    """The formats to write for each model.
-
-    kind: of device; formats that cannot be written here are then left out. None: the user named the
-    formats, and all of them or none are written.
-    """
+    """The formats to write. kind: of device; formats that cannot be written here are left out.
+    None: the user named the formats, and all or none are written."""
 
     choices: tuple[ExportChoice, ...]
     kind: str | None = None
@@ -123,8 +118,8 @@ KINDS = tuple(_KINDS)
 
 
 def choices_for(kind: str, compiles: bool = False, soc: str | None = None) -> ExportChoices:
-    """Return the formats for a kind of device. compiles: put a binary for Qualcomm's NPU first.
-    soc: its processor; None: the kind's usual one. Raises UsageError that lists the valid kinds."""
+    """Return the formats for a kind of device. compiles: first a binary for Qualcomm's NPU. soc:
+    its processor; None: the kind's usual one. Raises UsageError that lists the valid kinds."""
     if kind not in _KINDS:
         raise UsageError(
             f"there is no kind of device called {kind!r}",
@@ -148,15 +143,15 @@ def choices_for(kind: str, compiles: bool = False, soc: str | None = None) -> Ex
 
 
 def named_formats(formats: Sequence[str]) -> ExportChoices:
-    """Return these formats in their default quantizations. Raises UsageError for a repeated name."""
+    """Return these formats, with default quantizations. Raises UsageError for a repeated name."""
     if len(set(formats)) < len(formats):
         raise UsageError(f"{','.join(formats)} names a format twice", remedy="Name each once.")
     return ExportChoices(tuple(ExportChoice(format, None, "asked for") for format in formats))
 
 
 def with_quantizations(choices: ExportChoices, asked: str | None) -> ExportChoices:
-    """Replace quantizations of target and draft. asked: FORMAT=NAME, joined by commas. Raises
-    UsageError for another form, and for a format that is not written."""
+    """Replace quantizations. asked: FORMAT=NAME, joined by commas. Raises UsageError for another
+    form or format."""
     names = {}
     for part in asked.split(",") if asked else ():
         format, _, name = (piece.strip() for piece in part.partition("="))
@@ -186,7 +181,7 @@ class PairPart:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """Open it with weights unread. Raises UsageError for too many layers, and as `Source.path`
+        """Opened with weights unread. Raises UsageError for too many layers, and as `Source.path`
         and `open_checkpoint` do."""
         checkpoint = runtimes.open_checkpoint(self.source.path)
         found = checkpoint.config.num_layers
@@ -219,13 +214,12 @@ def export_pair(
     progress: Progress,
     options: ExportOptions = ExportOptions(),  # noqa: B008
 ) -> PairManifest:
-    """Write a pair bundle to `out`, whose manifest records choices, omissions and reasons.
+    """Write a pair bundle to `out`, with choices, omissions and reasons in its manifest.
 
-    options: those of a single format, such as a context, go to that format; quantization, layers
-    and compute unit are ignored. Raises UsageError if `out` must not be replaced, the draft has
-    other tokens or all of the target's layers, or no format has an option; what exporters raise;
-    ExportError if nothing could be written of a model. After an error or interrupt, `out` is
-    unchanged.
+    options: those of a single format, such as a context, go to that format; others but `check` are
+    ignored. Raises UsageError if `out` must not be replaced, the draft has other tokens or all of
+    the target's layers, or no format has an option; what exporters raise; ExportError if nothing
+    could be written of a model. `out` is unchanged after an error or interrupt.
     """
     out = out.absolute()
     if out.exists() and not may_replace(out, PairManifest):
@@ -283,8 +277,7 @@ def _require_options(choices: ExportChoices, options: ExportOptions) -> None:
 
 
 def _prove_vocabulary(target: PairPart, draft: PairPart) -> VocabularyProof:
-    """Prove that the draft's tokens are the target's. Raises UsageError that lists the first
-    differences."""
+    """Raises UsageError that lists the first differing tokens."""
     require_same_vocabulary(target.vocabulary, draft.vocabulary, target.name, draft.name)
     first, second = Vocabulary.of(target.vocabulary), Vocabulary.of(draft.vocabulary)
     return VocabularyProof(
@@ -305,8 +298,8 @@ def _write(
     progress: Progress,
     notes: list[str],
 ) -> Member:
-    """Write a model in all its formats below `work`, with a note for each omission. Raises
-    ExportError if all are omitted."""
+    """Write a model in all formats, with a note for each omission. Raises ExportError if all are
+    omitted."""
 
     def say(what: str, fraction: float) -> None:
         progress(f"{role.capitalize()}: {what}", fraction)

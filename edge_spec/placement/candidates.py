@@ -27,7 +27,7 @@ from edge_spec.scheduler.machine import available_cores
 from edge_spec.scheduler.profile import ProfileKey, profile_key
 
 _FOR_CHECKS = ("reference",)  # slower than any other runtime
-_CHEAP_BYTES = 150_000_000  # of a model's files: converting these takes at most half a minute
+_CHEAP_BYTES = 150_000_000  # of a model's files, for a conversion of half a minute
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Candidate:
 
     @property
     def is_risky(self) -> bool:
-        """Return whether a driver is involved, which may crash or hang. Libraries for the processor
+        """Return whether a driver is involved, which may crash or hang. The processor's libraries
         already ran in a separate process when devices were listed."""
         return self.device.kind != CPU
 
@@ -72,7 +72,7 @@ def described(model: str, device: Device, options: RuntimeOptions) -> str:
 
 
 def candidate_of(place: str) -> Candidate:
-    """Resolve the result of `described` in another process. Raises as `prepare_model` does."""
+    """Resolve a `described` place in another process. Raises as `prepare_model` does."""
     kind = TypeAdapter(tuple[str, Device, RuntimeOptions])
     model, device, options = kind.validate_json(place)
     source = Source(model, _quiet)
@@ -107,14 +107,13 @@ def candidates(
     *,
     is_draft: bool = False,
 ) -> tuple[list[Candidate], list[str]]:
-    """List all places where this model can run, or a conversion that exists or is cheap,
-    unconverted ones first; and a line for each place where it cannot. A costly conversion happens
-    only if nothing else runs the model. Raises as `prepare_model` does if there is no place, or
-    UsageError."""
+    """List all places for this model, or a conversion that exists or is cheap, unconverted ones
+    first; and a line for each place that cannot run it. Costly conversions happen only if nothing
+    else runs the model. Raises as `prepare_model` does if there is no place, or UsageError."""
     found: list[Candidate] = []
     refused: list[str] = []
     fault: EdgeSpecError | None = None
-    # By runtime, format and unit that the graph is laid out for.
+    # By runtime, format and compute unit.
     prepared: dict[tuple[str, str, str | None], PreparedModel] = {}
     usual = runtimes.auto_runtime(source.formats)
 
@@ -166,8 +165,8 @@ def _too_dear(source: Source, runtime: str) -> str:
 
 
 def _thread_counts(device: Device, is_draft: bool) -> list[int | None]:
-    """Return the runtime's choice, and half of the cores: often faster for small models, drafts
-    above all, and for processors with two threads a core."""
+    """Return the runtime's choice, and half of the cores: often faster for small models, above all
+    drafts, and with two threads a core."""
     cores = available_cores()
     half = cores // 2
     if device.kind != CPU or half < (1 if is_draft else 2):

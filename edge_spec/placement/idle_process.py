@@ -1,5 +1,5 @@
-"""Work in a separate process that ends when an answer begins and restarts once no answers are
-written; not on a busy machine or on battery."""
+"""Work in a separate process that ends when an answer begins and restarts when all is quiet, unless
+the machine is busy or on battery."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from edge_spec.core.isolated import IsolatedError, Lifeline
 from edge_spec.scheduler.machine import busy_share, on_battery
 
 LOWEST = 19  # of nice(2)
-_MOST_BUSY = 0.2  # share of all cores used by other work
+_MOST_BUSY = 0.2  # of all cores, by other work
 
 _log = logging.getLogger(__name__)
 
 
 class IdleProcess:
     """Calls `work` in a thread whenever no answer was written for `quiet_s` seconds, until it
-    fails.
-
-    work: takes a Lifeline, which ends its process when an answer begins; raises IsolatedError if it
-    fails or is ended. may_begin: called before each start.
-    """
+    fails. work: takes a Lifeline, which ends its process when an answer begins; raises
+    IsolatedError if it fails or is ended. may_begin: called before each start."""
 
     def __init__(
         self, work: Callable[[Lifeline], object], may_begin: Callable[[], bool], quiet_s: float
@@ -90,7 +87,7 @@ class IdleProcess:
         self._changed.notify_all()
 
     def _wait_until_quiet(self) -> bool:
-        """Return True when quiet, False once closed."""
+        """Return False once closed."""
         with self._changed:
             while not self._closed:
                 is_idle = self._has_answered and not self._num_answers
@@ -109,10 +106,9 @@ def is_idle() -> bool:
 def give_way(nice: int) -> None:
     """Lower this process's priority; call it where a process begins.
 
-    nice: 1 to 19, as in nice(2); 19 also selects Linux's idle scheduling (sched(7)). By default,
-    Linux groups processes by session, applies both only within a session, and shares a core evenly
-    between groups. So the process gets its own session, with a lowered group. Windows keeps its
-    priority.
+    nice: 1 to 19, as in nice(2); 19 adds Linux's idle scheduling (sched(7)). Linux by default
+    groups processes by session, applies both only within one, and shares a core evenly between
+    groups; so the process gets its own session, with a lowered group. Windows keeps its priority.
     """
     if nice == LOWEST and hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):

@@ -1,5 +1,5 @@
-"""Find the part of a model that drafts best for the whole. Early exits and sets of skipped
-sublayers are judged by their agreement with the whole model on a text and by their cost."""
+"""Find the part of a model that drafts best for the whole: early exits and sets of skipped
+sublayers, judged by agreement on a text and by cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge_spec.models.bundle import PARTS_FILE, Bundle, add_file
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 
 _WINDOW = 48  # last tokens of a text, on which parts are judged
-_CONTEXT = 64  # tokens before the window, read by the whole model only
+_CONTEXT = 64  # before the window, read by the whole model only
 _EXITS = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 5 / 6)  # of the layers
 _SKIPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the sublayers
 _NO_INFLUENCE = 1e-6
@@ -33,9 +33,9 @@ _FORECAST = attrgetter("forecast")
 
 @dataclass(frozen=True)
 class ChosenPart:
-    """exit: number of first layers to keep; None: all but the `skipped` sublayers. agreement: share
-    of tokens on which part and whole model agree, None if not measured. cost: duration of a part's
-    token relative to the whole model's. forecast: speedup of the best chain."""
+    """exit: first layers kept; None: all but `skipped` sublayers. agreement: share of tokens on
+    which part and whole agree, None if not measured. cost: of a part's token relative to the whole
+    model's. forecast: speedup of the best chain."""
 
     exit: int | None
     skipped: tuple[int, ...] = ()
@@ -62,9 +62,9 @@ class ChosenPart:
 
 
 class Judge:
-    """Scores ends of texts with the whole model once, then with parts of it. A context manager that
-    holds two sessions for each text. costs: of the whole model's rows. Raises UnsupportedModelError
-    if its sessions cannot run in part."""
+    """Scores ends of texts with the whole model once, then with parts. A context manager with two
+    sessions a text. costs: of the whole model's rows. Raises UnsupportedModelError if sessions
+    cannot run in part."""
 
     def __init__(self, model: Model, texts: Sequence[Sequence[int]], costs: RowCosts) -> None:
         self._costs = costs
@@ -72,7 +72,7 @@ class Judge:
         with ExitStack() as opened:
             self._windows = [_Window(model, text, opened) for text in texts]
             everything = frozenset(range(2 * self.num_layers))
-            # Everything around the layers, above all the head, is in every part.
+            # What surrounds the layers, above all the head, is in every part.
             self._around_s = self._windows[0].step_s(everything)
             self._layers_s = max(0.0, self._windows[0].step_s(frozenset()) - self._around_s)
             self._opened = opened.pop_all()
@@ -84,7 +84,7 @@ class Judge:
         self._opened.close()
 
     def influence(self) -> np.ndarray:
-        """Return [2 * layers]: each sublayer's influence, the mean over texts."""
+        """Return [2 * layers], means over the texts."""
         influence: np.ndarray = np.mean([window.influence() for window in self._windows], axis=0)
         return influence
 
@@ -105,7 +105,7 @@ class Judge:
 
 
 class _Window:
-    """The end of a text, and the whole model's choice after each of its tokens."""
+    """The end of a text, with the whole model's choice after each token."""
 
     def __init__(self, model: Model, text: Sequence[int], opened: ExitStack) -> None:
         recent = list(text[-_CONTEXT - _WINDOW - 1 :])
@@ -157,8 +157,8 @@ def best_exit(judge: Judge) -> ChosenPart:
 
 
 def best_nested(judge: Judge) -> ChosenPart:
-    """Return the best of growing sets of sublayers, least influence first. Sublayers without any
-    influence count as one step, since skipping them is free."""
+    """Return the best set of skipped sublayers, least influence first. Those without any come first
+    together: skipping them is free."""
     influence = judge.influence()
     order = influence.argsort(kind="stable").tolist()
     useless = int((influence < _NO_INFLUENCE).sum())

@@ -1,5 +1,5 @@
 """The result of `edge-spec plan`: where a model or pair can run, best first, and how fast.
-Durations of passes are kept, so repeating a plan measures nothing."""
+Durations are kept, so repeating a plan measures nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MOST_LOSS = 0.005  # nats a token above the least: half a percent of perplexity
 class Placement:
     """One way to run a model, alone or with a draft.
 
-    step_s: of plain decoding, from durations of passes; None if the model does not fit and was not
-    opened. pair_step_s: of a step with USUAL_DRAFT_TOKENS, from each model's own durations; None if
-    one does not fit by itself. memory_bytes: of all its models with PLANNED_TOKENS of text, None if
-    a runtime cannot tell. on_devices: in devices' own memory, by labels of `Forecast`.
+    step_s: of plain decoding, from durations of passes; None if the model does not fit.
+    pair_step_s: of a step with USUAL_DRAFT_TOKENS, from each model's own durations; None if one
+    does not fit by itself. memory_bytes: of all models with PLANNED_TOKENS of text, None if
+    unknown. on_devices: in devices' own memory, by labels of `Forecast`.
     """
 
     target: Place
@@ -44,8 +44,8 @@ class Placement:
 
     @property
     def plain_s(self) -> float:
-        """Return the duration of plain decoding for as many tokens as a step of the pair writes if
-        all draft tokens are right."""
+        """Return the duration of plain decoding for a pair's step if all its draft tokens are
+        right."""
         return (USUAL_DRAFT_TOKENS + 1) * (self.step_s or 0.0)
 
     @property
@@ -54,21 +54,21 @@ class Placement:
         return self.pair_step_s is not None and self.pair_step_s < self.plain_s
 
     def shortage(self, free: Bytes) -> str | None:
-        """Describe what does not fit: "500 MB of 400 MB free", with the device if it is its own
-        memory; None if all fits or is unknown."""
+        """Describe what does not fit: "500 MB of 400 MB free", with the device if the memory is its
+        own; None if all fits or is unknown."""
         return shortage({MAIN: self.memory_bytes or 0, **self.on_devices}, free)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """placements: of the model, best first, then of the pair at the model's best place. notes: a
-    line for each unusable place and each uncertainty."""
+    """placements: of the model, best first, then of the pair at the model's best place. notes: on
+    unusable places and uncertainties, a line each."""
 
     model: str
     draft: str | None  # as the user named it
     placements: tuple[Placement, ...]
     notes: tuple[str, ...] = ()
-    in_force: tuple[str, ...] = ()  # what a start now uses, who drafts and why
+    in_force: tuple[str, ...] = ()  # what a start uses now, who drafts and why
 
 
 def make_plan(
@@ -78,8 +78,8 @@ def make_plan(
     progress: Progress,
     refresh: bool = False,
 ) -> Plan:
-    """Measure where a model runs, and a possible draft. refresh: measure known passes again. Raises
-    an EdgeSpecError if nothing can run or nothing fits, OSError."""
+    """Measure where a model, and maybe a draft, can run. refresh: also measure known passes. Raises
+    an EdgeSpecError if nothing can run or fits, OSError."""
     surveyor = Surveyor(devices, progress, refresh)
     targets = surveyor.survey(source, LoadOptions())
     if not any(each.profile for each in targets):
@@ -147,8 +147,8 @@ def pair_step_s(target: Profile | None, draft: Profile | None) -> float | None:
 
 
 def rank_places(placements: Sequence[Placement], free: Bytes) -> tuple[Placement, ...]:
-    """Sort places by plain step: first the fastest that fits and whose weights lose little. Others
-    get the reason why they are not first."""
+    """Sort places by plain step, first those that fit and whose weights lose little; say why others
+    are not first."""
     least = min((each.loss for each in placements if each.loss is not None), default=0.0)
 
     def order(each: Placement) -> tuple[bool, bool, float]:
@@ -170,7 +170,7 @@ def rank_places(placements: Sequence[Placement], free: Bytes) -> tuple[Placement
 
 
 def rank_pairs(pairs: Sequence[Placement], free: Bytes) -> list[Placement]:
-    """Sort pairs at one place of the target by their step with draft tokens, fitting ones first."""
+    """Sort pairs at one place of the target by their step, fitting ones first."""
 
     def order(each: Placement) -> tuple[bool, float]:
         return each.shortage(free) is not None, each.pair_step_s or math.inf

@@ -1,8 +1,8 @@
 """Measure the places where a model could run.
 
-Where a driver is involved, a separate process does the work, since a driver may crash, hang or
-exhaust memory. Only places that compute correctly get a profile: a device must first agree with
-texts that the processor wrote.
+If a driver is involved, a separate process does the work, since a driver may crash, hang or exhaust
+memory. Only correct places get a profile: a device must first agree with texts that the processor
+wrote.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _TEXT_ROWS = 32  # read in one pass
 _LEAST_AGREEING = 0.25  # of the tokens; with other weights and kernels most agree
 
 
-# Why a place cannot be used, so that nobody waits for it again; "": it works again.
+# Why a place cannot be used, so that nobody waits again; "": works again.
 FAULTS = Quantity("fault", ProfileKey, lambda: TypeAdapter(str))
 
 
 def measure_place(
     place: Candidate, max_s: float, on_step: OnStep, texts: Sequence[Text] = ()
 ) -> Profile:
-    """Measure a place, and keep its profile and the findings on its rows. max_s: for its passes.
-    texts: must match."""
+    """Measure a place, and keep its profile and findings on rows. max_s: for its passes. texts:
+    must match."""
     with closing(place.prepared.open(place.options)) as model:
         require_right(model, texts)
         key = rows_key(place.key, place.prepared.config)
@@ -75,8 +75,8 @@ def measure_place(
 def measure_apart(
     place: Candidate, max_s: float, on_step: OnStep, texts: Sequence[Text]
 ) -> Profile:
-    """Run `measure_place` in a separate process. Raises IsolatedError, and NoAnswerError for a
-    place not worth waiting for again."""
+    """Run `measure_place` in a separate process. Raises IsolatedError, NoAnswerError for a place
+    not worth waiting for again."""
     done = 0.0
 
     def on_done(fraction: float) -> None:
@@ -86,7 +86,7 @@ def measure_apart(
 
     request = [described(place.source.model, place.device, place.options), max_s, texts]
     with TemporaryDirectory() as directory:
-        file = Path(directory) / "request"  # may be too long for a command line
+        file = Path(directory) / "request"  # too long for a command line
         file.write_text(json.dumps(request), encoding="utf-8")
         try:
             found = isolated(measure_described, str(file), timeout_s=_TIMEOUT_S, on_step=on_done)
@@ -103,8 +103,7 @@ def measure_described(file: str) -> Any:
 
 
 def require_right(model: Model, texts: Sequence[Text]) -> None:
-    """Raises SessionError if logits are not finite, or the model prefers other tokens than the
-    texts'."""
+    """Raises SessionError if logits are not finite, or prefer other tokens than the texts'."""
     rows = min(_TEXT_ROWS, model.capabilities.max_rows)
     right: list[bool] = []
     with closing(model.open_session()) as session:
@@ -152,7 +151,7 @@ def write_texts(place: Candidate) -> list[Text]:
 
 
 def short_prompts(prepared: PreparedModel) -> list[list[int]]:
-    """Return the shortest packaged prompts, cut to leave room for an answer."""
+    """Return the shortest packaged prompts, cut so that an answer fits."""
     room = max(2, prepared.config.context_length - _TEXT_TOKENS)
     prompts = read_prompts(OWN_PROMPTS, per_category=2)
     found = sorted((prepared.text.prompt_of(each.text)[:room] for each in prompts), key=len)
@@ -169,14 +168,14 @@ class MeasuredPlace:
 
     @property
     def lossless(self) -> Losslessness | None:
-        """Return how the default guarantee for texts is kept there, if known."""
+        """How the default guarantee is kept there, if known."""
         return None if self.rows is None else keep_promise(LosslessMode.AUTO, self.rows)
 
 
 class Surveyor:
-    """Measures the places of a target and its draft. notes: a line for each unusable place or
-    uncertain profile. free: before any model is open. refresh: measure known places again, and
-    retry failed ones."""
+    """Measures a target's and its draft's places. notes: on unusable places and uncertain profiles,
+    a line each. free: before any model is open. refresh: also measure known places and retry failed
+    ones."""
 
     def __init__(self, devices: Sequence[Device], progress: Progress, refresh: bool) -> None:
         self.notes: list[str] = []
@@ -188,9 +187,9 @@ class Surveyor:
         self._silent: dict[tuple[str, str], str] = {}  # by runtime and device
 
     def survey(self, source: Source, options: LoadOptions, role: str = "") -> list[MeasuredPlace]:
-        """Return the working places. One model is open at a time, and only if it fits. Profiles are
-        saved one by one, so an interrupt only leaves the rest to do. role: "draft: " for a draft.
-        Raises an EdgeSpecError if there is no place, OSError."""
+        """Return the working places. One model is open at a time, if it fits. Each profile is saved
+        at once, so an interrupt loses little. role: "draft: " for a draft. Raises an EdgeSpecError
+        if there is no place, OSError."""
         places, refused = candidates(
             source, options, self._devices, self._progress, is_draft=bool(role)
         )
@@ -201,7 +200,7 @@ class Surveyor:
         max_s = min(_MOST_S, max(_LEAST_S, MEASURE_S / max(1, num_new)))
         found: list[MeasuredPlace] = []
         texts = cache(partial(self._texts, found))
-        # The processor first: it cannot crash, and writes the texts that devices must match.
+        # The processor first: it cannot crash, and writes the texts.
         for place in sorted(fitting, key=lambda each: each.is_risky):
             try:
                 profile = self._known(place) or self._measure(place, max_s, texts)
@@ -253,7 +252,7 @@ class Surveyor:
         return profile
 
     def _texts(self, found: Sequence[MeasuredPlace]) -> list[Text]:
-        """Return texts that the processor wrote; [] if it cannot, so nothing shows what is right."""
+        """Return texts that the processor wrote, or [] if nothing shows what is right."""
         for each in found:
             place = each.candidate
             if place.is_risky:
@@ -270,8 +269,7 @@ class Surveyor:
         return None if needs is None else shortage(needs, self.free)
 
     def needs(self, *together: Candidate) -> dict[str, int] | None:
-        """Return the memory of models that are open together, with PLANNED_TOKENS of text; None if
-        a runtime cannot tell."""
+        """Return the models' memory together, with PLANNED_TOKENS of text; None if unknown."""
         models = []
         for each in together:
             runtime = each.prepared.runtime

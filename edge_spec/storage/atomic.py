@@ -1,5 +1,5 @@
-"""Files and directories that appear whole or not at all, and locks between processes, which end
-with their holder."""
+"""Files and directories that appear whole or not at all, and locks between processes that end with
+their holder."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _Found = TypeVar("_Found")
 
 
 def expanded(path: Path) -> Path:
-    """Expand `~`. `~name` of an unknown user stays unchanged, as in a shell."""
+    """Expand `~`; `~name` of an unknown user stays, as in a shell."""
     with suppress(RuntimeError):
         return path.expanduser()
     return path
 
 
 def cache_directory() -> Path:
-    """Return the directory for downloads and converted models; $EDGE_SPEC_CACHE overrides it."""
+    """Return where downloads and converted models are kept; $EDGE_SPEC_CACHE overrides it."""
     override = os.environ.get(CACHE_VARIABLE)
     if override:
         return expanded(Path(override))
@@ -57,12 +57,10 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def atomic_directory(final: Path) -> Iterator[Path]:
-    """Yield a directory next to `final` that replaces it, synced, when the block ends without
-    error.
+    """Yield a directory next to `final` that replaces it, synced, if the block succeeds.
 
-    A link stays and leads to the new directory. A kill leaves the old or the new one, or neither in
-    the moment between two renames. Raises as `scratch_beside` does, and StorageError if `final` is
-    a device or a pipe.
+    A link stays and leads to the new one. A kill leaves the old or new one, or neither between two
+    renames. Raises as `scratch_beside` does, and StorageError if `final` is a device or a pipe.
     """
     if final.is_symlink():
         final = final.resolve()
@@ -77,7 +75,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 
 def _replace(work: Path, final: Path) -> None:
-    with _turns(final.parent):  # two renames, which another process may also do
+    with _turns(final.parent):  # another process may also rename twice
         if not final.exists():
             work.rename(final)
             return
@@ -110,9 +108,9 @@ def _turns(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
-    """Yield a file next to `final` that replaces it when the block ends without error. mode: of the
-    new file. Raises as `scratch_beside` does, and StorageError if `final` is a device, a pipe or a
-    directory."""
+    """Yield a file next to `final` that replaces it if the block succeeds. mode: of the new file.
+    Raises as `scratch_beside` does, and StorageError if `final` is a device, a pipe or a directory.
+    """
     _require_free(final)
     with scratch_beside(final, is_file=True) as work:
         yield work
@@ -124,9 +122,9 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
 
 @contextmanager
 def scratch_beside(final: Path, is_file: bool = False) -> Iterator[Path]:
-    """Yield a scratch directory or file next to `final`, removed after the block. After a kill it
-    keeps a hidden name that is never opened, and a call after a day removes it. Raises StorageError
-    if there is no space or no place for it, OSError."""
+    """Yield a scratch directory or file next to `final`, removed after the block. A kill leaves it
+    under a hidden name that is never opened, and a call after a day removes it. Raises StorageError
+    without space or a place for it, OSError."""
     with as_storage_error(final):
         with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -153,9 +151,8 @@ def is_work(path: Path) -> bool:
 
 
 def _remove_abandoned(final: Path) -> None:
-    """Remove unfinished files for `final` that were not written for a day; in the cache also those
-    for other files, which may never be written again. Only our names count: `.emacs.d` is the
-    user's."""
+    """Remove unfinished files for `final` older than a day; in the cache also those for other
+    files, which may never be written again. Only our names count: `.emacs.d` is the user's."""
     name = ".*" if cache_directory() in final.parents else re.escape(final.name)
     form = re.compile(rf"\.{name}{_MADE}", re.DOTALL)
     oldest = time.time() - _ABANDONED_AFTER_S
@@ -167,7 +164,7 @@ def _remove_abandoned(final: Path) -> None:
 
 
 def _require_free(final: Path, or_directory: bool = False) -> None:
-    """Raises StorageError unless this is a file, or a directory if allowed, or absent."""
+    """Raises StorageError unless absent, a file, or a directory if allowed."""
     with as_storage_error(final, refusals=True):
         is_free = final.is_file() or (or_directory and final.is_dir()) or not final.exists()
     if not is_free:
@@ -176,8 +173,8 @@ def _require_free(final: Path, or_directory: bool = False) -> None:
 
 
 def remove_oldest(files: Iterable[Path], max_bytes: int, kept: Path | None = None) -> None:
-    """Remove the files changed longest ago, except `kept`, until at most `max_bytes` are left.
-    Files that cannot be removed stay."""
+    """Remove the oldest files, except `kept`, until at most `max_bytes` are left; those that cannot
+    be removed stay."""
     found = []
     for path in files:
         with suppress(OSError):  # removed by another process
@@ -192,8 +189,7 @@ def remove_oldest(files: Iterable[Path], max_bytes: int, kept: Path | None = Non
 
 
 def sync(path: Path) -> None:
-    """Make a file's or directory's content survive a power loss; a directory's names only if its
-    file system can."""
+    """Make content survive a power loss; a directory's names only if its file system can."""
     is_directory = path.is_dir()
     if os.name == "nt" and is_directory:  # Windows cannot open a directory
         return
@@ -209,8 +205,8 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
-    """Raise StorageError if the block lacks space to write `final`; with `refusals`, also if it
-    cannot create a file next to it for another reason."""
+    """Raise StorageError without space to write `final`; with `refusals`, also if a file next to it
+    cannot be made."""
     try:
         yield
     except (StorageError, TimeoutError):  # TimeoutError: of a lock
@@ -231,11 +227,11 @@ def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None) -> Iterator[None]:
-    """Run the block while holding the lock of `path`, the file "NAME.lock" next to it, which stays.
+    """Hold the lock of `path` during the block: the file "NAME.lock" next to it, which stays.
 
-    waits: called once if another process or thread holds it for longer than TOLD_AFTER_S. Without
-    locks in the file system, nothing is locked: files still appear whole, and the later of two
-    writers wins. Raises TimeoutError, StorageError if the lock's file cannot be made.
+    waits: called once if another process or thread holds it for longer than TOLD_AFTER_S. A file
+    system without locks locks nothing: files still appear whole, and the later writer wins. Raises
+    TimeoutError, StorageError if the lock's file cannot be made.
     """
     from filelock import FileLock  # here, since it imports asyncio
 
@@ -260,8 +256,8 @@ def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None
 
 
 def try_hold(path: Path) -> Callable[[], None] | None:
-    """Take the lock of `path` and return a function, callable from any thread, that releases it;
-    None if it is held elsewhere. Raises StorageError if the lock's file cannot be made."""
+    """Take the lock of `path`, and return what releases it, from any thread; None if it is held.
+    Raises StorageError if the lock's file cannot be made."""
     held = ExitStack()
     try:
         held.enter_context(locked(path, 0.0))
@@ -276,8 +272,8 @@ def make_once(
     make: Callable[[], None],
     waits: Callable[[], None],
 ) -> _Found:
-    """Return the result of `find`, calling `make` first if it is None. One process at a time makes
-    it, however long that takes; `waits` is called once while another does."""
+    """Return what `find` returns, after `make` if that is None at first. One process at a time
+    makes it, however long it takes; `waits` is called once while another does."""
     found = find()
     if found is None:
         with locked(path, math.inf, waits):

@@ -1,8 +1,8 @@
 """Measurements in one SQLite file of the cache, keyed by all that their values depend on.
 
-A value that is missing, damaged, out of bounds or of another table version is unknown; a failed
-write only costs time. So reads and writes never raise: one log line reports a problem with the
-file, and the next write recreates it. A value with a changed meaning needs a new name.
+A missing, damaged or out-of-bounds value, or one of another table version, is unknown; a failed
+write costs only time. So reads and writes never raise: one log line reports a problem with the
+file, and the next write recreates it. A value that changes its meaning needs a new name.
 
 Each call opens the file anew, in a fraction of a millisecond, so threads, forks and a deleted cache
 need no care.
@@ -29,9 +29,9 @@ from edge_spec.storage.atomic import cache_directory, locked, sha256_file
 
 DIRECTORY, FILE = "measurements", "measurements.sqlite"
 MAX_BYTES = 4_000_000  # of a value
-LARGE_BYTES = 16_000_000  # hashing smaller files is faster than looking them up
+LARGE_BYTES = 16_000_000  # smaller files are hashed faster than looked up
 MAX_KEPT = 2000  # values; the oldest are removed
-# Seconds to wait for another process's write. A start reads several values.
+# Seconds to wait for another writer; a start reads several values.
 WRITE_WAIT_S, READ_WAIT_S = 5.0, 1.0
 
 # WITHOUT ROWID: a separate index could lead to wrong rows in a half-written file.
@@ -75,29 +75,24 @@ class Measurement(Generic[_Key, _Value]):
 
 @dataclass(frozen=True)
 class Quantity(Generic[_Key, _Value]):
-    """One kind of measurement. what: its name in the file. keys: type of the keys, which contain
-    all that a value depends on. values: makes the validator, at first use, since that takes tens of
-    milliseconds."""
+    """One kind of measurement. what: its name in the file. keys: type of keys, with all that values
+    depend on. values: makes the validator at first use, since that takes tens of milliseconds."""
 
     what: str
     keys: type[_Key]
     values: Callable[[], TypeAdapter[_Value]]
 
     def read(self, key: _Key) -> Measurement[_Key, _Value] | None:
-        """Return this key's measurement, if any."""
         return next(self._parse(_select(_READ, self.what, _text(key))), None)
 
     def known(self, key: _Key) -> _Value | None:
-        """Return this key's value, if any."""
         found = self.read(key)
         return None if found is None else found.value
 
     def find(self) -> Iterator[Measurement[_Key, _Value]]:
-        """Yield all measurements of this kind."""
         return self._parse(_select(_FIND, self.what))
 
     def keep(self, key: _Key, value: _Value, n: int = 1, disturbance: float = 0.0) -> None:
-        """Write this key's value, replacing an earlier one."""
         self.update(key, lambda old: value, n, disturbance)
 
     def update(
@@ -107,8 +102,8 @@ class Quantity(Generic[_Key, _Value]):
         n: int = 1,
         disturbance: float = 0.0,
     ) -> _Value | None:
-        """Replace this key's value by the result of `change`, with all other writers locked out,
-        and return it; None if it cannot be written."""
+        """Replace this key's value by `change`'s result, locking out other writers, and return it;
+        None if it cannot be written."""
         path, name = store_path(), _text(key)
 
         def write() -> _Value:
@@ -137,8 +132,8 @@ class Quantity(Generic[_Key, _Value]):
             return None
 
     def _parse(self, rows: list[tuple[Any, ...]]) -> Iterator[Measurement[_Key, _Value]]:
-        """Yield readable rows. Rows whose bits changed on disk are skipped, since the lossless
-        guarantee depends on some values."""
+        """Yield readable rows, without those whose bits changed on disk: losslessness depends on
+        some values."""
         for key, value, n, disturbance, at, seal in rows:
             with suppress(ValueError, TypeError, OverflowError):
                 if seal != self._seal(key, value).encode():
@@ -173,7 +168,7 @@ def _text(key: Any) -> str:
 
 
 def _select(query: str, *values: str) -> list[tuple[Any, ...]]:
-    """Return the matching rows; none if the file cannot be read."""
+    """Return the rows, or none if the file cannot be read."""
     path = store_path()
     try:
         if path.stat().st_size:  # empty while another process creates it
@@ -188,8 +183,8 @@ def _select(query: str, *values: str) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def _opened(path: Path, makes: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open the file; uncommitted changes are dropped at the end. makes: create a missing table.
-    Raises DamagedError unless it is a database with exactly this table, sqlite3.Error."""
+    """Open the file; uncommitted changes are dropped. makes: create a missing table. Raises
+    DamagedError unless it is a database with exactly this table, sqlite3.Error."""
     mode, wait_s = ("rwc", WRITE_WAIT_S) if makes else ("rw", READ_WAIT_S)
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     try:
@@ -198,7 +193,7 @@ def _opened(path: Path, makes: bool = False) -> Iterator[sqlite3.Connection]:
             store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
             if makes and not store.execute(_TABLES).fetchall():
                 store.execute(f"CREATE TABLE IF NOT EXISTS {_TABLE}")
-            # An exact comparison: a table of another version, a view or a trigger is not read.
+            # Exact, so a table of another version, a view or a trigger is not read.
             if store.execute(_TABLES).fetchall() != [(f"CREATE TABLE {_TABLE}".encode(),)]:
                 raise DamagedError("it has other tables")
             yield store
@@ -211,9 +206,9 @@ def _opened(path: Path, makes: bool = False) -> Iterator[sqlite3.Connection]:
 def _write_again(path: Path, write: Callable[[], _Value]) -> _Value:
     """Write, after emptying a file that is still damaged.
 
-    The file itself stays. If it were removed, a process that has it open would take the new file's
-    journal for its own, and remove what another is about to commit
-    (https://sqlite.org/howtocorrupt.html, 2.4). SQLite removes the journal of an empty file.
+    The file itself stays. A process that has a removed file open would take the new file's journal
+    for its own, and remove what another is about to commit (https://sqlite.org/howtocorrupt.html,
+    2.4). SQLite removes the journal of an empty file.
     """
     try:
         return write()
@@ -229,7 +224,7 @@ def _tell_unread(path: Path, reason: str) -> None:
 
 
 def tell_unkept(path: Path, error: Exception) -> None:
-    """Log that `path` cannot be saved, once for each reason in the whole cache."""
+    """Log that `path` cannot be saved, once for each reason in the cache."""
     root = cache_directory()
     number = getattr(error, "errno", None)
     reason = str(error) if number is None else os.strerror(number)
@@ -242,7 +237,7 @@ def _tell_once(where: Path, reason: str) -> None:
 
 
 class _State(NamedTuple):
-    """A file's state; its hash stays valid while this is the same."""
+    """A file's state; its hash is valid while this stays the same."""
 
     device: int
     inode: int
@@ -257,15 +252,15 @@ _DIGEST: Quantity[_State, str] = Quantity("sha256", _State, lambda: TypeAdapter(
 
 def known_sha256(path: Path) -> str:
     """Return a file's sha256 without rehashing a large unchanged one: a model of 8 billion
-    parameters would take seconds each time. Raises OSError."""
+    parameters takes seconds each time. Raises OSError."""
     before = _state(path)
     if before.num_bytes < LARGE_BYTES:
         return sha256_file(path)
     known = _DIGEST.known(before)
     if known is not None:
         return known
-    # As in git's index, nothing is kept for a file that changed moments ago: it may change again
-    # within the same clock tick.
+    # As in git's index, a file that changed moments ago is not kept: it may change again within the
+    # clock tick.
     hashed_ns = time.time_ns()
     digest = sha256_file(path)
     is_settled = max(before.changed_ns, before.modified_ns) + _SETTLED_NS < hashed_ns

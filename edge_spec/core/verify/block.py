@@ -3,8 +3,8 @@ Speculative Decoding).
 
 Token by token, a draft token x is accepted with probability min(1, p(x) / q(x)), with p the
 target's distribution and q the one that x was sampled from (Leviathan et al. 2023). A decision on
-the whole chain lets later draft tokens make up for an unlikely one: the expected acceptance is
-never lower, the text's distribution is the same. For one draft token, both are the same.
+the whole chain lets later draft tokens make up for an unlikely one: acceptance is never lower in
+expectation, and the distribution is the same.
 """
 
 from __future__ import annotations
@@ -26,16 +26,12 @@ def verify_block(
     sampler: Sampler,
     path: Sequence[int],
 ) -> tuple[list[int], int | None]:
-    """Return the accepted leading rows of `chain`, and the token that follows if not all are
-    accepted.
-
-    chain: sampled rows, each the only child of the previous one. path: tokens between the output
-    and the first row.
-    """
+    """Return the accepted leading rows of `chain`, and the next token if not all are accepted.
+    chain: sampled rows, each an only child. path: tokens between the output and the first row."""
     draft_tokens = tree.tokens[chain].tolist()
     target_probs: list[np.ndarray] = []
     draft_probs: list[np.ndarray] = []
-    # weights[i]: relative weight of the first i draft tokens, target over draft, capped at 1.
+    # weights[i]: relative weight of the first i draft tokens, target over draft, at most 1.
     weights = [1.0]
     for i, (row, candidate) in enumerate(zip(chain, draft_tokens, strict=True)):
         p = sampler.probs(out.logits[tree.parents[row]], [*path, *draft_tokens[:i]])

@@ -17,10 +17,8 @@ _K_SEQ_STEPS = 20  # halvings of rho's interval: a millionth is as good as exact
 def verify_siblings(
     tree: TokenTree, row: int, out: Forward, sampler: Sampler, path: Sequence[int]
 ) -> tuple[list[int], int | None]:
-    """Return the accepted child of `row` in a list, or the token in its place.
-
-    path: tokens between the output and the children.
-    """
+    """Return the accepted child of `row` in a list, or the token in its place. path: tokens between
+    the output and the children."""
     children = tree.children(row)
     target_probs = sampler.probs(out.logits[row], path)
     if tree.siblings is Siblings.K_SEQ:
@@ -39,12 +37,13 @@ def verify_siblings(
 def _one_by_one(
     tree: TokenTree, children: Sequence[int], target_probs: np.ndarray, sampler: Sampler
 ) -> tuple[int | None, np.ndarray]:
-    """Return the accepted child, and the distribution left of the target's for another token.
+    """Return the accepted child, and what is left of the target's distribution to draw another
+    token from.
 
-    Each child is tested against what earlier ones left of the target's distribution. Without
-    replacement (Chen et al. 2024, Sequoia, algorithm 2), a rejected child cannot be drawn again;
-    with replacement (Miao et al. 2024, SpecInfer) it can. An unsampled child has a draft
-    distribution with all mass on it, so its rejection leaves nothing of the target's there.
+    Each child is tested against what is left by earlier ones. Without replacement (Chen et al.
+    2024, Sequoia, algorithm 2), a rejected child cannot be drawn again; with replacement (Miao et
+    al. 2024, SpecInfer) it can. An unsampled child has all mass of its draft distribution, so
+    nothing is left of the target's there.
     """
     left, draft_probs = target_probs, None
     for child in children:
@@ -70,10 +69,10 @@ def _one_by_one(
 def _k_seq(
     tree: TokenTree, children: Sequence[int], target_probs: np.ndarray, sampler: Sampler
 ) -> tuple[int | None, np.ndarray]:
-    """Accept each of k independent samples of q with min(1, p / (rho * q)), for the smallest rho
-    for which what is left of p is a distribution (Sun et al. 2023, SpecTr, section 5).
+    """Accept each of k independent samples of q with min(1, p / (rho * q)), rho being the smallest
+    that leaves a distribution (Sun et al. 2023, SpecTr, section 5).
 
-    beta is the probability that one sample is accepted, a = 1 - (1 - beta)^k that any is. p -
+    With beta the probability to accept one sample, and a = 1 - (1 - beta)^k to accept any, p -
     min(q, p / rho) * a / beta is left, nonnegative while a <= rho * beta.
     """
     draft_probs = tree.draft_probs[children[0]]
@@ -118,7 +117,7 @@ def _difference(probabilities: np.ndarray, taken: np.ndarray) -> np.ndarray:
 
 
 def _without(probabilities: np.ndarray, token: int) -> np.ndarray:
-    """Condition the distribution on not being `token`; all 0 if nothing else is possible."""
+    """Condition on not being `token`; all 0 if nothing else is possible."""
     left = probabilities.copy()
     left[token] = 0
     mass = left.sum()

@@ -1,12 +1,11 @@
 """Acceptance: which draft rows become text, so that the text keeps the target's distribution.
 
 Deterministic candidates follow the delta rule: with R the target's distribution at a row, accept
-child x with probability R[x], else set R[x] to zero, renormalize and try the next child. The code
-uses an equivalent form: draw the target's own token once, and accept the child that equals it. The
+child x with probability R[x], else set R[x] to zero, renormalize and try the next child.
+Equivalently, the code draws the target's own token once and accepts the child that equals it. The
 draw belongs to the position (sampling.Draws), so the text does not depend on the draft.
 
-Sampled children, those with `draft_probs`, are verified against exactly these: siblings one after
-the other, a chain as one block.
+Sampled children are verified against their `draft_probs`: siblings one by one, a chain as a block.
 """
 
 from __future__ import annotations
