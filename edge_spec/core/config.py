@@ -45,7 +45,7 @@ class ModelConfig:
     tied_embeddings: bool = False
     qk_norm: bool = False
     qkv_bias: bool = False
-    output_bias: bool = False  # of attention's output projection
+    output_bias: bool = False  # of the attention output
     num_experts: int = 0  # in each layer; 0: one dense MLP
     experts_used: int = 0  # by each token
     _: KW_ONLY  # `to_dict` leaves out the following at their defaults
@@ -264,7 +264,6 @@ def _to_plain(value: Any) -> Any:
 
 
 def _from_plain(kind: Any, value: Any) -> Any:
-    """Invert `_to_plain` for this type."""
     make: Any = kind
     if is_dataclass(kind):
         hints = _hints(make)

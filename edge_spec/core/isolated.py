@@ -126,7 +126,6 @@ def _run(
     lifeline: Lifeline,
     on_step: Callable[[float], None] | None,
 ) -> tuple[str | None, str, int]:
-    """Return answer, standard error and exit status. Raises NoAnswerError."""
     code = (
         f"from {work.__module__} import {work.__qualname__} as work; "
         "from edge_spec.core.isolated import answer; answer(work)"
@@ -159,7 +158,7 @@ def _read(stream: IO[str], lines: Queue[str | None]) -> None:
 def _answer_in(
     lines: Queue[str | None], timeout_s: float, on_step: Callable[[float], None] | None
 ) -> str | None:
-    """Return the answer among lines that None ends. Raises NoAnswerError."""
+    """None ends the lines. Raises NoAnswerError."""
     end_s = time.monotonic() + timeout_s
     found = None
     while True:

@@ -169,7 +169,7 @@ class Stats:
     lossless: str = ""
     plain_width: int = 1
     plain_cost: float = 1.0
-    failed_drafters: tuple[str, ...] = ()  # that failed before the end
+    failed_drafters: tuple[str, ...] = ()  # not used, or not to the end
     policy: str = ""  # in use at the end: one line
     kernels: str | None = None  # edge-spec's own, or why not: one line
 

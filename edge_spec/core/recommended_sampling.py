@@ -70,7 +70,6 @@ def recommended_sampling(stated: Mapping[str, Any]) -> RecommendedSampling:
 
 
 def _number(name: str, value: Any) -> float | None:
-    """Return None unless the value is a number within its range."""
     if isinstance(value, float) and name == "top_k" and value.is_integer():
         value = int(value)
     try:

@@ -29,7 +29,7 @@ class Purpose(IntEnum):
     POSITION = 0  # the target's own choices
     ACCEPTANCE = 1  # whether to accept a sampled draft token
     RECOVERY = 2  # the token in place of a rejected one
-    DRAFT = 3  # draft tokens
+    DRAFT = 3
 
 
 def generator(seed: int, purpose: int) -> np.random.Generator:

@@ -103,7 +103,6 @@ class ThreadGovernor:
         return idle_s - before_idle_s > _IDLE * wanted * (now - before)
 
     def _is_slow(self) -> bool:
-        """Return whether passes are slow for a while, not just one."""
         passes = list(self._recent)
         halves = passes[: _WATCHED // 2], passes[_WATCHED // 2 :]
         return min(map(self._slowness, halves)) > _SLOW
@@ -132,7 +131,6 @@ class ThreadGovernor:
         self.threads = self._ladder[self._rung]
 
     def _slowness(self, passes: Iterable[tuple[int, float]]) -> float:
-        """Return the mean of durations over the usual ones."""
         ratios = [
             seconds / self._usual[rows] for rows, seconds in passes if self._usual.get(rows, 0.0)
         ]

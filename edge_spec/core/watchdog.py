@@ -264,7 +264,7 @@ class _Worker:
         while (work := self._asked.get()) is not None:
             try:
                 self._result = work()
-            except BaseException as error:  # belongs to the caller
+            except BaseException as error:
                 self._error = error
             del work
             self._num_ended += 1

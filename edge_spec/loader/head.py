@@ -205,5 +205,4 @@ class StoredBackend:
 
 
 def _identity(head: Path, target: str) -> str:
-    """Identify the head's files, its target and STORED_VERSION."""
     return short_digest(repr((file_states(head.resolve()), target, STORED_VERSION)))

@@ -186,7 +186,7 @@ class PairManifest(Stated):
     draft: Member | None
     tokenizer: FileEntry
     chat_template_sha256: _Digest | None
-    vocabulary: VocabularyProof | None  # None without a draft
+    vocabulary: VocabularyProof | None
     versions: dict[str, str]  # of edge-spec and of the libraries that wrote the formats
 
     @model_validator(mode="after")

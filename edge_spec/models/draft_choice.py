@@ -202,7 +202,6 @@ def training_report(path: Path) -> Mapping[str, Any]:
 
 
 def _forecast(path: Path) -> float | None:
-    """Return the forecast speedup; None if the drafter does not pay."""
     report = training_report(path)
     with suppress(ValueError, TypeError, KeyError):
         return float(report["forecast"]["speedup"]) if report["pays"] is True else None
@@ -224,7 +223,6 @@ def cheapest(
 def _in_four_bits(
     draft: PreparedModel, source: Source, progress: Progress, makes: bool
 ) -> PreparedModel:
-    """Return the draft itself if that saves little or fails."""
     info: ModelInfo = draft.source
     if not (draft.as_it_is and _is_large(info)):
         return draft

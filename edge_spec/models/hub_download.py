@@ -143,7 +143,6 @@ def _distrust(reference: HubReference, why: str) -> DownloadError:
 
 @contextmanager
 def _explained(reference: HubReference) -> Iterator[None]:
-    """Turn errors of huggingface_hub and its transport into ours, with a remedy."""
     hub = library()
     failures: list[type[Exception]] = [ConnectionError, TimeoutError]
     failures += [getattr(sys.modules[name], e) for name, e in _TRANSPORTS if name in sys.modules]
@@ -317,7 +316,7 @@ def fetch_blobs(reference: HubReference, commit: str, files: Files, say: Progres
         )
     what = f"Downloading {reference}, {size}"
     say(what, arrived / max(total, 1))
-    before = 0  # bytes of earlier files
+    before = 0
     for each in missing:
         each.run(partial(_tell, say, what, before, total))
         before += each.file.num_bytes
@@ -438,7 +437,6 @@ class _Bounded(io.BufferedWriter):
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide huggingface_hub's progress bar."""
     utils, name = library().utils, "huggingface_hub.http_get"
     was_on = not utils.are_progress_bars_disabled(name)
     if was_on:

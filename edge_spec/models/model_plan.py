@@ -228,7 +228,6 @@ class ModelPlan:
     def _converted(
         self, progress: Progress, before_conversion: Callable[[Any], None] | None
     ) -> Bundle | ModelInfo:
-        """Return the conversion, made once while other processes wait."""
         kept = self.kept
 
         def find() -> Bundle | ModelInfo | None:
@@ -244,7 +243,7 @@ class ModelPlan:
             if before_conversion is not None:
                 before_conversion(model)
             if kept.is_dir():
-                shutil.rmtree(kept, ignore_errors=True)  # damaged
+                shutil.rmtree(kept, ignore_errors=True)
             exporter.export(model, kept, self.conversion, progress)
             if self.format == "gguf":
                 with atomic_file(_digest_file(kept)) as file:
@@ -259,7 +258,7 @@ class ModelPlan:
         return found
 
     def _of(self, found: Bundle | ModelInfo, keeps: bool = True) -> PreparedModel:
-        """keeps: cache a tokenizer that is slow to build."""
+        """keeps: cache a slow tokenizer."""
         if isinstance(found, Bundle):
             make_text, is_own = partial(text_of_bundle, found), False
         else:
@@ -324,7 +323,6 @@ def prepare_model(
 
 
 def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
-    """Merge refusals into one error that names a remedy."""
     if source.path.is_file():
         try:
             _ = source.header
@@ -351,7 +349,6 @@ def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
 
 
 def _is_whole(cached: Path) -> bool:
-    """Raises OSError if one of the two files is missing."""
     return known_sha256(cached) == _digest_file(cached).read_text(encoding="ascii")
 
 

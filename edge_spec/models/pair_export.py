@@ -298,8 +298,7 @@ def _write(
     progress: Progress,
     notes: list[str],
 ) -> Member:
-    """Write a model in all formats, with a note for each omission. Raises ExportError if all are
-    omitted."""
+    """Raises ExportError if all formats are omitted; each leaves a note."""
 
     def say(what: str, fraction: float) -> None:
         progress(f"{role.capitalize()}: {what}", fraction)

@@ -91,7 +91,6 @@ def _at(source: Source, options: LoadOptions, device: Device) -> ModelPlan:
 
 
 def _is_there(source: Source, options: LoadOptions, device: Device) -> bool:
-    """Return whether the device is usable and needs no conversion."""
     if device.name is None or device.fault is not None:
         return False
     with suppress(EdgeSpecError):  # raised again when the model is prepared

@@ -87,7 +87,6 @@ class IdleProcess:
         self._changed.notify_all()
 
     def _wait_until_quiet(self) -> bool:
-        """Return False once closed."""
         with self._changed:
             while not self._closed:
                 is_idle = self._has_answered and not self._num_answers

@@ -49,7 +49,7 @@ Text = tuple[Sequence[int], Sequence[int]]  # prompt and greedy answer
 MEASURE_S = 15.0  # for all unknown places of a model together
 _MOST_S, _LEAST_S = 8.0, 3.0  # for one place
 _TIMEOUT_S = 300.0  # more than compiling a driver's kernels and measuring takes
-_TEXTS, _TEXT_TOKENS = 2, 32  # greedy answers to short prompts
+_TEXTS, _TEXT_TOKENS = 2, 32  # greedy answers
 _TEXT_ROWS = 32  # read in one pass
 _LEAST_AGREEING = 0.25  # of the tokens; with other weights and kernels most agree
 
@@ -224,7 +224,6 @@ class Surveyor:
         return None if self._refresh or self._fault(place) else load_profile(place.key)
 
     def _fault(self, place: Candidate) -> str:
-        """Return why a place is not worth trying; "": it is."""
         known = None if self._refresh else FAULTS.known(place.key)
         if known:
             return f"{known} (--refresh tries it again)"

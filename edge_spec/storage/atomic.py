@@ -91,7 +91,6 @@ def _replace(work: Path, final: Path) -> None:
 
 @contextmanager
 def _turns(directory: Path) -> Iterator[None]:
-    """Let one process at a time run the block, if the file system has locks."""
     try:
         import fcntl
     except ImportError:  # Windows

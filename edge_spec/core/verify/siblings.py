@@ -109,7 +109,6 @@ def _smallest_rho(p: np.ndarray, q: np.ndarray, k: int) -> float:
 
 
 def _difference(probabilities: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Subtract and normalize; return `probabilities` if rounding leaves nothing."""
     left = probabilities - taken
     np.maximum(left, 0, out=left)
     mass = left.sum()
