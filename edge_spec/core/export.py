@@ -27,7 +27,7 @@ class ExportOptions:
     hidden_states: bool = False
 
     def require_only(self, format: str, *known: str) -> None:
-        """Raises UsageError for an option from `compute` on that is set and not `known`."""
+        """Raise UsageError for an option from `compute` on that is set and not `known`."""
         for name in ("compute", "context_length", "hidden_states"):
             if name not in known and getattr(self, name):
                 raise UsageError(
@@ -71,7 +71,7 @@ class ScreeningExporter(Protocol):
     format: str
 
     def require_exportable(self, checkpoint: Any) -> None:
-        """Raises UnsupportedModelError. checkpoint: the input of `export`, weights unread."""
+        """Raise UnsupportedModelError. checkpoint: the input of `export`, weights unread."""
 
 
 # Receives a matrix's Hugging Face name and its input, [rows, in] float32.

@@ -44,7 +44,7 @@ class SharesFeatures(Protocol):
 
 
 def require_layers(layers: Sequence[int], num_layers: int) -> None:
-    """Raises ValueError for ids that `collect_features` must refuse."""
+    """Raise ValueError for ids that `collect_features` must refuse."""
     if list(layers) != sorted(set(layers)) or (layers and not 0 <= layers[0] <= layers[-1]):
         raise ValueError(f"features {list(layers)} are not in ascending order")
     if layers and layers[-1] > num_layers:
@@ -64,7 +64,7 @@ def collects_alone(session: object) -> bool:
 
 
 def require_none_alone(sessions: Iterable[object]) -> None:
-    """Raises SessionError if a session must not share a pass."""
+    """Raise SessionError if a session must not share a pass."""
     if any(map(collects_alone, sessions)):
         raise SessionError(
             "a conversation whose features are collected shares no pass",

@@ -192,7 +192,7 @@ class Interruptible(Protocol):
 
 
 def require_room(length: int, rows: int, context_length: int) -> None:
-    """Raises ContextFullError if a session has no room for `rows` more."""
+    """Raise ContextFullError if a session has no room for `rows` more."""
     if length + rows > context_length:
         raise ContextFullError(
             f"{length + rows} tokens do not fit the context of {context_length}",
@@ -201,7 +201,7 @@ def require_room(length: int, rows: int, context_length: int) -> None:
 
 
 def require_rollback(current: int, length: int) -> None:
-    """Raises ValueError if a session cannot roll back to `length`."""
+    """Raise ValueError if a session cannot roll back to `length`."""
     if not 0 <= length <= current:
         raise ValueError(f"cannot roll back from {current} to {length} tokens")
 
@@ -212,7 +212,7 @@ def require_state(
     length: int,
     context_length: int,
 ) -> None:
-    """Raises ValueError unless the state has the expected shapes and dtypes."""
+    """Raise ValueError unless the state has the expected shapes and dtypes."""
     if not 0 <= length <= context_length:
         raise ValueError(f"{length} tokens for a context of {context_length}")
     if state.keys() != expected.keys():
@@ -259,7 +259,7 @@ class RuntimeOptions:
     rpc_servers: tuple[str, ...] = field(default=(), metadata={"option": "rpc"})
 
     def require_only(self, runtime: str, *known: str) -> None:
-        """Raises UsageError for an option that the runtime does not know."""
+        """Raise UsageError for an option that the runtime does not know."""
         for option in fields(self):
             if (
                 option.name not in (*known, *_WISHES)

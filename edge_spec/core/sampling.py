@@ -88,7 +88,7 @@ class Sampler:
     Speculative Decoding).
 
     `tie_margin`: logit margin within which a choice may depend on the number of rows scored
-    together (Numerics.tie_margin); 0 if none can. `sampled_drafts`: drafts may be sampled
+    together (Losslessness.tie_margin); 0 if none can. `sampled_drafts`: drafts may be sampled
     independently. More of them are accepted, but the text, though of the same distribution, is not
     that of plain decoding with the same numbers; allowed by default unless a seed asks for a
     reproducible text. `num_alternatives`: how many `score` lists; None: do not score.
@@ -257,7 +257,7 @@ def _kept(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.nd
 
 
 def _require_number(peak: float) -> None:
-    """Raises SessionError unless `peak`, the largest logit (NaN if any is), is finite."""
+    """Raise SessionError unless `peak`, the largest logit (NaN if any is), is finite."""
     if not isfinite(peak):
         raise SessionError(
             f"the model's scores are no numbers (the largest is {peak})",

@@ -47,7 +47,7 @@ translate_errors = TranslatedErrors()
 
 
 def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
-    """Raises SessionError unless logits are [num_rows, vocab_size]; None: any size."""
+    """Raise SessionError unless logits are [num_rows, vocab_size]; None: any size."""
     shape = out.logits.shape
     if shape != (num_rows, vocab_size or shape[-1]):
         raise SessionError(

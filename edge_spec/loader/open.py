@@ -192,7 +192,7 @@ def _prepared_drafts(
 
 
 def _require_same_kind(target: PreparedModel, draft: PreparedModel) -> None:
-    """Raises UsageError if only one has an encoder, or sources end differently: a text would mean
+    """Raise UsageError if only one has an encoder, or sources end differently: a text would mean
     different things to them."""
     found = [
         each.config.encoder and (each.config.encoder.beginning, each.config.encoder.ends_source)

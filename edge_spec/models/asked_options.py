@@ -125,7 +125,7 @@ def declared_options(group: type) -> Mapping[str, Option]:
 
 
 def require_type(name: str, value: Any, taken: Any, help: str = "") -> None:
-    """Raises UsageError, with the option's help, unless the value has the type `taken`."""
+    """Raise UsageError, with the option's help, unless the value has the type `taken`."""
     if not _is_of(value, taken):
         raise UsageError(
             f"{name} is {reprlib.repr(value)}",

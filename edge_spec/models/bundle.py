@@ -292,7 +292,7 @@ def _find_problem(manifest: Manifest) -> str | None:
 
 
 def require_readable(path: Path, user: str = "a bundle") -> None:
-    """Raises UsageError for a path that is not UTF-8: JSON and libraries cannot name it."""
+    """Raise UsageError for a path that is not UTF-8: JSON and libraries cannot name it."""
     if readable(str(path.absolute())) != str(path.absolute()):
         raise UsageError(
             f"{path} is no path in UTF-8, as {user} needs", remedy="Choose another name."
@@ -331,7 +331,7 @@ def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
 
 
 def check_file(directory: Path, name: str, entry: FileEntry, hashed: bool = True) -> None:
-    """Raises BundleError unless the file is below the directory, no link and as in `entry`. hashed:
+    """Raise BundleError unless the file is below the directory, no link and as in `entry`. hashed:
     read its content."""
     file = directory / name
     if not is_below(name):

@@ -18,7 +18,7 @@ _WRITING_MACOS, _RUNNING_MACOS = 26, 27
 
 
 def require_writing() -> None:
-    """Raises DeviceError, MissingDependencyError where programs cannot be written. Imports
+    """Raise DeviceError, MissingDependencyError where programs cannot be written. Imports
     nothing."""
     problem = _system_problem(_WRITING_MACOS)
     if problem is not None:
@@ -27,7 +27,7 @@ def require_writing() -> None:
 
 
 def require_running() -> None:
-    """Raises DeviceError, MissingDependencyError where programs cannot be run."""
+    """Raise DeviceError, MissingDependencyError where programs cannot be run."""
     problem = running_problem()
     if problem is not None:
         raise DeviceError(f"Core AI runs no programs here: {problem}", remedy=_ELSEWHERE)

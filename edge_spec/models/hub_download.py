@@ -287,7 +287,7 @@ def pull(reference: HubReference, progress: Progress) -> HubModel:
 
 
 def check_sizes(reference: HubReference, files: Files) -> None:
-    """Raises UsageError for an implausible size, before anything is fetched."""
+    """Raise UsageError for an implausible size, before anything is fetched."""
     for name, file in files.items():
         limit = MAX_FILE_BYTES if name.lower().endswith(_WEIGHTS) else MAX_SMALL_BYTES
         if file.num_bytes > limit:

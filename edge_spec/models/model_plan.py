@@ -151,7 +151,7 @@ class ModelPlan:
         return None
 
     def require_devices(self) -> None:
-        """Raises UsageError, DeviceError, MissingDependencyError for missing devices, if known
+        """Raise UsageError, DeviceError, MissingDependencyError for missing devices, if known
         without a model."""
         if self.how.providers:
             self.runtime.require_devices(self.how.providers)
@@ -168,7 +168,7 @@ class ModelPlan:
         return self
 
     def require_convertible(self) -> None:
-        """Raises what a conversion would, as far as headers show."""
+        """Raise what a conversion would, as far as headers show."""
         exporter, model = runtimes.exporter_for(self.format, self.source.at(self.format))
         reads_itself = isinstance(exporter, ReadingExporter)
         if isinstance(exporter, ScreeningExporter):

@@ -78,7 +78,7 @@ def formats_of(runtime: Runtime) -> tuple[str, ...]:
 
 
 def format_for(runtime: Runtime, formats: Container[str] | None) -> str:
-    """Return the first of a model's `formats` that the runtime reads, else the one it converts
+    """Return the first format that the runtime reads and the model has, else the one to convert
     to."""
     readable = (each for each in formats_of(runtime) if formats is not None and each in formats)
     return next(readable, runtime.reads)

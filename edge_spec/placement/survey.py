@@ -103,7 +103,7 @@ def measure_described(file: str) -> Any:
 
 
 def require_right(model: Model, texts: Sequence[Text]) -> None:
-    """Raises SessionError if logits are not finite, or prefer other tokens than the texts'."""
+    """Raise SessionError if logits are not finite, or prefer other tokens than the texts'."""
     rows = min(_TEXT_ROWS, model.capabilities.max_rows)
     right: list[bool] = []
     with closing(model.open_session()) as session:

@@ -163,7 +163,7 @@ def _remove_abandoned(final: Path) -> None:
 
 
 def _require_free(final: Path, or_directory: bool = False) -> None:
-    """Raises StorageError unless absent, a file, or a directory if allowed."""
+    """Raise StorageError unless absent, a file, or a directory if allowed."""
     with as_storage_error(final, refusals=True):
         is_free = final.is_file() or (or_directory and final.is_dir()) or not final.exists()
     if not is_free:
